@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters, ``$SYS`` topics, presence, the service in NATS, messages in the log."""
+"""Observability: counters, ``$SYS`` topics, presence, NATS micro service, message log."""

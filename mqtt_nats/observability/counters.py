@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway counts: read by ``/metrics``, ``$SYS`` topics and ``mqtt-nats ctl``.
+"""Counters of a gateway, for ``/metrics``, ``$SYS`` topics and ``mqtt-nats ctl``.
 
-On the message path there are additions to integers, one for a run or a fan-out; everything else is asked of the parts
-when somebody wants to know.
+The message path only adds to integers, once for a run of packets or a fan-out; other values are computed on request.
 """
 
 from __future__ import annotations
@@ -21,112 +20,112 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 LATENCIES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the classes in which acknowledgement times are counted (seconds)."""
+"""Upper bounds of the histogram of acknowledgement times, in seconds."""
 
 LAGS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""The same for how late the event loop runs what is due."""
+"""Upper bounds of the histogram of the event loop's delay, in seconds."""
 
 FILTER_LIMITS: Final = (
     *("max_subscriptions", "filter_levels", "max_payload", "consumers", "overlapping_filters", "jetstream"),
 )
-"""What refuses filters: settings, the size of the session record (`max_payload` of nats-server), quotas, JetStream."""
+"""Limits that refuse filters: settings, session record size (`max_payload` of nats-server), quotas, JetStream."""
 
 SLICE: Final = 1000
-"""Clients that are looked at before others have a turn."""
+"""Number of clients after which `snapshot` gives way to other tasks."""
 
 
 class Histogram:
-    """Observations in classes, as Prometheus counts them."""
+    """Histogram of observations, in the form of Prometheus."""
 
     __slots__ = ("bounds", "counts", "last", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """How many were in each class; the last is without an upper end."""
+        """Number of observations in each bucket; the last bucket has no upper bound."""
         self.sum = 0.0
         self.last = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one."""
+        """Count an observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
         self.last = value
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of observations."""
         return sum(self.counts)
 
     def state(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Return the histogram as JSON values."""
         return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
 
 
 class Counters:
-    """Totals since the gateway has started. Lists have one entry for each QoS; bytes are those of payloads."""
+    """Totals since the start of the gateway. Lists have one entry for each QoS; bytes are bytes of payloads."""
 
     def __init__(self, sent: list[int], sent_bytes: list[int]) -> None:
-        """The lists are those in which the fan-out counts."""
+        """Use the lists in which the fan-out counts."""
         self.since = time.time()
-        """When the gateway has started (Unix time)."""
+        """Start of the gateway, Unix time in seconds."""
         self.received = [0, 0, 0]
-        """PUBLISH packets of clients that are permitted; a QoS 2 one that is repeated counts once."""
+        """Allowed PUBLISH packets from clients; a repeated QoS 2 publish counts once."""
         self.received_bytes = [0, 0, 0]
         self.sent = sent
-        """PUBLISH packets for clients, by the QoS at which each is sent; also those that are dropped afterwards."""
+        """PUBLISH packets for clients, by the QoS of the delivery; packets that are dropped later are included."""
         self.sent_bytes = sent_bytes
         self.connects = 0
-        """Connections that CONNACK has accepted."""
+        """Connections accepted by CONNACK."""
         self.refused: dict[str, int] = {}
-        """Connections that were not accepted, by the name of the reason code."""
+        """Refused connections, by the name of the reason code."""
         self.limited: dict[str, int] = {}
-        """Sessions, and SUBSCRIBE packets, of which a limit has refused something, by the setting."""
+        """Sessions and SUBSCRIBE packets of which a limit has refused a part or all, by the setting."""
         self.filters_refused: dict[str, int] = dict.fromkeys(FILTER_LIMITS, 0)
-        """Filters of SUBSCRIBE packets that were beyond a limit, by that."""
+        """Filters of SUBSCRIBE packets that a limit has refused, by the limit."""
         self.disconnects = {"client": 0, "taken over": 0, "lost": 0, "error": 0}
-        """Connections that have ended, of those that were accepted: by DISCONNECT, ..., by the gateway (`error`)."""
+        """Ends of accepted connections: by DISCONNECT (`client`), takeover, loss, or by the gateway (`error`)."""
         self.dropped: dict[str, int] = {}
-        """Messages that did not reach somebody, by reason; see :meth:`drops` for all of them."""
+        """Messages that a client did not get, by reason; :meth:`drops` returns all reasons."""
         self.reconnects = 0
-        """How often the connection to NATS was lost and made again."""
+        """Number of reconnects to NATS."""
         self.stored = Histogram(LATENCIES)
         """Seconds from a store to its acknowledgement by JetStream; one store at a time is measured."""
         self.lag = Histogram(LAGS)
-        """Seconds by which the event loop was late, looked at twice a second."""
+        """Seconds by which the event loop was late, measured twice a second."""
 
     def receive(self, qos: int, size: int) -> None:
-        """A message of a client that goes another way than most."""
+        """Count a client's message that does not take the usual path, which counts itself."""
         self.received[qos] += 1
         self.received_bytes[qos] += size
 
     def send(self, qos: int, size: int) -> None:
-        """A message for one client, which no fan-out has counted."""
+        """Count a message for one client that no fan-out has counted."""
         self.sent[qos] += 1
         self.sent_bytes[qos] += size
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Somebody does not get a message."""
+        """Count messages that a client does not get."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def refuse(self, reason: str) -> None:
-        """A CONNECT is refused."""
+        """Count a refused CONNECT."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def limit(self, setting: str) -> None:
-        """A limit has refused something."""
+        """Count a refusal by a limit."""
         self.limited[setting] = self.limited.get(setting, 0) + 1
 
     def refuse_filters(self, limit: str, count: int) -> None:
-        """Filters of a SUBSCRIBE packet are refused; ``limit`` is one of `FILTER_LIMITS`."""
+        """Count refused filters of a SUBSCRIBE packet; ``limit`` is one of `FILTER_LIMITS`."""
         self.filters_refused[limit] += count
 
     def leave(self, how: str) -> None:
-        """A connection that was accepted has ended."""
+        """Count the end of an accepted connection."""
         self.disconnects[how] += 1
 
     def drops(self, broker: Broker) -> dict[str, int]:
-        """Messages that did not reach somebody, by reason."""
+        """Return the numbers of messages that a client did not get, by reason."""
         return {
             "denied": 0,
             "expired": 0,
@@ -143,7 +142,7 @@ class Counters:
 
 
 async def snapshot(broker: Broker) -> dict[str, Any]:
-    """Everything that a gateway counts and has, as JSON has it; others have their turn where there are many clients."""
+    """Return all counters and the present state of a gateway as JSON values; gives way to other tasks meanwhile."""
     counters = broker.counters
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, Any] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load averages of counters, as mosquitto has them below `$SYS/broker/load/`."""
+"""Load averages of counters, as mosquitto publishes them below `$SYS/broker/load/`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from math import exp
 from typing import Final
 
 MINUTES: Final = (1, 5, 15)
-"""Over which time the averages are."""
+"""Time constants of the averages in minutes."""
 
 
 class Averages:
-    """Exponentially damped averages of how much counters grow in a minute."""
+    """Exponentially damped averages of the growth of counters per minute."""
 
     def __init__(self) -> None:
         self.loads: dict[str, list[float]] = {}
-        """By the counter's name, one for each of `MINUTES`."""
+        """Averages by the counter's name, one for each of `MINUTES`."""
         self._before: dict[str, int] = {}
 
     def update(self, totals: Mapping[str, int], seconds: float) -> None:
-        """Go on with what the counters are now, ``seconds`` after the last time."""
+        """Update the averages with the present counters, ``seconds`` after the last update."""
         for name, total in totals.items():
             before = self._before.get(name)
             loads = self.loads.setdefault(name, [0.0] * len(MINUTES))

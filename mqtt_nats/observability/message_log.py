@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of each message, in the log at level `debug`: who publishes it, is sent it, has it, or does not get it.
+"""Log of each message at level `debug`: publish, delivery, acknowledgement and drop, with the clients.
 
-It is made of hooks that are there only where the log has that level, so it costs nothing otherwise.
+It consists of hooks that are added only at this log level, so it has no cost otherwise.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger("mqtt_nats.messages")
 OWNER: Final = "log"
 
 LAST: Final = -2_000_000_000
-"""Priority of the hooks: they see what all others have made of a message."""
+"""Priority of the hooks: they run after all other hooks, and see the final message."""
 
 
 def follow(broker: Broker) -> None:
-    """Log what becomes of messages, where such records are written."""
+    """Add the hooks of the message log if the log level is `debug`."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     hooks = broker.hooks

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway as a service of NATS: `nats micro ls`, `info` and `stats` show it.
+"""The gateway as a NATS micro service: `nats micro ls`, `info` and `stats` show it.
 
-The subjects and documents are those of the NATS micro-service protocol: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`,
-each also with a name, and with a name and an id behind it. The one endpoint is a request for all that this gateway
-counts.
+Subjects and documents conform to the NATS micro-service protocol: `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS`, also
+followed by a name, or by a name and an id. The only endpoint is the request for the gateway's counters.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TYPE: Final = "io.nats.micro.v1."
 
 
 class Service:
-    """The subscriptions of one gateway."""
+    """Micro service of one gateway: its subscriptions and statistics."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -54,7 +53,7 @@ class Service:
             self._reply(reply, answer)
 
     def answer(self, verb: str) -> dict[str, Any] | None:
-        """What is answered to PING, INFO or STATS; None to anything else."""
+        """Return the answer to PING, INFO or STATS; None to any other verb."""
         broker = self._broker
         status = STATUS.decode() + broker.identity
         endpoint: dict[str, Any] = {"name": "status", "subject": status, "queue_group": ""}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells who comes and goes: one event for each change, on a NATS subject and a `$SYS` topic.
+"""Presence: an event for each connection that begins or ends, on a NATS subject and a `$SYS` topic.
 
-The gateway that had the connection tells of its end, also when another one has taken the session over. Of connections
-that ended with their gateway whoever deals with that gateway's clients tells, as far as their sessions are still its
-own: who has connected elsewhere meanwhile was told of there, with a higher epoch.
+The gateway of a connection publishes its end, also when another gateway has taken the session over. For connections
+that ended with a dead gateway, the gateway that deals with its clients publishes the end, if the session record still
+names the dead gateway: a client that has connected elsewhere has an event there already, with a higher epoch.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 WAITING_MOST: Final = 10_000
-"""Events that wait while NATS is not connected; of more the oldest are lost."""
+"""Most events that wait while NATS is not connected; beyond it the oldest is dropped."""
 
 GATEWAY_LOST: Final = "the gateway was lost"
 
 
 class Presence:
-    """The events of one gateway."""
+    """Publisher of the presence events of one gateway."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._wanted = broker.settings.presence
         self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=WAITING_MOST)
         self._since: dict[Client, int] = {}
-        """When it was told that a connection has been accepted, in milliseconds since 1970."""
+        """Time of the `connected` event by client, in milliseconds since 1970."""
         self._former: set[Client] = set()
-        """Connections from when the gateway had another name: whoever took it for dead tells of their end."""
+        """Connections from before `renamed`: the gateway that considered this one dead publishes their ends."""
 
     def renamed(self) -> None:
-        """The gateway was taken for dead, and goes on under another name."""
+        """Note that the gateway was considered dead and has a new id, so that it does not publish the former ends."""
         self._former = set(self._since)
 
     def connected(self, client: Client, present: bool) -> None:
-        """A connection has been accepted."""
+        """Publish that a connection has been accepted."""
         if self._wanted:
             at = time.time()
             self._since[client] = milliseconds(at)
@@ -55,7 +55,7 @@ class Presence:
             self._tell("connected", client, at, more)
 
     def disconnected(self, client: Client, reason: ReasonCode, text: str) -> None:
-        """Such a connection has ended."""
+        """Publish that a connection has ended, if its beginning was published under the present id."""
         since = self._since.pop(client, None)
         if since is None:
             return
@@ -83,7 +83,7 @@ class Presence:
         self._publish(change, self._broker.identity, client.client_id, client.epoch, at, about | more)
 
     def lost(self, gateway: str, client_id: str, epoch: int) -> None:
-        """A connection has ended with its gateway."""
+        """Publish that a connection has ended with its dead gateway."""
         if self._wanted:
             reason = ReasonCode.UNSPECIFIED_ERROR
             more = {"reason": "gateway_lost", "reason_code": int(reason), "reason_text": GATEWAY_LOST}
@@ -97,7 +97,7 @@ class Presence:
         self.flush()
 
     def flush(self) -> None:
-        """Publish what waits, where NATS is connected."""
+        """Publish the waiting events if NATS is connected."""
         broker = self._broker
         link = broker.link
         if link.wire is None or not link.online:

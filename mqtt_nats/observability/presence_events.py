@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of clients that come and go: what they say and where they are published."""
+"""Contents of presence events, and their subjects and topics."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, system_subject
 
 SUBJECT: Final = "$MQTT.presence."
-"""Below it NATS clients read the events: `connected.<client>` and `disconnected.<client>`."""
+"""Prefix of the events' subjects for NATS clients: `connected.<client>` and `disconnected.<client>`."""
 
 Change = Literal["connected", "disconnected"]
 
 _ROOM: Final = 200
-"""Bytes of a subject that are not the client's name."""
+"""Bytes of a subject reserved for everything except the client's name."""
 
 LONGEST: Final = 1024
-"""Characters of what a client says of itself that are told: NATS takes no message of any size."""
+"""Most characters of a client id, user name or reason in an event: NATS limits the size of messages."""
 
 
 def level(client_id: str) -> str:
-    """A client id as a level of a topic, and of a subject: percent-encoded, its hash where it is too long for that."""
+    """Return a client id as a level of topics and subjects: percent-encoded, or its hash if that is too long."""
     found = percent_encode(client_id).replace(".", "%2E")
     return found if len(found) <= MAX_SUBJECT_BYTES - _ROOM else name_hash(client_id)
 
 
 def shortened(text: str) -> str:
-    """A client id or user name as it is told."""
+    """Return a client id, user name or reason, shortened for an event."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def milliseconds(at: float) -> int:
-    """A Unix time as it is told."""
+    """Return a Unix time in milliseconds."""
     return int(at * 1000)
 
 
 class Places(NamedTuple):
-    """Where one event is published."""
+    """Subject and topic of one event."""
 
     subject: str
-    """Where NATS clients read it."""
+    """Subject for NATS clients."""
     topic: str
-    """Where MQTT clients read it."""
+    """Topic for MQTT clients."""
     inner: str
-    """The subject of that topic."""
+    """Subject of that topic."""
 
 
 def places(change: Change, gateway: str, client_id: str) -> Places:
-    """Where an event is published; a level needs no escape in a subject."""
+    """Return subject and topic of an event; `level` needs no escape in a subject."""
     name = level(client_id)
     return Places(
         f"{SUBJECT}{change}.{name}",
@@ -67,11 +67,11 @@ def _clients(gateway: str) -> str:
 
 
 def event(change: Change, gateway: str, client_id: str, epoch: int, at: float, more: dict[str, Any]) -> bytes:
-    """What is published: JSON, with the keys that EMQX has where there are such.
+    """Return an event as JSON, with EMQX's keys as far as EMQX has them.
 
     Args:
-        epoch: of the session; of two events about one client the one with the higher epoch is newer.
-        at: Unix time of the change.
+        epoch: epoch of the session; of two events of one client, the event with the higher epoch is newer.
+        at: Unix time of the change in seconds.
     """
     moment = milliseconds(at)
     found = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process takes of its machine, under the names that Prometheus has for it (without ``process_``)."""
+"""Resource usage of this process, under Prometheus's names (without ``process_``)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _STARTED_AT: Final = time.time()
 
 
 def process_usage() -> dict[str, float]:
-    """CPU time, memory, open files and start; where there is no ``/proc``, what is known without. It may take a while.
+    """Return CPU time, memory, open files and start time (seconds, bytes, Unix time). May block for a while.
 
-    Seconds, bytes and Unix time; ``start_time_seconds`` is then the time at which this module was loaded.
+    Without ``/proc`` some values are missing, and ``start_time_seconds`` is the time at which this module was loaded.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {
@@ -27,7 +27,7 @@ def process_usage() -> dict[str, float]:
     if limit != resource.RLIM_INFINITY:
         found["max_fds"] = float(limit)
     try:
-        # Behind the name, which may have any character but ends with the last parenthesis (proc(5)).
+        # The fields behind the name, which may contain any character and ends with the last parenthesis (proc(5)).
         fields = (_PROC / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         booted = next(
             float(line.split()[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gateway has counted, told over NATS to its siblings: those that one supervisor has started."""
+"""Counters of a gateway for the other workers of its supervisor, over NATS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("mqtt_nats.gateway")
 
 
 def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-    """Answer a sibling."""
+    """Answer a request of another worker of the same group."""
     if not reply:
         return
     try:
@@ -31,7 +31,7 @@ def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, paylo
 
 
 async def report(broker: Broker) -> dict[str, Any]:
-    """What the gateway has counted, for each tenant too, and which of its siblings it is."""
+    """Return the counters of the gateway and its tenants, its group and its worker number."""
     tenants = {name: await snapshot(other) for name, other in broker.tenants.items() if name}
     return {
         **await snapshot(broker),
@@ -45,7 +45,7 @@ async def report(broker: Broker) -> dict[str, Any]:
 async def _report(broker: Broker, reply: bytes) -> None:
     found = await report(broker)
     body = orjson.dumps(found)
-    if len(body) > broker.link.max_payload:  # over which NATS would end the connection
+    if len(body) > broker.link.max_payload:  # nats-server would end the connection
         log.warning("the counters of %d tenants are more than NATS takes at a time", len(found["tenants"]))
         body = orjson.dumps({**found, "tenants": {}})
     broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))

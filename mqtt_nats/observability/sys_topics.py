@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$SYS` topics: published every `sys_interval`, and there at once for whoever subscribes.
+"""`$SYS` topics: published every `sys_interval`; a new subscriber gets the last values at once.
 
-Each gateway publishes its own below `$SYS/brokers/<gateway>/`, which travel through NATS. It also tells the other
-gateways what it has, on a subject of theirs, so that each of them can give its own clients the sums below
-`$SYS/broker/` and the last values of all.
+Each gateway publishes its own topics below `$SYS/brokers/<gateway>/` through NATS. It also sends a report to the other
+gateways, on a subject of gateways, so that each gateway can send its own clients the sums below `$SYS/broker/` and the
+last values of all gateways.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 MISSED: Final = 3
-"""Intervals without a report after which a gateway's values are forgotten."""
+"""Intervals without a report after which a gateway's values are dropped."""
 
 GATEWAYS_MOST: Final = 1000
+"""Most other gateways whose reports are kept."""
 
 UNTOLD: Final = ("stored", "lag", "nats")
-"""What of the counters is in no topic."""
+"""Counters that are in no topic, and are left out of reports."""
 
 
 def of_system(topic_filter: str) -> bool:
-    """Whether a topic filter is about `$SYS` topics."""
+    """Whether a topic filter is below `$SYS`."""
     return topic_filter == SYSTEM_LEVEL or topic_filter.startswith(SYSTEM_LEVEL + "/")
 
 
 def spread(broker: Broker, topic: str, payload: bytes, *, abroad: bool) -> None:
-    """Publish on a `$SYS` topic at QoS 0: through NATS, or (not ``abroad``) to the clients of this gateway only."""
+    """Publish on a `$SYS` topic at QoS 0: to all gateways, or (``abroad`` False) to this gateway's clients only."""
     spread_under(broker, topic, system_subject(topic).encode(), payload, abroad=abroad)
 
 
 def spread_under(broker: Broker, topic: str, subject: bytes, payload: bytes, *, abroad: bool) -> None:
-    """The same where the subject of the topic is known."""
+    """Publish as `spread` on a topic whose subject is known."""
     if abroad:
         broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
     if not broker.table.wanted(topic):
@@ -72,7 +73,7 @@ def spread_under(broker: Broker, topic: str, subject: bytes, payload: bytes, *, 
 
 
 class System:
-    """The `$SYS` topics of one gateway, and what it knows of the others'."""
+    """Publisher of the `$SYS` topics of one gateway, with the last reports of other gateways."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -80,7 +81,7 @@ class System:
         self._averages = Averages()
         self._report: Report | None = None
         self._others: dict[str, tuple[float, Report]] = {}
-        """What other gateways have told, and when (loop time)."""
+        """Last reports of other gateways with the time of arrival (loop time in seconds), by gateway id."""
         self._most = self._most_here = 0
         self._streams: dict[str, int] = {}
         self._subjects: list[tuple[bytes, bytes]] = []
@@ -94,7 +95,7 @@ class System:
             link.renew(sid, subject)
 
     async def keep(self) -> None:
-        """Publish for as long as the gateway runs."""
+        """Publish every `sys_interval` while the gateway runs."""
         if not self._interval:
             return
         last = time.monotonic()
@@ -111,7 +112,7 @@ class System:
             self._tell(orjson.dumps({"id": self._broker.identity, "gone": True}), b"")
 
     async def tick(self, seconds: float) -> None:
-        """Publish what is the case now, ``seconds`` after the last time."""
+        """Publish the present values, ``seconds`` after the last time."""
         broker = self._broker
         found = await snapshot(broker)
         self._averages.update(totals(found), seconds)
@@ -136,7 +137,7 @@ class System:
         broker.link.kick()
 
     async def _look(self) -> None:
-        """Ask how much the streams hold; what they do not tell now is what it was before."""
+        """Read the sizes of the streams; without an answer the former values stay."""
         found: dict[str, int] = {}
         try:
             for name, key in ((MESSAGES, "messages"), (RETAINED, "retained"), (SESSIONS, "sessions")):
@@ -155,7 +156,7 @@ class System:
         link.kick()
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Another gateway has told what it has."""
+        """Store the report of another gateway; answer the first report of a new gateway."""
         try:
             report: dict[str, Any] = orjson.loads(payload)
             identity = report["id"]
@@ -177,7 +178,7 @@ class System:
             self._broker.link.kick()
 
     def _known(self) -> list[Report]:
-        """What is known of every gateway that is heard of."""
+        """Return the last reports of all gateways, after dropping gateways that are silent for `MISSED` intervals."""
         now = asyncio.get_running_loop().time()
         gone = [name for name, (at, one) in self._others.items() if now - at > MISSED * float(one["interval"])]
         for name in gone:
@@ -193,14 +194,14 @@ class System:
         return of_cluster(reports, self._most)
 
     def values(self) -> dict[str, str]:
-        """The last value of every topic."""
+        """Return the last value of every topic."""
         found = self._sums()
         for one in self._known():
             found |= of_gateway(one)
         return found
 
     def page(self, topic_filter: str, subject: str) -> list[RetainedMessage]:
-        """The last values, as if they were retained, for one subject of a subscription."""
+        """Return the last values in the form of retained messages, for one subject of a subscription."""
         wild = "*" in subject or ">" in subject
         stamp = time.time_ns()
         return [

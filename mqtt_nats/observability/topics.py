@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and values of `$SYS` topics: mosquitto's for the cluster, EMQX's for each gateway.
+"""Names and values of `$SYS` topics: mosquitto's topics for the cluster, EMQX's for each gateway.
 
-They are made of reports: a gateway's counters (:mod:`mqtt_nats.observability.counters`) and what comes with them.
+They are computed from reports: counters of a gateway (:mod:`mqtt_nats.observability.counters`) and further values.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LOADS: Final = (
     "publish/sent",
     "publish/dropped",
 )
-"""What there are averages of."""
+"""Counters of which load averages are published."""
 
 
 def totals(report: Report) -> dict[str, int]:
-    """The counters of `LOADS`."""
+    """Return the values of the counters of `LOADS` in a report."""
     received, sent = sum(report["received"]), sum(report["sent"])
     return {
         "connections": report["connects"],
@@ -50,11 +50,11 @@ def totals(report: Report) -> dict[str, int]:
 
 
 def of_cluster(reports: Sequence[Report], most: int) -> dict[str, str]:
-    """Mosquitto's topics: sums over all gateways.
+    """Return mosquitto's topics: sums over all gateways.
 
     Args:
-        reports: of all gateways, at least one; what is stored is taken from the latest that knows.
-        most: clients that were connected at the same time, at most.
+        reports: reports of all gateways, at least one; values of streams come from the latest report that has them.
+        most: largest number of clients that were connected at the same time.
     """
     sums = {name: sum(totals(one)[name] for one in reports) for name in LOADS}
     clients = sum(one["clients"] for one in reports)
@@ -102,7 +102,7 @@ def of_cluster(reports: Sequence[Report], most: int) -> dict[str, str]:
 
 
 def of_gateway(report: Report) -> dict[str, str]:
-    """EMQX's topics of one node."""
+    """Return EMQX's topics of one node for a gateway."""
     received, sent, dropped = report["received"], report["sent"], report["dropped"]
     at = datetime.fromtimestamp(report["time"], UTC)
     found: dict[str, object] = {
