@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugins: hooks of others that are installed as Python packages, loaded and unloaded while a gateway runs.
+"""Plugins: Python packages with hooks, which are loaded and unloaded while a gateway runs.
 
 A plugin is a subclass of :class:`Plugin`, named by an entry point of the group ``mqtt_nats.plugins``; docs/plugins.md
-has one to begin with.
+has an example.
 """
 
 from mqtt_nats.plugins.base import NoOptions as NoOptions

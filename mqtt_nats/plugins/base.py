@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plugin is."""
+"""Base classes of plugins and their options."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mqtt_nats.plugins.host import Host
 
 
 class Options(BaseModel):
-    """Base of the options of a plugin: what is in its table of the configuration, and nothing else."""
+    """Base of the options of a plugin, read from its table of the configuration; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class NoOptions(Options):
-    """For a plugin that has none."""
+    """Options of a plugin without options."""
 
 
 O_ = TypeVar("O_", bound=Options)
 
 
 class Plugin(Generic[O_]):
-    """One loaded plugin; subclasses name the model of their options, and add hooks in :meth:`load`.
+    """One loaded plugin; subclasses set ``options_type``, and add hooks in :meth:`load`.
 
     Args:
-        options: valid ones.
-        gateway: what the plugin can do; all of it ends with the plugin.
+        options: validated options.
+        gateway: the gateway's interface for the plugin; everything begun through it ends when the plugin is unloaded.
     """
 
     options_type: ClassVar[type[Any]] = NoOptions
@@ -38,7 +38,7 @@ class Plugin(Generic[O_]):
         self.gateway = gateway
 
     async def load(self) -> None:
-        """Begin. Whatever is raised here leaves nothing of the plugin behind."""
+        """Begin the plugin's work. After an exception here, hooks and tasks of the plugin are removed."""
 
     async def unload(self) -> None:
-        """End what the gateway cannot know of: its hooks, and the tasks that it has spawned, have ended already."""
+        """Release the plugin's other resources; its hooks are removed and its spawned tasks cancelled before."""

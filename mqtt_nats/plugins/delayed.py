@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delayed publish: a message on ``$delayed/<seconds>/<topic>`` is published on ``<topic>`` so many seconds later."""
+"""Plugin for delayed publish: publishes a message on ``$delayed/<seconds>/<topic>`` on ``<topic>`` after the delay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGINNING: Final = "$delayed/"
 
 
 class DelayedOptions(Options):
-    """What can be set."""
+    """Options of the plugin."""
 
     max_delay: int = Field(
         default=4_294_967, ge=1, le=4_294_967_295, description="Longest delay that is accepted, in seconds."
@@ -24,16 +24,16 @@ class DelayedOptions(Options):
 
 
 class Delayed(Plugin[DelayedOptions]):
-    """Has JetStream keep messages until they are due."""
+    """Plugin that schedules delayed messages by timers in JetStream."""
 
     options_type = DelayedOptions
 
     async def load(self) -> None:
-        """Begin to take such messages."""
+        """Take the messages on `$delayed/` topics."""
         self.gateway.take(BEGINNING, self)
 
     def target(self, topic: str) -> str:
-        """The topic that a message is for.
+        """Return the topic on which a delayed message is published.
 
         Raises:
             TopicNameInvalid: the delay is no number of seconds, or too long, or no topic follows it.
@@ -41,15 +41,15 @@ class Delayed(Plugin[DelayedOptions]):
         return parse(topic, self.options.max_delay)[1]
 
     def take(self, taken: Taken, operation: PendingStore) -> None:
-        """Schedule a message."""
+        """Schedule a delayed message."""
         self.gateway.schedule(taken, parse(taken.topic, self.options.max_delay)[0], operation)
 
 
 def parse(topic: str, most: int) -> tuple[int, str]:
-    """Seconds and topic of ``$delayed/<seconds>/<topic>``.
+    """Return seconds and topic of ``$delayed/<seconds>/<topic>``.
 
     Raises:
-        TopicNameInvalid: it is not like that, or more than ``most`` seconds.
+        TopicNameInvalid: the topic has another form, or the delay is more than ``most`` seconds.
     """
     digits, slash, rest = topic.removeprefix(BEGINNING).partition("/")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 10):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plugin can do with its gateway."""
+"""Interface of a gateway for plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class Host:
-    """A gateway, as one plugin sees it. What was begun here ends when the plugin is unloaded."""
+    """Interface of a gateway for one plugin. Hooks, tasks and takers begun here end when the plugin is unloaded."""
 
     def __init__(self, broker: Broker, owner: str) -> None:
         self._broker = broker
@@ -38,7 +38,7 @@ class Host:
 
     @property
     def identity(self) -> str:
-        """The id of the gateway."""
+        """Id of the gateway."""
         return self._broker.identity
 
     @overload
@@ -48,7 +48,7 @@ class Host:
     @overload
     def on(self, point: Notice[E], callback: Observer[E], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry: ...
     def on(self, point: Point, callback: Callable[..., Any], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry:
-        """Add a hook; the arguments are those of :meth:`mqtt_nats.hooks.Hooks.add`."""
+        """Add a hook; arguments as for :meth:`mqtt_nats.hooks.Hooks.add`."""
         add: Callable[..., Entry] = self._broker.hooks.add
         return add(point, callback, priority=priority, timeout=timeout, owner=self._owner)
 
@@ -59,9 +59,9 @@ class Host:
     async def publish(
         self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Properties | None = None
     ) -> None:
-        """Publish a message; returns when it is stored, at QoS 0 without retain at once.
+        """Publish a message; return when it is stored, at QoS 0 without retain at once.
 
-        No hook of ``message.publish`` and no rule of the ACL looks at it.
+        Hooks of ``message.publish`` and access rules are not applied.
 
         Raises:
             MqttError: the topic is not for clients, or the message is too large.
@@ -83,48 +83,48 @@ class Host:
             await operation.done
 
     def subscribe(self, client: ClientView, *subscriptions: Subscription) -> None:
-        """Subscribe a client, as if it had asked itself; it is not told.
+        """Subscribe a client as if by a SUBSCRIBE packet of its own; no SUBACK is sent.
 
-        What it may not have it does not get; that is in the log. Hooks of ``client.subscribe`` are not asked.
+        Subscriptions that the rules do not allow are refused and logged. Hooks of ``client.subscribe`` do not run.
         """
         one = client._client
         one.do(subscribe(one, Subscribe(0, subscriptions)))
 
     def disconnect(self, client: ClientView, reason: ReasonCode, text: str) -> None:
-        """End a connection; a client of 5.0 is told why."""
+        """End a connection; a 5.0 client gets reason code and text."""
         client._client.end(MqttError(text, reason))
 
     def clients(self) -> list[ClientView]:
-        """Who is connected to this gateway."""
+        """Return the clients connected to this gateway."""
         return [ClientView(one) for one in self._broker.clients.values()]
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
-        """Run something in the background; an exception is logged and ends only that."""
+        """Run a coroutine as a task; an exception is logged and ends only this task."""
         task = self._broker.spawn(work, f"{self._owner} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def take(self, beginning: str, taker: Taker) -> None:
-        """Take the messages of topics that begin with ``beginning`` (whole levels, a slash at the end).
+        """Pass messages whose topics begin with ``beginning`` (whole levels, a slash at the end) to ``taker``.
 
         Raises:
-            ValueError: they are taken.
+            ValueError: these topics have a taker already.
         """
         self._broker.takers.add(beginning, taker)
         self._taken.append(beginning)
         arrange(self._broker)
 
     def schedule(self, taken: Taken, seconds: float, operation: PendingStore) -> None:
-        """Have a message that was taken published in so many seconds, whatever becomes of this gateway.
+        """Publish a taken message after ``seconds``, by a timer in JetStream that does not depend on this gateway.
 
         Raises:
-            TooLarge: NATS would not take it.
+            TooLarge: the message is too large for NATS.
         """
         schedule(self._broker, taken, natstime.now() + seconds, operation)
 
     def withdraw(self) -> None:
-        """End all of it."""
+        """End all hooks, takers and tasks of the plugin."""
         self._broker.hooks.remove_all(self._owner)
         for beginning in self._taken:
             self._broker.takers.remove(beginning)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads and unloads the plugins of one gateway."""
+"""Loading and unloading of the plugins of one gateway."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ log = logging.getLogger("mqtt_nats.plugins")
 GROUP: Final = "mqtt_nats.plugins"
 
 PATIENCE: Final = 10.0
-"""Seconds in which a plugin must have loaded, or unloaded."""
+"""Time-out of loading or unloading a plugin, in seconds."""
 
 
 class PluginError(Exception):
-    """A plugin cannot be loaded or unloaded; one line that says why."""
+    """A plugin cannot be loaded or unloaded; the text is one line with the reason."""
 
 
 class Plugins:
-    """What is loaded.
+    """The plugins of one gateway.
 
     Args:
         options: the tables of the configuration, by the plugin's name. ``load = false`` in one keeps its plugin from
@@ -52,13 +52,13 @@ class Plugins:
         return name in self._loaded
 
     async def start(self, wanted: Mapping[str, bool]) -> None:
-        """Load what the configuration says, unless all gateways were asked for something else.
+        """Load the plugins of the configuration, unless requests to all gateways override it.
 
         Args:
-            wanted: plugins that all gateways were asked to load, or not to have.
+            wanted: requests to all gateways by plugin: True = load it, False = do not load it.
 
         Raises:
-            StartupError: one of them cannot be loaded.
+            StartupError: a plugin cannot be loaded.
         """
         for name, options in self._options.items():
             given = options.get("load", True)
@@ -76,7 +76,7 @@ class Plugins:
             raise StartupError(f"{error}{more}") from None
 
     async def end(self) -> None:
-        """Unload all, those loaded last first."""
+        """Unload all plugins in reverse order of loading."""
         for name in reversed(list(self._loaded)):
             try:
                 await self.unload(name)
@@ -84,10 +84,10 @@ class Plugins:
                 log.error("%s", error)
 
     async def load(self, name: str) -> None:
-        """Load a plugin; when that fails nothing of it is left.
+        """Load a plugin; after a failure its hooks and tasks are removed.
 
         Raises:
-            PluginError: it cannot be loaded.
+            PluginError: the plugin cannot be loaded.
         """
         async with self._busy:
             if name in self._loaded:
@@ -102,7 +102,7 @@ class Plugins:
                 host.withdraw()
                 if isinstance(error, TimeoutError):
                     raise PluginError(f"plugin {name!r} does not load within {PATIENCE:g} seconds") from None
-                if isinstance(error, ValueError):  # it is about the options, and meant to be read
+                if isinstance(error, ValueError):  # an error of the options, whose text may be shown
                     raise PluginError(f"plugin {name!r}: {' '.join(str(error).split())}") from None
                 if isinstance(error, Exception) or (isinstance(error, asyncio.CancelledError) and not ends_task(error)):
                     raise PluginError(f"plugin {name!r} cannot be loaded: {describe(error)}") from None
@@ -111,10 +111,10 @@ class Plugins:
             log.info("plugin %r is loaded", name)
 
     async def unload(self, name: str) -> None:
-        """Unload a plugin; afterwards nothing of it is asked or told any more, also when this raises.
+        """Unload a plugin; its hooks do not run any more afterwards, also when this raises.
 
         Raises:
-            PluginError: it is not loaded, or has failed while it ended.
+            PluginError: the plugin is not loaded, or has failed in `unload`.
         """
         async with self._busy:
             plugin = self._loaded.pop(name, None)
@@ -127,13 +127,13 @@ class Plugins:
                     await plugin.unload()
             except TimeoutError:
                 raise PluginError(f"plugin {name!r} is unloaded, but did not end within {PATIENCE:g} seconds") from None
-            except (Exception, asyncio.CancelledError) as error:  # it may wait for a task that was just cancelled
+            except (Exception, asyncio.CancelledError) as error:  # `unload` may await a task that was just cancelled
                 if ends_task(error):
                     raise
                 raise PluginError(f"plugin {name!r} is unloaded, but failed: {describe(error)}") from None
 
     def state(self) -> list[dict[str, Any]]:
-        """Every plugin that is installed, whether it is loaded, and what its hooks have done."""
+        """Return every installed or loaded plugin, whether it is loaded, and calls and failures of its hooks."""
         accounts = self._broker.hooks.accounts()
         found = {one.name: one for one in _installed()}
         return [
@@ -157,7 +157,7 @@ class Plugins:
         ]
 
     async def asked(self, payload: bytes) -> dict[str, Any] | None:
-        """Do what ``mqtt-nats ctl plugins`` asks; None: it is not for this gateway."""
+        """Carry out a request of ``mqtt-nats ctl plugins`` and return the answer; None: not for this gateway."""
         try:
             question = orjson.loads(payload)
             action, name, gateway = question["do"], question.get("name", ""), question.get("gateway", "")
@@ -178,10 +178,10 @@ class Plugins:
 
 
 def checked(name: str, table: Mapping[str, Any]) -> tuple[type[Plugin[Any]], Any]:
-    """The class of a plugin, and its options from its table of the configuration.
+    """Return the class of a plugin, and its options from its table of the configuration.
 
     Raises:
-        PluginError: there is no such plugin, or something is wrong with its options.
+        PluginError: no such plugin is installed, or its options are wrong.
     """
     kind = _kind(name)
     given = {key: value for key, value in table.items() if key != "load"}
@@ -192,7 +192,7 @@ def checked(name: str, table: Mapping[str, Any]) -> tuple[type[Plugin[Any]], Any
 
 
 def _installed() -> list[EntryPoint]:
-    importlib.invalidate_caches()  # it may have been installed just now
+    importlib.invalidate_caches()  # finds plugins that were installed since the start
     found = {(one.name, one.value): one for one in entry_points(group=GROUP)}
     return list(found.values())
 
@@ -202,10 +202,10 @@ def _package(one: EntryPoint | None) -> str:
 
 
 def _kind(name: str) -> type[Plugin[Any]]:
-    """The class of a plugin.
+    """Return the class of a plugin.
 
     Raises:
-        PluginError: there is none.
+        PluginError: there is no such class.
     """
     found = [one for one in _installed() if one.name == name]
     if not found:
@@ -222,7 +222,7 @@ def _kind(name: str) -> type[Plugin[Any]]:
 
 
 def _wrong(error: ValidationError, model: type[BaseModel]) -> str:
-    """What is wrong with options, without their values."""
+    """Return the errors of options in one line, without the values."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part) for part in detail["loc"])

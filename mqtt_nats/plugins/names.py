@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placeholders in the configuration of plugins: ``%c`` is a client's id, ``%u`` the user that it has proved to be."""
+"""Placeholders in the configuration of plugins: ``%c`` is the client id, ``%u`` the authenticated user."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 from mqtt_nats.hooks.events import ClientView
 
 GROUP: Final = re.compile(r"\$(\d)")
-"""A group of a regular expression, where there is one."""
+"""Placeholder of a group of a regular expression."""
 
 _NAME: Final = re.compile("%[cu]")
 _NAME_OR_GROUP: Final = re.compile(f"{_NAME.pattern}|{GROUP.pattern}")
 
 
 def filled(text: str, client: ClientView, match: re.Match[str] | None = None) -> str | None:
-    """The text with the client's names in it; None where one of them must not stand there.
+    """Return the text with the client's names in place of placeholders; None when a name is not allowed there.
 
-    That is one that the client does not have, and one that could mean more than a name: with a wildcard or a slash,
-    or with a ``$`` at its beginning. All placeholders are replaced at once: one within a name is part of the name.
+    A missing name is not allowed, nor one that would change the meaning of a topic: with a wildcard or a slash, or with
+    a ``$`` at its beginning. All placeholders are replaced at once, so a placeholder within a name stays.
 
     Args:
-        match: ``$1`` to ``$9`` stand for its groups; None: they stand for themselves.
+        match: its groups replace ``$1`` to ``$9``; None: these stay.
     """
     names = {"%c": client.client_id, "%u": client.user}
     for placeholder in _NAME.findall(text):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topic rewrite: what clients publish and subscribe on one topic is on another one for everybody else."""
+"""Plugin for topic rewrite: replaces topics of publishes and filters of subscriptions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mqtt_nats.plugins.base import Options, Plugin
 from mqtt_nats.plugins.names import GROUP, filled
 
 PRIORITY = 100
-"""Others see topics as they are afterwards."""
+"""Priority of the hooks: hooks with a lower priority see rewritten topics."""
 
 _SHARED = "$share/"
 
 
 class Rule(BaseModel):
-    """One rule."""
+    """One rule of topic rewrite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -51,7 +51,7 @@ class Rule(BaseModel):
         return self
 
     def apply(self, topic: str, client: ClientView) -> str | None:
-        """The topic, or filter, that takes the place of ``topic``; None: the rule is not about it."""
+        """Return the topic or filter that replaces ``topic``; None: the rule does not apply."""
         if not topic or not matches(self.filter, topic):
             return None
         found = re.fullmatch(self.regex, topic)
@@ -59,18 +59,18 @@ class Rule(BaseModel):
 
 
 class RewriteOptions(Options):
-    """What can be set."""
+    """Options of the plugin."""
 
     rules: tuple[Rule, ...] = Field(min_length=1, description="The first that is about a topic counts.")
 
 
 class Rewrite(Plugin[RewriteOptions]):
-    """Rewrites topics of publishes, and filters of subscriptions."""
+    """Plugin that rewrites topics of publishes and filters of subscriptions."""
 
     options_type = RewriteOptions
 
     async def load(self) -> None:
-        """Begin."""
+        """Add the hooks that the rules need."""
         rules = self.options.rules
         self._publish = [rule for rule in rules if rule.action != "subscribe"]
         self._subscribe = [rule for rule in rules if rule.action != "publish"]
@@ -100,7 +100,7 @@ class Rewrite(Plugin[RewriteOptions]):
         return Continue(tuple(self._filter(one, event.client) for one in filters))
 
     def _filter(self, text: str, client: ClientView) -> str:
-        """A filter rewritten; of a shared subscription, what follows the name of the group."""
+        """Return a rewritten filter; of a shared subscription the part behind the group's name is rewritten."""
         before = ""
         if text.startswith(_SHARED) and text.count("/") > 1:
             _, group, rest = text.split("/", 2)
@@ -109,7 +109,7 @@ class Rewrite(Plugin[RewriteOptions]):
 
 
 def rewritten(rules: list[Rule], topic: str, client: ClientView) -> str | None:
-    """What the first rule that is about a topic makes of it; None: there is no such rule."""
+    """Return the topic rewritten by the first rule that applies; None: no rule applies."""
     for rule in rules:
         found = rule.apply(topic, client)
         if found is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Automatic subscriptions: every client gets them when it connects, without asking."""
+"""Plugin for automatic subscriptions, which every client gets when it connects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("mqtt_nats.plugins")
 
 
 class Wanted(BaseModel):
-    """One subscription."""
+    """One automatic subscription."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,18 +43,18 @@ class Wanted(BaseModel):
 
 
 class SubscriptionOptions(Options):
-    """What can be set."""
+    """Options of the plugin."""
 
     subscriptions: tuple[Wanted, ...] = Field(min_length=1, description="What every client gets.")
 
 
 class Subscriptions(Plugin[SubscriptionOptions]):
-    """Subscribes clients."""
+    """Plugin that subscribes connecting clients."""
 
     options_type = SubscriptionOptions
 
     async def load(self) -> None:
-        """Wait for clients; those who are here already have connected without."""
+        """Add the hook; clients that are connected already get no subscriptions."""
         self.gateway.on(CLIENT_CONNECTED, self._connected)
 
     def _connected(self, event: Connected) -> None:
