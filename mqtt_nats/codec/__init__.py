@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT 3.1.1 and 5.0 as bytes: decoder, encoder, packets, topics. No sockets, no clock; state is one packet's start."""
+"""Codec of MQTT 3.1.1 and 5.0: decoder, encoder, packets, topics. No sockets, no clock; only the decoder has state."""
 
 from mqtt_nats.codec.acks import Ack, AckRun
 from mqtt_nats.codec.connect import Connack, Connect, Will

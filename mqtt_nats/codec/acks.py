@@ -11,7 +11,7 @@ from mqtt_nats.codec.reasons import ReasonCode
 from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet, put_packet_id
 
 FIRST = {4: 0x40, 5: 0x50, 6: 0x62, 7: 0x70}
-"""First byte of each kind: PUBREL has a reserved bit set. [MQTT-3.6.1-1] (3.1.1, 5.0)"""
+"""First byte by packet kind: PUBREL has a reserved bit set. [MQTT-3.6.1-1] (3.1.1, 5.0)"""
 
 _RECEIVED = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 _RELEASED = frozenset({0x00, 0x92})
@@ -20,21 +20,21 @@ _REASONS = {4: _RECEIVED, 5: _RECEIVED, 6: _RELEASED, 7: _RELEASED}
 
 @dataclass(slots=True, init=False)
 class AckRun:
-    """Consecutive acknowledgements of one kind without reason. Not frozen: the decoder makes one per run."""
+    """Consecutive acknowledgements of one kind without reason code. Not frozen, for speed: one is made per run."""
 
     kind: int
-    """PUBACK 4, PUBREC 5, PUBREL 6, PUBCOMP 7."""
+    """Packet kind: PUBACK 4, PUBREC 5, PUBREL 6, PUBCOMP 7."""
     ids: list[int]
-    """Packet identifiers, in order, at least one."""
+    """Packet identifiers in order, at least one."""
 
-    def __init__(self, kind: int, ids: list[int]) -> None:  # written out: what dataclass makes is never compiled
+    def __init__(self, kind: int, ids: list[int]) -> None:  # explicit: mypyc does not compile a dataclass's __init__
         self.kind = kind
         self.ids = ids
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """One acknowledgement of MQTT 5.0 that spells out a reason or properties. `kind` as in AckRun."""
+    """One acknowledgement of MQTT 5.0 with a reason code or properties. `kind` as in AckRun."""
 
     kind: int
     packet_id: int
@@ -43,7 +43,7 @@ class Ack:
 
 
 def read_ack(kind: int, reader: Reader, limits: Limits) -> Ack:
-    """Read an acknowledgement of MQTT 5.0 with three bytes or more. The property length may be left out."""
+    """Read an acknowledgement of MQTT 5.0 with three bytes or more. The property length may be absent."""
     packet_id = reader.packet_id()
     number = reader.u8()
     if number not in _REASONS[kind]:  # [MQTT-3.4.2-1] [MQTT-3.5.2-1] [MQTT-3.6.2-1] [MQTT-3.7.2-1] (5.0)
@@ -58,7 +58,7 @@ def read_ack(kind: int, reader: Reader, limits: Limits) -> Ack:
 
 
 def put_ack(packet: Ack, version: int) -> bytes:
-    """Encode one acknowledgement, in the short form when it says success and nothing else."""
+    """Encode one acknowledgement, in the short form for success without properties."""
     if packet.kind not in FIRST:
         raise EncodeError(f"packet kind {packet.kind} is no acknowledgement")
     body = put_packet_id(packet.packet_id)

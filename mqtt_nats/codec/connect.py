@@ -29,7 +29,7 @@ _CONNACK_REASONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """The message to publish when the connection ends without DISCONNECT."""
+    """Will message, published when the connection ends without DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -40,9 +40,9 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """A connection request. `keepalive` in seconds, 0 = none. `bridge`: sent with one of mosquitto's bridge levels.
+    """CONNECT packet. `keepalive` in seconds, 0 = none. `bridge`: the level was one of mosquitto's bridge levels.
 
-    `protocol_level` is 3 (MQTT 3.1, everything else of which is in the shape of 3.1.1), 4 or 5.
+    `protocol_level`: 3 (MQTT 3.1, otherwise in the form of 3.1.1), 4 or 5.
     """
 
     protocol_level: int
@@ -58,7 +58,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Connack:
-    """The answer to CONNECT. `code` is a ConnackCode in 3.1.1, a ReasonCode in 5.0."""
+    """CONNACK packet. `code` is a ConnackCode in 3.1.1, a ReasonCode in 5.0."""
 
     session_present: bool
     code: int
@@ -66,12 +66,12 @@ class Connack:
 
 
 def read_protocol(reader: Reader) -> tuple[int, bool]:
-    """Protocol name and level: (3, 4 or 5, bridge). [MQTT-3.1.2-1] [MQTT-3.1.2-2] (3.1.1, 5.0)
+    """Read protocol name and level: (3, 4 or 5, bridge). [MQTT-3.1.2-1] [MQTT-3.1.2-2] (3.1.1, 5.0)
 
     Raises:
-        UnsupportedProtocolVersion: it is another protocol.
+        UnsupportedProtocolVersion: name and level are of another protocol.
 
-    mosquitto's bridges set bit 7 of the level (with the name of 3.1 for 0x83) to be served without their own messages.
+    mosquitto's bridges set bit 7 of the level (0x83: also with the name of 3.1), so as not to get their own messages.
     """
     name = reader.binary()
     level = reader.u8()
@@ -88,10 +88,10 @@ def read_protocol(reader: Reader) -> tuple[int, bool]:
 
 
 def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Connect:
-    """What follows the protocol level, in this order. [MQTT-3.1.3-1] [MQTT-3.1.4-1] (3.1.1, 5.0)
+    """Read the fields after the protocol level, in order. [MQTT-3.1.3-1] [MQTT-3.1.4-1] (3.1.1, 5.0)
 
-    MQTT 3.1 does not use the reserved bit, nor flags of a will that is not there; user name and password may be missing
-    although their flags are set. Client ids may be longer than its 23 characters, but not empty.
+    In MQTT 3.1 the reserved bit, and the flags of an absent will, have no meaning; user name and password may be absent
+    although their flags are set. Client ids of 3.1 may be longer than its 23 characters, but not empty.
     """
     flags = reader.u8()
     if flags & 1 and level > 3:  # [MQTT-3.1.2-3] (3.1.1, 5.0)
@@ -131,7 +131,7 @@ def read_connect(reader: Reader, level: int, bridge: bool, limits: Limits) -> Co
 
 
 def put_connect(packet: Connect, version: int) -> bytes:
-    """Encode CONNECT; its own protocol level counts and must be `version`, or 3 (MQIsdp) in the shape of 3.1.1."""
+    """Encode CONNECT; its protocol level must be `version`, or 3 (MQIsdp) with `version` 4."""
     level = packet.protocol_level
     if level != version and (level, version) != (3, 4):
         raise EncodeError(f"CONNECT of level {level} in version {version}")
@@ -168,7 +168,7 @@ def put_connect(packet: Connect, version: int) -> bytes:
 
 
 def read_connack(reader: Reader, version: int, limits: Limits) -> Connack:
-    """Read CONNACK, as a client."""
+    """Read CONNACK (client side)."""
     flags = reader.u8()
     if flags > 1:  # [MQTT-3.2.2-1] (5.0)
         raise MalformedPacket("reserved bits of the connect acknowledge flags are set")

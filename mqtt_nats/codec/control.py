@@ -22,17 +22,17 @@ _AUTH_FROM_SERVER = frozenset({0x00, 0x18})  # table 3-11
 
 @dataclass(frozen=True, slots=True)
 class PingReq:
-    """Are you there?"""
+    """PINGREQ packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class PingResp:
-    """Yes."""
+    """PINGRESP packet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The orderly end of a connection. In 3.1.1 without reason, and only from a client."""
+    """DISCONNECT packet. In 3.1.1 without reason code, and only from a client."""
 
     reason: int = ReasonCode.NORMAL_DISCONNECTION
     properties: Properties | None = None
@@ -40,14 +40,14 @@ class Disconnect:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """A step of extended authentication, MQTT 5.0 only."""
+    """AUTH packet: a step of enhanced authentication, MQTT 5.0 only."""
 
     reason: int = ReasonCode.SUCCESS
     properties: Properties | None = None
 
 
 def read_disconnect(reader: Reader, version: int, limits: Limits, from_server: bool) -> Disconnect:
-    """Read DISCONNECT; in 5.0 reason and properties may be left out."""
+    """Read DISCONNECT; in 5.0 reason code and properties may be absent."""
     if version != 5:
         reader.finish()
         return Disconnect()
@@ -76,7 +76,7 @@ def put_disconnect(packet: Disconnect, version: int) -> bytes:
 
 
 def read_auth(reader: Reader, limits: Limits, from_server: bool) -> Auth:
-    """Read AUTH; success without properties may be left out."""
+    """Read AUTH; reason code and properties may be absent for success."""
     number = reader.u8() if reader.pos < reader.end else 0
     if number not in (_AUTH_FROM_SERVER if from_server else _AUTH_FROM_CLIENT):  # [MQTT-3.15.2-1] (5.0)
         raise ProtocolError(f"reason code {number:#04x} is not one of AUTH's on this side")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes to packets: every complete packet of a read is parsed in one loop.
+"""Decoder: bytes to packets. One loop parses all complete packets of a read.
 
-Theory of operation. The first byte of a packet selects an action from a table of 256 entries that depends on the
-protocol version and on whose packets are read. PUBLISH and acknowledgements are parsed in the loop itself, without a
-call per packet; everything else goes to the reader of its family. Consecutive packets that differ only in their payload
-become one run, measured in blocks. What is incomplete at the end of a read is kept, unless its size
-is known to be too large already, and not looked at again before enough bytes have come.
+Theory of operation. The first byte of a packet selects an action from a table of 256 entries, which depends on the
+protocol version and on the sender (client or server). PUBLISH and acknowledgements are parsed in the loop itself,
+without a call per packet; other packets are parsed by the functions of their modules. Consecutive packets that differ
+only in their payload become one run, whose length is determined in blocks. An incomplete packet at the end of a read is
+kept, unless its size exceeds the limit, and is parsed when enough bytes have arrived.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Packet = (
 )
 
 _REFUSE: Final = 0
-_RUN: Final = 1  # PUBLISH that can be part of a run
+_RUN: Final = 1  # PUBLISH that may be part of a run
 _PUBLISH: Final = 2  # any other PUBLISH
 _ACK: Final = 3
 _OTHER: Final = 4
@@ -60,18 +60,18 @@ _OTHER: Final = 4
 _PINGREQ: Final = PingReq()
 _PINGRESP: Final = PingResp()
 
-_BLOCK: Final = 16  # packets that one struct layout covers: cheap to compile, and the cost per packet is low enough
-_PART: Final = 2048  # bytes of an incomplete packet that are not copied before the rest of it has come
+_BLOCK: Final = 16  # packets of one struct layout: cheap to compile, with a sufficiently low cost per packet
+_PART: Final = 2048  # bytes from which a part of an incomplete packet is referenced and not copied
 
 OPENING: Final = 1024
-"""Bytes in which the topic of a large PUBLISH ends, or it is none to be read by itself."""
+"""Bytes within which the topic of a large PUBLISH must end; otherwise the packet gets no buffer of its own."""
 
 LARGE: Final = 128 * 1024
-"""Bytes from which a PUBLISH may be read into a buffer of its own. Its remaining length has three bytes: up to 2 MB."""
+"""Least bytes of a PUBLISH that may be read into a buffer of its own. A remaining length of three bytes: up to 2 MB."""
 
 
 def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
-    """The action for each first byte of what a client, or a server, sends in a version (0: before CONNECT)."""
+    """Return the action for each first byte of packets of a client or server in a version (0: before CONNECT)."""
     table = bytearray(256)
     if not version:
         table[0x10] = _OTHER  # [MQTT-3.1.0-1] (3.1.1, 5.0)
@@ -87,7 +87,7 @@ def _actions(version: int, from_server: bool, max_qos: int) -> bytes:
         table[first] = _OTHER
     if version == 5:
         table[0xE0] = table[0xF0] = _OTHER
-    elif version == 3 and not from_server:  # MQTT 3.1 has DUP there: they are sent again
+    elif version == 3 and not from_server:  # in MQTT 3.1 SUBSCRIBE, UNSUBSCRIBE and PUBREL are repeated with DUP
         table[0x8A] = table[0xAA] = _OTHER
         table[0x6A] = _ACK
     return bytes(table)
@@ -103,9 +103,9 @@ _ACTIONS: Final = {
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Decoder:
-    """The server's side of a connection: reads what a client sends.
+    """Decoder of a server: reads the packets of a client.
 
-    `version` 0 waits for CONNECT and then speaks its version; 4 (MQTT 3.1.1) or 5 starts after CONNECT. MQTT 3.1 is 4.
+    `version` 0: starts with CONNECT, which sets the version; 4 (MQTT 3.1.1, also 3.1) or 5: starts after CONNECT.
     """
 
     __slots__ = ("_actions", "_held", "_limit", "_limits", "_need", "_size", "error", "version")
@@ -116,22 +116,22 @@ class Decoder:
         self._limits = limits
         self._limit = limits.max_packet_size if version else limits.connect_packet_size
         self._actions = _ACTIONS[version, self.from_server, limits.max_qos]
-        self._held: list[bytes | bytearray | memoryview] = []  # start of an incomplete packet, in parts
+        self._held: list[bytes | bytearray | memoryview] = []  # beginning of an incomplete packet, in parts
         self._size = 0  # bytes of `_held`
-        self._need = 0  # bytes of `_held` before there is anything to parse
+        self._need = 0  # bytes that `_held` must have before the next parsing
         self.error: MqttError | None = None
-        """The violation that ended decoding."""
+        """Error that ended decoding; None = none."""
         self.version = version
-        """0 until the version of CONNECT is known, also when the rest of CONNECT is in error."""
+        """Protocol version; 0 until CONNECT has named it. It stays set when the rest of CONNECT is in error."""
 
     def feed(self, data: bytes) -> list[Packet]:
-        """All packets that `data` completes, in order. After a violation `error` is set and nothing comes any more."""
+        """Return the packets that `data` completes, in order. After an error `error` is set and no packet follows."""
         if self.error is not None:
             return []
         packets: list[Packet] = []
         start = 0
         try:
-            while self._held:  # only what completes it is joined to it: the rest is not copied
+            while self._held:  # only the bytes that complete the packet are joined: the rest of `data` is not copied
                 more = self._need - self._size
                 if len(data) - start < more:
                     self._keep(data, start)
@@ -143,11 +143,11 @@ class Decoder:
             if start < len(data):
                 self._parse(data, start, packets)
         except MqttError as error:
-            self.error = error.with_traceback(None)  # whose frames would keep what was read
+            self.error = error.with_traceback(None)  # frames of a traceback would keep the read data alive
         return packets
 
     def fail(self, error: MqttError) -> None:
-        """The client has violated the protocol otherwise: nothing comes any more."""
+        """End decoding because of an error that was found outside the decoder."""
         self.error = self.error or error
 
     @property
@@ -156,9 +156,9 @@ class Decoder:
         return self._need >= LARGE and len(self._held) > 0 and self.error is None
 
     def opening(self, start: bytes) -> PublishRun | None:
-        """The one PUBLISH that begins with `start`, to be given its bytes when all have come.
+        """Return the PUBLISH that begins with `start`, without its bytes, which are set when all have arrived.
 
-        None where it is not large, or not what a run is made of, or too little of it is there to tell.
+        None for a packet that is not large or cannot be part of a run, and where `start` is too short to decide.
         """
         if len(start) < 6 or self._actions[start[0]] != _RUN or not start[1] & start[2] & 128 or not 0 < start[3] < 128:
             return None
@@ -174,9 +174,9 @@ class Decoder:
         return PublishRun(key, b"", 1, step, top)
 
     def surrender(self, part: int) -> tuple[PublishRun, list[bytes | bytearray | memoryview]] | None:
-        """Hand over the large PUBLISH that is incomplete, with what is there of it: one in `part` bytes at least.
+        """Hand over the incomplete large PUBLISH with its bytes, if at least one byte in `part` has arrived.
 
-        None where there is no such one, or less of it.
+        None without such a packet, or with fewer bytes.
         """
         if not self.large or self._size * part < self._need:
             return None
@@ -187,7 +187,7 @@ class Decoder:
         return run, parts
 
     def trust(self) -> None:
-        """The client that named an authentication method is no stranger any more: packets may be as large as any."""
+        """Allow the full packet size, after the client with an authentication method has been authenticated."""
         self._limit = self._limits.max_packet_size
 
     def _parse(self, data: bytes, pos: int, packets: list[Packet]) -> None:
@@ -221,7 +221,8 @@ class Decoder:
                         self._hold(data, pos, end - pos + 1)
                         return
                     if action == _RUN and not data[body - 1]:
-                        action = _PUBLISH  # 3.1.1 allows a longer length than needed, which is not to be passed on
+                        # 3.1.1 allows a longer encoding than needed, which must not be forwarded with a run.
+                        action = _PUBLISH
             after = body + size
             if after - pos > limit:  # [MQTT-3.2.2-15] (5.0)
                 raise PacketTooLarge(f"packet of {after - pos} bytes, more than {limit}")
@@ -288,7 +289,7 @@ class Decoder:
                         count = _run_length(data, pos, end, data[pos:body], 4)
                         ids = list(unpack(f">{count * 2}H", data[pos : pos + count * 4])[1::2])
                         if 0 in ids:
-                            del ids[ids.index(0) :]  # the loop comes back to the 0
+                            del ids[ids.index(0) :]  # the next iteration raises the error for the 0
                         append(AckRun(kind, ids))
                         after = pos + len(ids) * 4
                     else:
@@ -308,18 +309,18 @@ class Decoder:
                 pos = after
 
     def _hold(self, data: bytes, pos: int, need: int) -> None:
-        """Keep what starts at `pos` until there are `need` bytes of it."""
+        """Keep the packet that starts at `pos` until `need` bytes of it have arrived."""
         self._size = 0
         self._need = need
         self._keep(data, pos)
 
     def _keep(self, data: bytes, pos: int) -> None:
-        """Keep the rest of a read. Small ones become one part, so that many of them cost no more than their bytes."""
+        """Keep the rest of a read. Small rests are joined in one part, so that many of them need no further memory."""
         held = self._held
         size = len(data) - pos
         self._size += size
         if size >= _PART:
-            held.append(memoryview(data)[pos:] if size > pos else data[pos:])  # at most half is kept for nothing
+            held.append(memoryview(data)[pos:] if size > pos else data[pos:])  # a view wastes at most half of `data`
             return
         last = held[-1] if held else None
         if isinstance(last, bytearray):
@@ -328,7 +329,7 @@ class Decoder:
             held.append(bytearray(data[pos:]))
 
     def _read(self, first: int, reader: Reader) -> Packet:
-        """Read any packet that is not PUBLISH or an acknowledgement."""
+        """Read any packet except PUBLISH and acknowledgements."""
         kind = first >> 4
         version = self.version
         limits = self._limits
@@ -361,7 +362,7 @@ class Decoder:
         return packet
 
     def _refusal(self, first: int) -> MqttError:
-        """Why a first byte is not accepted."""
+        """Return the error for a first byte that is not accepted."""
         kind = first >> 4
         if not kind or (kind == PacketKind.AUTH and self.version == 4):
             return MalformedPacket(f"packet type {kind} is reserved")
@@ -383,7 +384,7 @@ class Decoder:
 
 
 class ClientDecoder(Decoder):
-    """The client's side: reads what a server sends. The version is the client's own choice, 4 or 5."""
+    """Decoder of a client: reads the packets of a server. The client chooses the version, 4 or 5."""
 
     __slots__ = ()
 
@@ -394,7 +395,7 @@ class ClientDecoder(Decoder):
 
 
 def _remaining_length(data: bytes, pos: int, end: int, v5: bool) -> tuple[int, int]:
-    """(value, offset after it) of the remaining length at `pos + 1`; offset 0 when it is incomplete."""
+    """Return (value, offset behind it) of the remaining length at `pos + 1`; offset 0 for an incomplete one."""
     size = shift = 0
     for at in range(pos + 1, min(end, pos + 5)):
         byte = data[at]
@@ -410,7 +411,7 @@ def _remaining_length(data: bytes, pos: int, end: int, v5: bool) -> tuple[int, i
 
 
 def _run_length(data: bytes, pos: int, end: int, head: bytes, step: int) -> int:
-    """How many complete packets of `step` bytes from `pos` on start with `head`. The one at `pos` does."""
+    """Return the number of complete packets of `step` bytes from `pos` on that start with `head`; the first does."""
     whole = (end - pos) // step
     count = 1
     at = pos + step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets to bytes: `encode` for any packet, helpers with precomputed parts for the message path."""
+"""Encoder: packets to bytes. `encode` for any packet; functions with precomputed parts for the message path."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PINGREQ: Final = b"\xc0\0"
 PINGRESP: Final = b"\xd0\0"
 
 ID: Final = tuple(number.to_bytes(2, "big") for number in range(0x1_0000))
-"""Every packet identifier in its two bytes; 0 has no legal use."""
+"""Two-byte encodings of all packet identifiers; 0 has no legal use."""
 
 _ACK_HEAD: Final = tuple(bytes((FIRST[kind], 2)) if kind in FIRST else b"" for kind in range(8))
 
 
 def ack_bytes(kind: int, packet_id: int) -> bytes:
-    """PUBACK (4), PUBREC (5), PUBREL (6) or PUBCOMP (7) with reason success: four bytes in both versions."""
+    """Return PUBACK (4), PUBREC (5), PUBREL (6) or PUBCOMP (7) with success: four bytes in both versions."""
     return _ACK_HEAD[kind] + ID[packet_id]
 
 
 def ack_run_bytes(kind: int, ids: list[int]) -> bytes:
-    """Acknowledgements of one kind for at least one packet identifier, in order."""
+    """Return acknowledgements of one kind for at least one packet identifier, in order."""
     head = _ACK_HEAD[kind]
     return head + head.join([ID[number] for number in ids])
 
@@ -66,7 +66,7 @@ _PUT: Final[dict[type, Callable[[Any, int], bytes]]] = {
 
 
 def encode(packet: Packet, version: int) -> bytes:
-    """The bytes of any packet in a version, 4 (MQTT 3.1.1) or 5. EncodeError when there is no legal encoding."""
+    """Encode any packet in a version, 4 (MQTT 3.1.1) or 5. EncodeError without a legal encoding."""
     if version not in (4, 5):
         raise EncodeError(f"version {version} is neither 4 nor 5")
     return _PUT[type(packet)](packet, version)

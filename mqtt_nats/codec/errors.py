@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the codec.
 
-MqttError                       what the peer did; carries the reason code to answer with
+MqttError                       an error of the peer; has the reason code of the answer
 ├── MalformedPacket             0x81
 ├── ProtocolError               0x82
 ├── UnsupportedProtocolVersion  0x84
@@ -16,7 +16,7 @@ MqttError                       what the peer did; carries the reason code to an
 ├── QuotaExceeded               0x97
 ├── PayloadFormatInvalid        0x99
 └── QosNotSupported             0x9B
-EncodeError (ValueError)        what the caller of the encoder did; there is no peer to answer
+EncodeError (ValueError)        an error of the encoder's caller; no peer gets an answer
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqtt_nats.codec.reasons import ReasonCode
 
 
 class MqttError(Exception):
-    """A violation by the peer. `reason` goes into DISCONNECT, CONNACK or the acknowledgement; `str()` is for people."""
+    """An error of the peer. `reason`: code for DISCONNECT, CONNACK or the acknowledgement; `str()`: readable text."""
 
     reason: ReasonCode = ReasonCode.UNSPECIFIED_ERROR
 
@@ -36,25 +36,25 @@ class MqttError(Exception):
 
 
 class MalformedPacket(MqttError):
-    """The bytes cannot be parsed by the rules of the protocol."""
+    """The bytes are no packet according to the protocol."""
 
     reason = ReasonCode.MALFORMED_PACKET
 
 
 class ProtocolError(MqttError):
-    """The packet parses and is not allowed, here or with this content."""
+    """The packet can be parsed, but is not allowed at this point or with this content."""
 
     reason = ReasonCode.PROTOCOL_ERROR
 
 
 class UnsupportedProtocolVersion(MqttError):
-    """CONNECT names a protocol or level that is not spoken here."""
+    """CONNECT names a protocol or level that is not supported."""
 
     reason = ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
 
 
 class NewerProtocolVersion(UnsupportedProtocolVersion):
-    """CONNECT names a version of MQTT that is newer than 5.0: it is answered as 5.0 answers."""
+    """CONNECT names a version of MQTT newer than 5.0; the answer has the form of 5.0."""
 
 
 class InvalidClientId(MqttError):
@@ -64,31 +64,31 @@ class InvalidClientId(MqttError):
 
 
 class NotAuthorized(MqttError):
-    """The client may not do this."""
+    """The client is not authorized for this action."""
 
     reason = ReasonCode.NOT_AUTHORIZED
 
 
 class TopicFilterInvalid(MqttError):
-    """The topic filter is not legal or not accepted."""
+    """The topic filter is illegal or not accepted."""
 
     reason = ReasonCode.TOPIC_FILTER_INVALID
 
 
 class TopicNameInvalid(MqttError):
-    """The topic name is not legal or not accepted."""
+    """The topic name is illegal or not accepted."""
 
     reason = ReasonCode.TOPIC_NAME_INVALID
 
 
 class ReceiveMaximumExceeded(MqttError):
-    """More unacknowledged QoS 1 and 2 publishes than the receiver allowed."""
+    """The peer has sent more unacknowledged QoS 1 and 2 publishes than the receive maximum."""
 
     reason = ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
 
 
 class TopicAliasInvalid(MqttError):
-    """A topic alias of 0, above the maximum, or without a topic."""
+    """The topic alias is 0, above the maximum, or has no topic."""
 
     reason = ReasonCode.TOPIC_ALIAS_INVALID
 
@@ -106,13 +106,13 @@ class QuotaExceeded(MqttError):
 
 
 class PayloadFormatInvalid(MqttError):
-    """The payload is not what its payload format indicator says."""
+    """The payload contradicts its payload format indicator."""
 
     reason = ReasonCode.PAYLOAD_FORMAT_INVALID
 
 
 class QosNotSupported(MqttError):
-    """The QoS is above what is accepted."""
+    """The QoS is above the accepted maximum."""
 
     reason = ReasonCode.QOS_NOT_SUPPORTED
 

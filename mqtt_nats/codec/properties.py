@@ -22,7 +22,7 @@ from mqtt_nats.codec.wire import PacketKind, Reader, put_binary, put_int, put_st
 class Properties(TypedDict, total=False):
     """Properties of one packet or will by name. Times are in seconds, sizes in bytes.
 
-    A list keeps the order of the wire. `subscription_identifier` is a list in SUBSCRIBE too, of one element.
+    A list has the order of the wire. `subscription_identifier` is also in SUBSCRIBE a list, with one element.
     """
 
     payload_format_indicator: int
@@ -67,14 +67,14 @@ class Wire(Enum):
 
 
 USER_OVERHEAD: Final = 5
-"""Bytes of a user property beside its name and value: an identifier and two lengths."""
+"""Bytes of a user property besides name and value: an identifier and two lengths."""
 
 WILL: Final = 1
-"""Place of the will properties in a mask of places."""
+"""Bit of the will properties in a mask of places."""
 
 
 def place(kind: PacketKind) -> int:
-    """A packet kind's place in a mask of places."""
+    """Return the bit of a packet kind in a mask of places."""
     return 1 << kind
 
 
@@ -97,20 +97,21 @@ _ANY = WILL | _CONNECT | _CONNACK | _PUBLISH | _SUBSCRIBE | place(PacketKind.UNS
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One row of the table."""
+    """Definition of one property: a row of table 2-4."""
 
     id: int
     name: str
     wire: Wire
     places: int
-    """Mask of `WILL` and `place(kind)`: where it may stand."""
+    """Mask of `WILL` and `place(kind)`: places where the property is allowed."""
     repeats: int = 0
-    """Mask of places where it may stand more than once; its value is a list everywhere when not 0."""
+    """Mask of places where the property may be repeated; if not 0, its value is a list in every place."""
     low: int = 0
+    """Lowest integer value."""
     high: int = 0xFFFF_FFFF
-    """Range of an integer value, ends included."""
+    """Highest integer value."""
     error: type[MqttError] = ProtocolError
-    """What a value out of range is."""
+    """Error of a value out of range."""
 
 
 PROPERTIES: Final = (
@@ -142,7 +143,7 @@ PROPERTIES: Final = (
     Property(0x29, "subscription_identifier_available", Wire.BYTE, _CONNACK, high=1),
     Property(0x2A, "shared_subscription_available", Wire.BYTE, _CONNACK, high=1),
 )
-"""MQTT 5.0 table 2-4, in the order of the identifiers."""
+"""Rows of table 2-4 of MQTT 5.0, in the order of the identifiers."""
 
 _BY_ID: Final = {row.id: row for row in PROPERTIES}
 _BY_NAME: Final = {row.name: row for row in PROPERTIES}
@@ -151,11 +152,11 @@ _BY_NAME: Final = {row.name: row for row in PROPERTIES}
 def read_properties(
     reader: Reader, where: int, max_user_properties: int, max_user_bytes: int = 0xFFFF_FFFF
 ) -> Properties | None:
-    """Read a property list with its length; None when it is empty.
+    """Read a property list with its length; None for an empty list.
 
-    `where` is the one place the list stands in. Raises MalformedPacket for an identifier that is unknown or out of
-    place (section 2.2.2.2), ProtocolError for a repeat or a value out of range, QuotaExceeded above
-    `max_user_properties`, or above `max_user_bytes` of UTF-8 in their names and values.
+    `where`: bit of the list's place. Raises MalformedPacket for an identifier that is unknown or out of
+    place (section 2.2.2.2), ProtocolError for a repetition or a value out of range, QuotaExceeded above
+    `max_user_properties`, or above `max_user_bytes` of UTF-8 in the names and values of user properties.
     """
     length = reader.varint()
     if not length:  # [MQTT-2.2.2-1] (5.0)
@@ -219,7 +220,7 @@ def _read_value(reader: Reader, row: Property) -> int | str | bytes | tuple[str,
 
 
 def put_properties(properties: Properties | None, where: int) -> bytes:
-    """Encode a property list with its length. EncodeError for a name unknown or out of place, or an illegal value."""
+    """Encode a property list with its length. EncodeError for an unknown or misplaced name, or an illegal value."""
     if not properties:
         return b"\0"
     parts: list[bytes] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLISH (section 3.3). A topic stays what it was on the wire, length prefix included: a `key` for caches."""
+"""PUBLISH (section 3.3). A topic is kept in its wire form with length prefix, as `key` for caches."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from mqtt_nats.codec.properties import Properties, place, put_properties, read_p
 from mqtt_nats.codec.wire import Limits, PacketKind, Reader, put_packet_id, put_varint
 
 _PUBLISH = place(PacketKind.PUBLISH)
-_BLOCK = 16  # packets that one struct layout covers
+_BLOCK = 16  # packets of one struct layout
 _FIRST = tuple(bytes((first,)) for first in range(0x100))
-_LENGTHS = 0x1000  # remaining lengths that are encoded beforehand: those of most messages, for 200 KB
+_LENGTHS = 0x1000  # remaining lengths with a precomputed encoding: enough for most messages, takes 200 KB
 _LENGTH = tuple(put_varint(size) for size in range(_LENGTHS))
 
 
 @dataclass(slots=True, init=False)
 class Publish:
-    """One PUBLISH that is not part of a run. Not frozen: the decoder makes one per message."""
+    """One PUBLISH that is not part of a run. Not frozen, for speed: one is made per message."""
 
     qos: int
     retain: bool
     dup: bool
     key: bytes
-    """Topic as on the wire: two length bytes and UTF-8 not yet validated. `b"\\0\\0"`: see property `topic_alias`."""
+    """Topic in wire form: two length bytes and UTF-8, not yet validated. `b"\\0\\0"`: see property `topic_alias`."""
     packet_id: int
-    """0 at QoS 0."""
+    """Packet identifier; 0 at QoS 0."""
     payload: bytes
     properties: Properties | None = None
 
-    def __init__(  # written out: what dataclass makes is never compiled
+    def __init__(  # explicit: mypyc does not compile a dataclass's __init__
         self,
         qos: int,
         retain: bool,
@@ -58,12 +58,13 @@ class PublishRun:
     key: bytes
     """Topic as in Publish, never an alias."""
     raw: bytes | bytearray
-    """All packets as received; what a large one was read into, which nobody changes any more, is a bytearray."""
+    """All packets as received; for a large packet the bytearray into which it was read, which is not changed later."""
     count: int
+    """Number of packets."""
     step: int
-    """Bytes per packet."""
+    """Bytes of each packet."""
     head: int
-    """Bytes before the payload in each packet."""
+    """Bytes in front of the payload in each packet."""
 
     def __init__(self, key: bytes, raw: bytes | bytearray, count: int, step: int, head: int) -> None:
         self.key = key
@@ -73,12 +74,12 @@ class PublishRun:
         self.head = head
 
     def part(self, start: int, count: int) -> PublishRun:
-        """``count`` packets from ``start`` on."""
+        """Return a run of ``count`` packets from index ``start`` on."""
         step = self.step
         return PublishRun(self.key, self.raw[start * step : (start + count) * step], count, step, self.head)
 
     def payloads(self) -> list[bytes]:
-        """The payload of each packet, in order."""
+        """Return the payload of each packet, in order."""
         raw = self.raw
         if isinstance(raw, bytearray):
             return [bytes(memoryview(raw)[self.head :])]
@@ -94,7 +95,7 @@ class PublishRun:
 
 
 def read_publish5(first: int, reader: Reader, from_server: bool, limits: Limits) -> Publish:
-    """Read a PUBLISH of MQTT 5.0 in general; the first byte's flags are known to be legal."""
+    """Read any PUBLISH of MQTT 5.0; the flags of the first byte have been checked."""
     start = reader.pos
     size = reader.u16()
     reader.take(size)
@@ -115,7 +116,7 @@ def read_publish5(first: int, reader: Reader, from_server: bool, limits: Limits)
 
 
 def publish_head(flags_byte: int, key: bytes, body_len_after_key: int) -> bytes:
-    """First byte, remaining length and topic of a PUBLISH whose packet identifier, properties and payload have
+    """Return first byte, remaining length and topic of a PUBLISH whose packet identifier, properties and payload have
     `body_len_after_key` bytes together. `key` as in Publish. EncodeError above 268,435,455 bytes.
     """
     size = len(key) + body_len_after_key
@@ -132,7 +133,7 @@ def encode_publish(
     version: int,
     properties: Properties | None = None,
 ) -> bytes:
-    """A whole PUBLISH. `key` as in Publish; `packet_id` 0 at QoS 0. EncodeError when there is no legal encoding."""
+    """Encode a whole PUBLISH. `key` as in Publish; `packet_id` 0 at QoS 0. EncodeError without a legal encoding."""
     if len(key) < 2 or key[0] << 8 | key[1] != len(key) - 2:
         raise EncodeError("topic key without its length")
     if qos == 0:
@@ -166,5 +167,5 @@ def put_publish(packet: Publish, version: int) -> bytes:
 
 
 def put_run(packet: PublishRun, version: int) -> bytes:
-    """Encode each PUBLISH of a run, whatever version it was received in."""
+    """Encode each PUBLISH of a run in a version, which may differ from the version of its reception."""
     return b"".join([encode_publish(packet.key, one, 0, False, False, 0, version) for one in packet.payloads()])

@@ -80,9 +80,9 @@ _CONNACK = {
 
 
 def connack_code(reason: ReasonCode) -> ConnackCode:
-    """The 3.1.1 return code nearest to a reason.
+    """Return the 3.1.1 return code that corresponds best to a reason code.
 
-    A reason without counterpart gives SERVER_UNAVAILABLE. A malformed CONNECT gets no CONNACK at all in 3.1.1
-    ([MQTT-3.1.4-1]): the caller closes the connection instead of asking here.
+    A reason code without counterpart gives SERVER_UNAVAILABLE. A malformed CONNECT gets no CONNACK at all in 3.1.1
+    ([MQTT-3.1.4-1]): the caller closes the connection instead.
     """
     return _CONNACK.get(reason, ConnackCode.SERVER_UNAVAILABLE)

@@ -24,7 +24,7 @@ _UNSUBACK_CODES = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})  # [MQTT
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One filter of a SUBSCRIBE: what is none is malformed, limits are for who knows them."""
+    """One filter of a SUBSCRIBE. Its syntax is checked on reading (MalformedPacket); limits are checked elsewhere."""
 
     topic_filter: str
     qos: int
@@ -35,7 +35,7 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A request for subscriptions."""
+    """SUBSCRIBE packet."""
 
     packet_id: int
     filters: tuple[Subscription, ...]
@@ -44,7 +44,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Suback:
-    """The answer to SUBSCRIBE: one granted QoS or failure per filter, in order."""
+    """SUBACK packet: one granted QoS or failure code per filter, in order."""
 
     packet_id: int
     codes: tuple[int, ...]
@@ -53,7 +53,7 @@ class Suback:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """A request to end subscriptions; filters as in Subscription."""
+    """UNSUBSCRIBE packet; filters as in Subscription."""
 
     packet_id: int
     filters: tuple[str, ...]
@@ -62,7 +62,7 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsuback:
-    """The answer to UNSUBSCRIBE: one reason per filter, in order; none in 3.1.1."""
+    """UNSUBACK packet: one reason code per filter, in order; none in 3.1.1."""
 
     packet_id: int
     codes: tuple[int, ...] = ()
@@ -145,7 +145,7 @@ def put_unsubscribe(packet: Unsubscribe, version: int) -> bytes:
 
 
 def read_suback(reader: Reader, version: int, limits: Limits) -> Suback:
-    """Read SUBACK, as a client."""
+    """Read SUBACK (client side)."""
     packet_id = reader.packet_id()
     properties = (
         read_properties(reader, _SUBACK, limits.max_user_properties, limits.max_user_property_bytes)
@@ -157,7 +157,7 @@ def read_suback(reader: Reader, version: int, limits: Limits) -> Suback:
 
 
 def read_unsuback(reader: Reader, version: int, limits: Limits) -> Unsuback:
-    """Read UNSUBACK, as a client."""
+    """Read UNSUBACK (client side)."""
     packet_id = reader.packet_id()
     if version != 5:
         reader.finish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topic names and filters (section 4.7): validation and a reference matcher, linear in their length."""
+"""Topic names and filters (section 4.7): validation, and a reference matcher of linear time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mqtt_nats.codec.errors import MalformedPacket, TopicFilterInvalid, TopicNam
 from mqtt_nats.codec.wire import text
 
 MAX_LEVELS = 65_535
-"""More levels than a topic can have: no limit."""
+"""Default limit of levels: no topic can have more."""
 
 MAX_BYTES = 65_535
-"""The longest string there is."""
+"""Bytes of the longest MQTT string."""
 
 SHARED: Final = "$share/"
-"""What the filter of a shared subscription begins with."""
+"""Prefix of the filter of a shared subscription."""
 
 
 def validate_topic_name(key: bytes, max_levels: int = MAX_LEVELS, max_bytes: int = MAX_BYTES) -> str:
-    """The topic of a PUBLISH from its key (two length bytes, then UTF-8).
+    """Return the topic of a PUBLISH from its key (two length bytes, then UTF-8).
 
     Raises MalformedPacket for bytes that are not UTF-8 or contain NUL, TopicNameInvalid as `check_topic_name`.
     """
@@ -58,7 +58,7 @@ def _check_syntax(topic_filter: str) -> None:
 
 
 def split_shared(text: str) -> tuple[str, str]:
-    """Group and topic filter of `$share/<group>/<filter>`; both empty where the group, or the slash after it, is none.
+    """Return group and filter of `$share/<group>/<filter>`; both empty for an illegal group or a missing slash.
 
     [MQTT-4.8.2-1] [MQTT-4.8.2-2] (5.0)
     """
@@ -67,7 +67,7 @@ def split_shared(text: str) -> tuple[str, str]:
 
 
 def check_filter_syntax(text: str) -> None:
-    """Raise MalformedPacket for what is no topic filter in a SUBSCRIBE or UNSUBSCRIBE, shared or not."""
+    """Raise MalformedPacket for a text that is no topic filter, shared or not, in SUBSCRIBE or UNSUBSCRIBE."""
     topic_filter = text
     if text.startswith(SHARED):
         group, topic_filter = split_shared(text)
@@ -89,7 +89,7 @@ def validate_topic_filter(topic_filter: str, max_levels: int = MAX_LEVELS, max_b
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a valid filter matches a valid topic name; not `+` or `#` a leading `$`. [MQTT-4.7.2-1] (3.1.1, 5.0)"""
+    """Whether a filter matches a topic name; a leading `+` or `#` never matches `$`. [MQTT-4.7.2-1] (3.1.1, 5.0)"""
     if topic_filter[0] in "+#" and topic[0] == "$":
         return False
     wanted = topic_filter.split("/")

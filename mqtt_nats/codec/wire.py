@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wire types of MQTT (section 1.5), packet kinds (table 2.1), and the limits of what is accepted from a peer."""
+"""Wire types of MQTT (section 1.5), packet kinds (table 2.1), and limits of packets from a peer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import IntEnum
 from mqtt_nats.codec.errors import EncodeError, MalformedPacket, ProtocolError
 
 MAX_REMAINING_LENGTH = 268_435_455
-"""Largest value of a variable byte integer, in bytes when it is a remaining length (section 1.5.5)."""
+"""Largest value of a variable byte integer; as a remaining length in bytes (section 1.5.5)."""
 
 
 class PacketKind(IntEnum):
-    """The upper four bits of a packet's first byte."""
+    """Packet kind: the upper four bits of a packet's first byte."""
 
     CONNECT = 1
     CONNACK = 2
@@ -34,28 +34,28 @@ class PacketKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one connection. What has a default is bounded by the size of packets anyway, or by the protocol."""
+    """Limits of one connection. Limits with a default are also bounded by the packet size or by the protocol."""
 
     max_packet_size: int
-    """Bytes of a whole packet, fixed header included, after CONNECT."""
+    """Most bytes of a whole packet after CONNECT, fixed header included."""
     connect_packet_size: int
-    """Bytes of the whole CONNECT packet, and of AUTH until CONNACK: what a stranger may make the decoder buffer."""
+    """Most bytes of CONNECT, and of AUTH until CONNACK: bounds the buffer of a client that is not authenticated."""
     max_topic_levels: int
-    """Levels of a topic name or filter."""
+    """Most levels of a topic name or filter."""
     max_filters: int
-    """Filters of one SUBSCRIBE or UNSUBSCRIBE."""
+    """Most filters of one SUBSCRIBE or UNSUBSCRIBE."""
     max_user_properties: int
-    """User properties of one property list."""
+    """Most user properties of one property list."""
     max_user_property_bytes: int = 0xFFFF_FFFF
-    """Bytes of their names and values."""
+    """Most bytes of the names and values of user properties of one list."""
     max_qos: int = 2
     """Highest QoS of a PUBLISH and of a will."""
     max_client_id_length: int = 65_535
-    """Bytes of a client identifier."""
+    """Most bytes of a client identifier."""
 
 
 class Reader:
-    """A cursor over `data[pos:end]`, the body of one packet. Every read is bounds-checked: MalformedPacket."""
+    """Cursor over `data[pos:end]`, the body of one packet. A read behind the end raises MalformedPacket."""
 
     __slots__ = ("data", "end", "pos")
 
@@ -65,7 +65,7 @@ class Reader:
         self.end = end
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Read the next `size` bytes."""
         start = self.pos
         stop = start + size
         if stop > self.end:
@@ -74,19 +74,19 @@ class Reader:
         return self.data[start:stop]
 
     def u8(self) -> int:
-        """One byte."""
+        """Read one byte."""
         return self.take(1)[0]
 
     def u16(self) -> int:
-        """Two byte integer, big-endian."""
+        """Read a two byte integer, big-endian."""
         return int.from_bytes(self.take(2), "big")
 
     def u32(self) -> int:
-        """Four byte integer, big-endian."""
+        """Read a four byte integer, big-endian."""
         return int.from_bytes(self.take(4), "big")
 
     def varint(self) -> int:
-        """Variable byte integer, at most four bytes and no longer than needed. [MQTT-1.5.5-1] (5.0)"""
+        """Read a variable byte integer, at most four bytes and no longer than needed. [MQTT-1.5.5-1] (5.0)"""
         value = shift = 0
         while True:
             byte = self.u8()
@@ -100,24 +100,24 @@ class Reader:
                 raise MalformedPacket("variable byte integer has more than four bytes")
 
     def binary(self) -> bytes:
-        """Binary data with its two byte length."""
+        """Read binary data with its two byte length."""
         return self.take(self.u16())
 
     def string(self) -> str:
-        """UTF-8 encoded string with its two byte length. [MQTT-1.5.3-1] [MQTT-1.5.3-2] [MQTT-1.5.3-3] (3.1.1),
+        """Read a UTF-8 string with its two byte length. [MQTT-1.5.3-1] [MQTT-1.5.3-2] [MQTT-1.5.3-3] (3.1.1),
         [MQTT-1.5.4-1] [MQTT-1.5.4-2] [MQTT-1.5.4-3] (5.0)
         """
         return text(self.binary())
 
     def packet_id(self) -> int:
-        """A packet identifier, never 0. [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-3] (5.0)"""
+        """Read a packet identifier, never 0. [MQTT-2.3.1-1] (3.1.1), [MQTT-2.2.1-3] (5.0)"""
         value = self.u16()
         if not value:
             raise ProtocolError("packet identifier is 0")
         return value
 
     def finish(self) -> None:
-        """Refuse bytes after the last field."""
+        """Raise MalformedPacket for bytes after the last field."""
         if self.pos != self.end:
             raise MalformedPacket("packet has bytes after its last field")
 
