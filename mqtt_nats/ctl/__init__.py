@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mqtt-nats ctl``: looks at gateways and streams from any machine that reaches NATS, and changes them."""
+"""``mqtt-nats ctl``: commands that show and change gateways and streams, from any machine that reaches NATS."""

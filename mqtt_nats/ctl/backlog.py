@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits for a session: in its consumers, in the gateway that has its client, and behind its stored position.
+"""Number of messages that wait for a session: in its consumers, in the gateway of its client, and behind its position.
 
-A consumer for which a position speaks lies dormant, and what nats-server says of it does not count; see
+A consumer that a position replaces is dormant, and nats-server's numbers of it have no meaning; see
 docs/internals/rules.md#positions.
 """
 
@@ -21,42 +21,43 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import Position, position_subject
 
 AT_ONCE: Final = 32
-"""Requests at the same time."""
+"""Most requests at the same time."""
 
 
 class State(NamedTuple):
-    """A consumer, as nats-server describes it."""
+    """State of a consumer according to nats-server."""
 
     queued: int
+    """Messages not delivered yet."""
     inflight: int
-    """Delivered, and not acknowledged."""
+    """Messages delivered and not acknowledged."""
     delivered: int
-    """Sequence up to which it has delivered, or was set."""
+    """Stream sequence of the last delivered message, or to which the consumer was set."""
 
 
 class Load(NamedTuple):
-    """What a gateway has in memory for a client."""
+    """Numbers of messages in a gateway's memory for a client."""
 
     inflight: int
     queued: int
     taken: int | None
-    """Up to here it has been given what it has missed, where it is not yet given all of that."""
+    """Stream sequence that the catch-up of the session has reached; None: the session does not catch up."""
 
     @classmethod
     def told(cls, item: Mapping[str, Any]) -> Load | None:
-        """In what a gateway says of a client that is connected; an older one does not say it."""
+        """Return the numbers in a gateway's answer about a connected client; None from an older gateway."""
         return cls(item["inflight"], item["queued"], item["taken"]) if "taken" in item else None
 
 
 class Waits(NamedTuple):
-    """Messages for a session, or for one of its subscriptions."""
+    """Numbers of messages for a session, or for one of its subscriptions."""
 
     queued: int
     inflight: int
 
 
 async def queues(inbox: RequestInbox, names: Collection[str] | None = None) -> dict[str, State]:
-    """The consumers of sessions by name, all of them or some."""
+    """Return the states of consumers by name: all consumers of messages, or ``names``."""
     if names is None:
         return {
             one["name"]: State(
@@ -75,7 +76,7 @@ async def queues(inbox: RequestInbox, names: Collection[str] | None = None) -> d
 
 
 class Waiting:
-    """What waits for sessions, as it was when this was made."""
+    """Snapshot of the states and positions from which the waiting messages of sessions are computed."""
 
     def __init__(
         self, inbox: RequestInbox, states: Mapping[str, State], found: Mapping[str, Position], first: int
@@ -84,11 +85,11 @@ class Waiting:
         self._inbox = inbox
         self._positions = found
         self._first = first
-        """Sequence of the oldest message that is stored."""
+        """Stream sequence of the oldest stored message."""
 
     @classmethod
     async def look(cls, inbox: RequestInbox, one: Found | None = None) -> Waiting:
-        """At everything, or at what belongs to one session. Raises ApiError, NoResponders, RequestTimeout."""
+        """Read the states of all sessions, or of one session. Raises ApiError, NoResponders, RequestTimeout."""
         record = one.record if one is not None else None
         own = [] if record is None else [each.durable_name for each in record.cons.values()]
         states = await queues(inbox, own if one is not None else None)
@@ -100,7 +101,7 @@ class Waiting:
                 if position is not None:
                     found[message.subject.rpartition(".")[2]] = position
         except NoResponders:
-            pass  # the stream is there only where a shared reader is used
+            pass  # the stream exists only where a shared reader is used
         first = 0
         try:
             first = int((await call(inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["first_seq"])
@@ -110,7 +111,7 @@ class Waiting:
         return cls(inbox, states, found, first)
 
     def _position(self, one: Found) -> Position | None:
-        """Where the session is, if that is not what its consumers say."""
+        """Return the valid position of a session, None without one."""
         position = self._positions.get(one.hash)
         v5 = one.record.v5 if one.record is not None else None
         return position if position is not None and v5 is not None and position.id == v5.pos else None
@@ -119,12 +120,12 @@ class Waiting:
         return [] if position is None else [one for one in position.pending if one >= self._first]
 
     def speaks_for(self, one: Found, consumer: ConsumerRef) -> bool:
-        """Whether a consumer lies dormant, as the session's position speaks for it."""
+        """Whether a consumer is dormant because the session's position replaces it."""
         position = self._position(one)
         return position is not None and consumer.durable_name in position.live
 
     async def of(self, one: Found, load: Load | None) -> Waits:
-        """For a whole session; ``load``: what the gateway says that has its client, None: the client is away."""
+        """Return the numbers for a whole session; ``load``: from the gateway of its client, None: not connected."""
         if one.record is None:
             return Waits(0, 0)
         position = self._position(one)
@@ -138,12 +139,12 @@ class Waiting:
                 queued += await self._after(consumer, position.reached)
             elif load.taken is not None:
                 queued += await self._after(consumer, load.taken)
-        if load is not None:  # whatever brought it, what is on its way to the client is in the gateway
+        if load is not None:  # the gateway counts all messages in flight to the client, from any source
             return Waits(queued + load.queued, load.inflight)
         return Waits(queued + len(self._pending(position)), inflight)
 
     async def of_subscription(self, one: Found, some: Collection[ConsumerRef]) -> Waits:
-        """For one subscription, with these consumers, of a session whose client is away or is fed by them."""
+        """Return the numbers for one subscription with these consumers, if its client is away or they deliver to it."""
         position = self._position(one)
         live = [] if position is None else [each for each in some if each.durable_name in position.live]
         names = {each.durable_name for each in some if each not in live}
@@ -157,7 +158,7 @@ class Waiting:
         return Waits(queued, sum(state.inflight for state in states))
 
     async def _subjects(self, one: Found) -> list[str]:
-        """The subjects of what is pending."""
+        """Return the subjects of the session's pending messages."""
         sequences = self._pending(self._position(one))
         found: list[str] = []
         for start in range(0, len(sequences), AT_ONCE):
@@ -167,7 +168,7 @@ class Waiting:
         return found
 
     async def _after(self, consumer: ConsumerRef, sequence: int) -> int:
-        """How many messages of a consumer there are after a sequence."""
+        """Return the number of messages of a consumer after a stream sequence."""
         state = self.states.get(consumer.durable_name)
         if (
             state is None

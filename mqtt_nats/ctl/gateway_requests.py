@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking gateways: all that run, by their leases, each answering in as many messages as it takes."""
+"""Requests to gateways: to all gateways with a lease or to one; each answers in one or more messages."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from mqtt_streams.gateway_subjects import ASK, WHO
 from mqtt_streams.gateways import GatewayStore
 
 PATIENCE: Final = 10.0
-"""Seconds for which nobody says anything before those that have not answered are given up."""
+"""Seconds without any answer after which waiting for the remaining gateways ends."""
 
 UNKNOWN: Final = 1.0
-"""Seconds in which gateways answer whose number is not known, because JetStream does not tell it."""
+"""As `PATIENCE`, where the number of gateways is not known, because JetStream does not answer."""
 
 PRESENT: Final = 3.0
-"""Seconds in which gateways say that they are there."""
+"""As `PATIENCE`, for the question which gateways run."""
 
 WORKING: Final = 25.0
-"""Seconds that a gateway has for reading its files, or for loading a plugin."""
+"""As `PATIENCE`, for reloading files or loading a plugin."""
 
 LISTS: Final = "`mqtt-nats ctl cluster status` lists them"
 
 Progress = Callable[[int, int | None], None]
-"""Told how much is done, and of how much, where that is known."""
+"""Callback for the progress: number done, and the total number where it is known."""
 
 PROGRESS: Final[ContextVar[Progress | None]] = ContextVar("mqtt_nats_progress", default=None)
 
 
 def progress(done: int, total: int | None = None) -> None:
-    """Tell who looks on how far it is."""
+    """Report the progress to the callback of the context, if any."""
     told = PROGRESS.get()
     if told is not None:
         told(done, total)
@@ -46,23 +46,24 @@ def progress(done: int, total: int | None = None) -> None:
 
 @dataclass(slots=True)
 class Answers:
-    """What gateways have said. Every item names its ``gateway``."""
+    """Answers of gateways. Every item names its ``gateway``."""
 
     items: list[dict[str, Any]] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Gateways that hold a lease and have not answered, or not to the end."""
+    """Gateways that hold a lease and have not answered completely."""
     heard: set[str] = field(default_factory=set)
+    """Gateways that have answered completely."""
 
 
 class Known(NamedTuple):
-    """What leases say: the gateways that hold one, and those whose lease has lapsed and that may run all the same."""
+    """Gateways that hold a lease, and gateways whose lease has lapsed but that may run nevertheless."""
 
     live: set[str]
     lapsed: set[str]
 
 
 async def known(inbox: RequestInbox) -> Known | None:
-    """The gateways that are registered; None: JetStream does not tell, or no gateway has ever run."""
+    """Return the registered gateways; None: JetStream does not answer, or no gateway has ever run."""
     try:
         entries = [one for one in await GatewayStore(inbox).entries() if not one.reaper]
     except (ApiError, NoResponders, RequestTimeout):
@@ -71,7 +72,7 @@ async def known(inbox: RequestInbox) -> Known | None:
 
 
 async def identified(inbox: RequestInbox, gateway: str) -> str:
-    """The id of the gateway that has a name; an id, and a name that nobody has, as it is.
+    """Return the id of the gateway with a name; an id, and a name that no gateway has, unchanged.
 
     Raises:
         Refused: several gateways have that name.
@@ -90,7 +91,7 @@ async def identified(inbox: RequestInbox, gateway: str) -> str:
 
 
 async def run_verb(verb: Verb, inbox: RequestInbox, arguments: Arguments) -> Any:
-    """Run a verb; a gateway that it is about may be given by its name. Raises what ``verb.run`` does."""
+    """Run a verb; its argument ``gateway`` may be a gateway's name. Raises the errors of ``verb.run``."""
     if gateway := getattr(arguments, "gateway", ""):
         arguments = arguments.model_copy(update={"gateway": await identified(inbox, gateway)})
     return await verb.run(inbox, arguments)
@@ -99,14 +100,14 @@ async def run_verb(verb: Verb, inbox: RequestInbox, arguments: Arguments) -> Any
 async def gather(
     inbox: RequestInbox, subject: bytes, body: bytes, wanted: Collection[str] | None, patience: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """The messages of everybody who has answered to the end, by gateway.
+    """Send a question and return the messages of the gateways that have answered completely, by gateway.
 
     Args:
-        wanted: who is waited for; None: nobody knows, and what comes within ``patience`` seconds is taken.
-        patience: seconds for which nobody says anything before the rest is given up.
+        wanted: gateways that have to answer; None: not known, wait until ``patience`` ends.
+        patience: seconds without any answer after which waiting ends.
 
     Raises:
-        Refused: the question is larger than what NATS takes, over which it would end the connection.
+        Refused: the question is above `max_payload`, for which nats-server would end the connection.
     """
     link = inbox.link
     if len(body) > link.max_payload:
@@ -153,7 +154,7 @@ async def gather(
 
 
 async def present(inbox: RequestInbox) -> list[dict[str, Any]]:
-    """What every gateway that answers says of itself."""
+    """Return the descriptions of all gateways that answer."""
     there = await known(inbox)
     wanted = None if there is None else there.live | there.lapsed
     patience = PRESENT if there is not None and there.live else UNKNOWN
@@ -164,12 +165,12 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
     """Ask one gateway, or all that run (``gateway`` empty).
 
     Raises:
-        Refused: no gateway is there, the one that is named is not, or one of them cannot do it.
+        Refused: no gateway answers, the named gateway does not run, or a gateway refuses.
     """
     there = await known(inbox)
     if there is not None and gateway and gateway not in there.live | there.lapsed:
         raise Refused(f"gateway {gateway} does not run: {LISTS}", 404)
-    # Where nobody holds a lease, somebody may run who does not get it renewed.
+    # Without a valid lease, gateways may run that cannot renew their leases.
     wanted = {gateway} if gateway else there.live if there is not None and there.live else None
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
     pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
@@ -188,7 +189,7 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
 
 
 def tell(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:
-    """Say something to all gateways; nobody waits for an answer."""
+    """Send a request to all gateways without waiting for answers."""
     body = orjson.dumps({**arguments, "ask": what, "gateway": ""})
     reply = inbox.prefix + b"all." + inbox.token()
     inbox.link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (ASK, reply, len(body), body))
@@ -196,10 +197,10 @@ def tell(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:
 
 
 async def chosen(inbox: RequestInbox, gateway: str) -> set[str]:
-    """The gateways that are there (``gateway`` empty), or the one that is named.
+    """Return the ids of all gateways that answer (``gateway`` empty), or of the named gateway.
 
     Raises:
-        Refused: no gateway is there, or not that one.
+        Refused: no gateway answers, or the named gateway does not.
     """
     there = {str(one["id"]) for one in await present(inbox)}
     wanted = there & {gateway} if gateway else there
@@ -211,10 +212,10 @@ async def chosen(inbox: RequestInbox, gateway: str) -> set[str]:
 async def have_done(
     inbox: RequestInbox, subject: bytes, question: dict[str, Any], wanted: set[str]
 ) -> list[dict[str, Any]]:
-    """Have gateways do something, and what each says of it.
+    """Send a request to gateways and return the last message of each answer, by order of their ids.
 
     Raises:
-        Refused: not all have answered.
+        Refused: a gateway has not answered.
     """
     pages = await gather(inbox, subject, orjson.dumps(question), wanted, WORKING)
     if silent := ", ".join(sorted(wanted - pages.keys())):
@@ -223,10 +224,10 @@ async def have_done(
 
 
 async def ask_one(inbox: RequestInbox, what: str, arguments: dict[str, Any], gateway: str = "") -> list[dict[str, Any]]:
-    """Ask any gateway, or the one that is named.
+    """Ask one gateway: any gateway that does not drain, or the named one.
 
     Raises:
-        Refused: none is there, or it cannot do it.
+        Refused: no gateway answers, or the gateway refuses.
     """
     if not gateway:
         answering = sorted(str(one["id"]) for one in await present(inbox) if not one.get("draining"))
@@ -237,5 +238,5 @@ async def ask_one(inbox: RequestInbox, what: str, arguments: dict[str, Any], gat
 
 
 def missing(silent: Collection[str], what: str) -> list[str]:
-    """What is said below a table where gateways have not answered."""
+    """Return the lines below a table about gateways that have not answered."""
     return [f"gateway {one} has not answered: {what} are not shown" for one in silent]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``mqtt-nats ctl``: its commands, and all that they need, are imported when they are asked for."""
+"""Command group ``mqtt-nats ctl``: its commands and their dependencies are imported on use."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class Ctl(click.Group):
 
     def _made(self) -> None:
         if not self.commands:
-            from mqtt_nats.ctl.parser import made  # not needed by gateways
+            from mqtt_nats.ctl.parser import made  # gateways do not import it
 
             self.commands.update(made())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the commands."""
+        """Return the names of the commands."""
         self._made()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command."""
+        """Return a command by its name."""
         self._made()
         return super().get_command(ctx, cmd_name)

@@ -20,10 +20,10 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 @contextlib.asynccontextmanager
 async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
-    """Requests to NATS and JetStream, with the ``nats_*`` settings.
+    """Connect to NATS with the ``nats_*`` settings and yield the inbox for requests to NATS and JetStream.
 
     Raises:
-        StartupError: NATS cannot be reached, or JetStream does not do what was asked.
+        StartupError: NATS cannot be reached, or JetStream has refused a request.
     """
 
     async def offline() -> None:
@@ -48,7 +48,7 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
 
 
 async def ask_all(inbox: RequestInbox, subject: bytes, seconds: float, body: bytes = b"") -> list[dict[str, Any]]:
-    """What everybody answers who is there, in this time."""
+    """Send a request and return all answers that arrive within ``seconds``."""
     link = inbox.link
     answers: list[dict[str, Any]] = []
 
@@ -66,7 +66,7 @@ async def ask_all(inbox: RequestInbox, subject: bytes, seconds: float, body: byt
 
 
 def run_connected(settings: Settings, work: Callable[[RequestInbox], Awaitable[Any]]) -> Any:
-    """Run something with a connection to NATS. Raises StartupError."""
+    """Run ``work`` in an event loop with a connection to NATS, and return its result. Raises StartupError."""
 
     async def run() -> Any:
         async with connected(settings) as inbox:

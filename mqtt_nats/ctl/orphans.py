@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs to nobody: consumers that no session record names, and sessions whose consumers are all gone.
+"""Orphans: consumers that no session record names, and broken sessions, whose consumers are all missing.
 
-A consumer is one of these when no record has named it in two looks, nobody listens to it, and it is older than
-anything that a gateway may be about to write. So nothing is removed that is just being made.
+A consumer is an orphan when no record names it in two looks, its deliver subject has no interest, and it is older than
+`YOUNG`: a gateway creates a consumer before it writes the record. So no consumer that is being created is removed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.sessions import V5_VERSION, SessionRecord
 
 YOUNG: Final = 60.0
-"""Seconds for which a consumer may be without a record: whoever makes it is about to write that."""
+"""Age in seconds below which a consumer without a record is no orphan: its record may be about to be written."""
 
 AGAIN: Final = 1.0
 """Seconds between the two looks."""
 
 _OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
-"""Consumers of messages that are a session's: the hash of its client id, and an id."""
+"""Names of sessions' consumers of messages: the key of the session, and an id."""
 
 
 async def find(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Consumers, as stream and name, and the clients whose sessions are broken.
+    """Return the orphaned consumers, as stream and name, and the clients of broken sessions.
 
     Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not tell, as where a consumer has no leader.
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer, for instance where a consumer has no leader.
     """
     first, broken = await _look(inbox, connected)
     if not first and not broken:
@@ -54,13 +54,13 @@ async def find(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tu
 
 
 async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
-    """Consumers that no record names; and sessions without consumers, by client, with the names of those."""
+    """Return consumers that no record names; and the names of missing consumers by client of a broken session."""
     there: dict[tuple[str, str], dict[str, Any]] = {}
     leaderless: set[tuple[str, str]] = set()
     for stream in (MESSAGES, OUT):
         async for one in consumers(inbox, stream, leaderless):
             there[stream, one["name"]] = one
-    # Records are read after consumers: whoever has made a consumer and written its record is found.
+    # Records are read after consumers, so that every consumer whose record is written by now is found in it.
     named: set[tuple[str, str]] = set()
     broken: dict[str, list[str]] = {}
     unreadable: set[str] = set()
@@ -89,7 +89,7 @@ async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[t
 
 
 def _named(client_hash: str, record: SessionRecord) -> set[tuple[str, str]]:
-    """The consumers of one session."""
+    """Return the consumers of one session, as stream and name."""
     found = {(MESSAGES, ref.durable_name) for ref in record.cons.values()}
     found.add((OUT, PUBREL_CONSUMER + client_hash))
     if record.pubrel is not None:
@@ -100,7 +100,7 @@ def _named(client_hash: str, record: SessionRecord) -> set[tuple[str, str]]:
 
 
 def _is_session(stream: str, info: dict[str, Any]) -> bool:
-    """Whether a consumer was made for a session: by its name, and by where it delivers."""
+    """Whether a consumer belongs to a session, according to its name and deliver subject."""
     name, deliver = str(info["name"]), str((info.get("config") or {}).get("deliver_subject", ""))
     if stream == OUT:
         return name.startswith(PUBREL_CONSUMER) and deliver.startswith(PUBREL_DELIVER)
@@ -112,7 +112,7 @@ def _hash(stream: str, name: str) -> str:
 
 
 async def remove(inbox: RequestInbox, orphans: Sequence[tuple[str, str]]) -> AsyncIterator[str]:
-    """Remove consumers to which nobody listens, even now; yields those that are gone."""
+    """Delete orphaned consumers whose deliver subjects have no interest at present; yield the deleted names."""
     for stream, name in orphans:
         info = await consumer_info(inbox, stream, name)
         if info is not None and not info.push_bound:

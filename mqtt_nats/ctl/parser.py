@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command lines below ``mqtt-nats ctl``, made from the table of verbs."""
+"""Commands of ``mqtt-nats ctl``, made from the table of verbs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ GROUPS = {
     "sessions": "Sessions, of clients that are connected or not.",
     "streams": "The streams that keep everything.",
 }
-"""What is said of the first word of commands that have two."""
+"""Help texts of command groups, by the first word of their commands."""
 
 DEFAULT = "list"
-"""The second word, where it may be left out."""
+"""Default of the second word of a command."""
 
 
 class Noun(click.Group):
-    """Commands about one thing; without a second word it lists what there is."""
+    """Group of commands about one kind of object; without a second word, the command `list` runs."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the second word, where it is left out."""
+        """Insert an omitted second word."""
         bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
         if bare and DEFAULT in self.commands and not ctx.resilient_parsing:
             args = [DEFAULT, *args]
@@ -51,7 +51,7 @@ class Noun(click.Group):
 
 
 def made() -> dict[str, click.Command]:
-    """Every command, by its name."""
+    """Return every command by its name."""
     found: dict[str, click.Command] = {}
     for verb in VERBS:
         first, _, second = verb.name.partition(".")
@@ -65,7 +65,7 @@ def made() -> dict[str, click.Command]:
 
 
 def command_of(verb: Verb, name: str) -> click.Command:
-    """One verb as a command."""
+    """Return the command of a verb."""
     fields = verb.arguments.model_fields
     ordered = [one for one in fields if one in verb.in_path or one in verb.positional]
     parameters: list[click.Parameter] = [_positional(one, fields[one]) for one in ordered]
@@ -89,10 +89,10 @@ def command_of(verb: Verb, name: str) -> click.Command:
 
 
 def checked(model: type[Arguments], given: dict[str, Any], context: click.Context) -> Arguments:
-    """The arguments, as far as they were given.
+    """Return the validated arguments; arguments that were not given keep their defaults.
 
     Raises:
-        click.UsageError: something is wrong with them.
+        click.UsageError: an argument is wrong.
     """
     try:
         return model(**{name: value for name, value in given.items() if value is not None and value != ()})
@@ -101,7 +101,7 @@ def checked(model: type[Arguments], given: dict[str, Any], context: click.Contex
 
 
 def complaint(error: ValidationError, model: type[Arguments]) -> str:
-    """What is wrong, in one line."""
+    """Return the errors of arguments in one line."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         name = str(detail["loc"][0]) if detail["loc"] else ""
@@ -120,7 +120,7 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> Sequence[str]:
-    """What the value may be, where only a few may."""
+    """Return the allowed values of a field of a literal type; empty for any other type."""
     inner = [field.annotation, *get_args(field.annotation)]
     return next((get_args(one) for one in inner if get_origin(one) is Literal), ())
 

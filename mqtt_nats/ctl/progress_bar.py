@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar, for people who look at a terminal and wait."""
+"""Progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """Begins when there is something to show."""
+    """Progress bar that appears with the first total number."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -25,7 +25,7 @@ class Bar:
         self._done = 0
 
     def __call__(self, done: int, total: int | None) -> None:
-        """So much is done, of so much."""
+        """Show the progress: ``done`` of ``total``."""
         if total is None or not total:
             return
         if self._bar is None:
@@ -36,14 +36,14 @@ class Bar:
         self._done = max(self._done, min(done, total))
 
     def close(self) -> None:
-        """Leave the terminal in order."""
+        """Close the bar and restore the terminal."""
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
 
 
 @contextmanager
 def bar(name: str) -> Iterator[None]:
-    """Show how far the command ``name`` is, where standard error is a terminal."""
+    """Show the progress of the command ``name`` if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

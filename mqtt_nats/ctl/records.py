@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the streams say of sessions: records, consumers, deadlines. Read page by page."""
+"""Reading of session records, consumers and deadlines from the streams, page by page."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ STREAM_NOT_FOUND: Final = 10059
 
 
 class Found(NamedTuple):
-    """A session record; ``written`` is a Unix time."""
+    """A session record as found in the stream; ``written``: store time, Unix time in seconds."""
 
     client_id: str
-    """Where the record cannot be read, its hash in brackets."""
+    """Client id; the key in brackets if the record cannot be read."""
     hash: str
+    """Key of the session."""
     seq: int
+    """Sequence of the record."""
     written: float
     record: SessionRecord | None
+    """None: the record cannot be read."""
     problem: str
-    """Why it cannot be read."""
+    """Reason why the record cannot be read; else empty."""
 
 
 def fits(pattern: str, client_id: str) -> bool:
-    """Whether a client id is like a pattern; every one is like none."""
+    """Whether a client id matches a pattern; every client id matches an empty pattern."""
     return not pattern or fnmatchcase(client_id, pattern)
 
 
 async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
-    """All messages of a subject (wildcards allowed), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
+    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
     start, more = 1, True
     while more:
         page, more = await stored.direct_page(inbox, stream, subject, {"seq": start}, messages=PAGE, size=PAGE_BYTES)
@@ -51,8 +54,8 @@ async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncIterator
 
 
 async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:
-    """All session records, or those of one client. Raises ApiError, NoResponders, RequestTimeout."""
-    if client_id is not None:  # with a JetStream domain there is a token more
+    """Yield all session records, or the records of one client. Raises ApiError, NoResponders, RequestTimeout."""
+    if client_id is not None:  # with a JetStream domain the subject has one more token
         key, there = name_hash(client_id), False
         for subject in (f"{PREFIX}{key}", f"{PREFIX}*.{key}"):
             async for one in _records(inbox, subject, client_id):
@@ -60,7 +63,8 @@ async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIte
                 yield one
         if there:
             return
-    async for one in _records(inbox, PREFIX + ">", client_id):  # at its second key, which nobody knows by the id alone
+    # A second key cannot be computed from the client id alone: read all records.
+    async for one in _records(inbox, PREFIX + ">", client_id):
         yield one
 
 
@@ -79,7 +83,7 @@ async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> 
 
 
 async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, float]:
-    """When sessions end whose clients are not connected (Unix time), by the hash of the client id."""
+    """Return the deadlines of disconnected clients' sessions (Unix time in seconds), by session key."""
     found = {}
     async for message in pages(inbox, TIMERS, timer_subject(EXPIRY, client_hash)):
         text = headers.get(message.headers, headers.SCHEDULE) or ""
@@ -94,10 +98,10 @@ async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, fl
 async def consumers(
     inbox: RequestInbox, stream: str, missing: set[tuple[str, str]] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """All consumers of a stream, as nats-server describes them; none where there is no such stream.
+    """Yield all consumers of a stream as described by nats-server; none for a missing stream.
 
     Args:
-        missing: gets those, as stream and name, that are there and cannot be described: they have no leader.
+        missing: consumers without a leader, which nats-server cannot describe, are added to it, as stream and name.
     """
     offset = 0
     while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nats-servers of a cluster, as far as they can be seen without the system account."""
+"""The nats-servers of a cluster, as far as they are visible without the system account."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mqtt_nats.ctl.nats_connection import ask_all
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 
 PING: Final = b"$SYS.REQ.SERVER.PING.CONNZ"
-"""Every server answers any account, with the connections of that account."""
+"""Request that every nats-server answers for any account, with the connections of that account."""
 
 ADVISORY: Final = b"$JS.EVENT.ADVISORY.API"
-"""Who has answered a request to JetStream."""
+"""Subject of advisories that name the nats-server that answered a JetStream API request."""
 
 
 async def servers(inbox: RequestInbox, seconds: float) -> list[dict[str, Any]]:
-    """Every server that answers in this time, by name; ``leader``: it leads JetStream's meta group.
+    """Return the nats-servers that answer within ``seconds``, sorted by name; ``leader``: leader of the meta group.
 
-    A NATS user who may not ask sees the server that it is connected to.
+    A NATS user without the permission for `PING` gets only the nats-server of its connection.
     """
     answers, leader = await asyncio.gather(ask_all(inbox, PING, seconds, b'{"limit":1}'), _meta_leader(inbox, seconds))
     info = inbox.link.server
@@ -53,7 +53,7 @@ async def servers(inbox: RequestInbox, seconds: float) -> list[dict[str, Any]]:
 
 
 async def _meta_leader(inbox: RequestInbox, seconds: float) -> str:
-    """The name of the server that leads the meta group: it answers for the account; empty when nobody can tell."""
+    """Return the name of the meta group's leader, which answers `$JS.API.INFO`; empty when it is not known."""
     link = inbox.link
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -64,7 +64,7 @@ async def _meta_leader(inbox: RequestInbox, seconds: float) -> str:
 
     sid = link.subscribe_raw(ADVISORY, heard)
     try:
-        # The advisory comes from a server that has to know of the subscription first.
+        # The nats-server that sends the advisory must have received the subscription before.
         for _ in range(3):
             await asyncio.wait_for(link.fence(), seconds)
             await asyncio.wait_for(call(inbox, "INFO"), seconds)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one thing is that can be asked of the gateways and streams: by the command line and by the HTTP API alike."""
+"""Verbs: definitions of commands, from which the command line and the HTTP API are made."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 TEXT_LENGTH: Final = 65_535
-"""Characters of a text that is given; no string of MQTT is longer."""
+"""Most characters of a text argument; no MQTT string is longer."""
 
 OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
-"""Whether a gateway asks for somebody, and not somebody at this machine."""
+"""Whether the verb runs in a gateway for an HTTP request; False: for a command line."""
 
 
 class Refused(StartupError):
-    """What was asked for cannot be done; one line that says why, and the HTTP status that says the same."""
+    """The verb cannot be carried out; the text is one line with the reason, ``status`` the HTTP status."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -33,7 +33,7 @@ class Refused(StartupError):
 
 
 class Arguments(BaseModel):
-    """What is given with a question."""
+    """Arguments of a verb."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=TEXT_LENGTH)
 
@@ -44,15 +44,15 @@ def _nothing(asked: Any, found: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One question, or one change.
+    """Definition of one question or change.
 
-    ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. Its inbox is on a connection that gets its own
-    messages too, or a gateway that asks all would not hear itself. An argument that ``path`` names may hold slashes:
-    they are percent-encoded there. ``show`` makes of a result what a person reads. ``positional`` are the arguments
-    that the command line takes without a name, besides those of ``path``, all in the order of the model. With ``lines``
-    the result is not one object, but lines as they come, for HTTP alone. ``lacking`` says in one line, of the arguments
-    and the result, what was not done of what was asked for; the command line then fails, when it has printed the rest.
-    What ``waits`` is cancelled when who asks over HTTP has gone.
+    ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. Its inbox must be on a connection that receives
+    its own messages, so that a gateway that asks all gateways also asks itself. Slashes in an argument of ``path`` are
+    percent-encoded. ``show`` formats a result as text. ``positional``: arguments without a name on the command line,
+    besides the arguments in ``path``, all in the order of the model. ``lines``: the result consists of lines that come
+    one after the other, not of one object; for HTTP only. ``lacking`` returns one line, from arguments and result,
+    about everything that was not done; the command line prints the result and then fails. ``waits``: the verb is
+    cancelled when its HTTP client disconnects.
     """
 
     name: str
@@ -69,15 +69,15 @@ class Verb:
 
     @property
     def in_path(self) -> tuple[str, ...]:
-        """The arguments that the path names."""
+        """Names of the arguments in the path."""
         return tuple(re.findall(r"\{([a-z_]+)\}", self.path))
 
 
 def seconds(text: str) -> float:
-    """``90``, ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
+    """Return the seconds of ``90``, ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
 
     Raises:
-        Refused: it is none of these.
+        Refused: the text has another form.
     """
     if text == "always":
         return 0.0
@@ -97,4 +97,4 @@ def _length(given: object) -> object:
 
 
 Length = Annotated[float, BeforeValidator(_length, json_schema_input_type=float | str), Field(ge=0, le=1e11)]
-"""Seconds, also as ``90s``, ``15m``, ``2h``, ``7d``; 0 and ``always``: without an end."""
+"""Type of a time in seconds, also as ``90s``, ``15m``, ``2h``, ``7d``; 0 and ``always``: no end."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be asked: the command line ``mqtt-nats ctl`` and the HTTP API are made from this table."""
+"""Table of all verbs, from which the command line ``mqtt-nats ctl`` and the HTTP API are made."""
 
 from __future__ import annotations
 

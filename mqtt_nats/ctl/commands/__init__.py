@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of ``mqtt-nats ctl``, each with its command line and its answer."""
+"""Verbs of ``mqtt-nats ctl``: arguments, functions and text output, by subject."""

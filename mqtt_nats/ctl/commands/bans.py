@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl bans``: who may not connect, at any gateway of the account."""
+"""``ctl bans``: list, add and lift bans, which hold at all gateways of the account."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mqtt_streams.bans import BanStore
 
 
 async def listed(inbox: RequestInbox) -> list[dict[str, Any]]:
-    """The bans that hold, as ``--json`` prints them. Raises ApiError, NoResponders, RequestTimeout."""
+    """Return the bans in force, in the form of ``--json``. Raises ApiError, NoResponders, RequestTimeout."""
     now = time.time()
     found = [
         one for one in await BanStore(inbox).all() if not one["lifted"] and (not one["until"] or one["until"] > now)
@@ -31,7 +31,7 @@ async def listed(inbox: RequestInbox) -> list[dict[str, Any]]:
 
 
 def shown(found: list[dict[str, Any]]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = [
         [one["kind"], cell(one["value"]), _end(one["until"]), cell(one["by"]), plain(one["reason"])] for one in found
     ]
@@ -50,24 +50,24 @@ def _checked(kind: str, value: str, until: float = 0.0, reason: str = "", by: st
 
 
 def _somebody() -> str:
-    """Who sets a ban without saying so: for the admin listener whoever is let in, else the user of this machine."""
+    """Return the default setter of a ban: an administrator over HTTP, or the user of this machine."""
     if OVER_HTTP.get():
         return "an administrator, over HTTP"
     try:
         return f"{getpass.getuser()}, by hand"
-    except (KeyError, OSError):  # its number has no name here, as in many containers
+    except (KeyError, OSError):  # the user id has no name, as in many containers
         return f"uid {os.getuid()}, by hand"
 
 
 class Who(Arguments):
-    """Whom a ban is about."""
+    """Subject of a ban: kind and value."""
 
     kind: Literal["client", "user", "address", "user-client", "address-client"]
     who: str = Field(description="A client id, a user name, an address or a network; USER/CLIENT or ADDRESS/CLIENT.")
 
 
 class NewBan(Who):
-    """A ban to be set."""
+    """Arguments of a new ban."""
 
     lasts: Length = Field(
         default=3600.0,
@@ -83,11 +83,11 @@ class NewBan(Who):
 
 
 async def add(inbox: RequestInbox, asked: NewBan) -> dict[str, Any]:
-    """Ban somebody; the ban, as the list has it.
+    """Set a ban and return it.
 
     Raises:
-        Refused: the value is none of its kind.
-        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        Refused: the value does not conform to its kind.
+        ApiError, NoResponders, RequestTimeout: JetStream does not store it.
     """
     now = time.time()
     one = _checked(
@@ -98,11 +98,11 @@ async def add(inbox: RequestInbox, asked: NewBan) -> dict[str, Any]:
 
 
 async def remove(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
-    """Lift a ban; says whose.
+    """Lift a ban and return its kind and value.
 
     Raises:
-        Refused: there is none.
-        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        Refused: there is no such ban.
+        ApiError, NoResponders, RequestTimeout: JetStream does not store it.
     """
     one = _checked(asked.kind, asked.who)
     if not any((each["kind"], each["value"]) == (one.kind, one.value) for each in await listed(inbox)):

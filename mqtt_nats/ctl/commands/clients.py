@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl clients``: who is connected, to which gateway, how it keeps up; and disconnecting."""
+"""``ctl clients``: list, show and disconnect connected clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mqtt_nats.ctl.tables import ago, cell, cut, plain, quantity, rest, sheet, t
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 
 RENEWED: Final = 5.0
-"""Seconds between two times that gateways are told that somebody still wants them to go on."""
+"""Seconds between two renewals of a disconnection in progress at the gateways."""
 
 
 class Selection(Arguments):
-    """Which clients; all of what is given has to be so."""
+    """Selection of clients; a client has to match all given criteria."""
 
     match: str = Field(
         default="",
@@ -39,19 +39,19 @@ class Selection(Arguments):
 
 
 class Listing(Selection):
-    """Which clients, and how many of them."""
+    """Selection of clients, with a limit of their number."""
 
     limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
 
 
 class Who(Arguments):
-    """Which client."""
+    """Selection of one client."""
 
     client_id: str
 
 
 class Kicked(Selection):
-    """Whom to disconnect."""
+    """Selection of clients to disconnect, and how."""
 
     clients: tuple[str, ...] = Field(
         default=(), description="Client ids.", json_schema_extra={"metavar": "[CLIENT_ID]..."}
@@ -70,14 +70,14 @@ class Kicked(Selection):
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """The clients, the slowest first, then by name; and the gateways that have not answered."""
+    """Return the clients, the slowest first, then by name, and the gateways that have not answered."""
     answers = await ask(inbox, "clients", asked.model_dump(exclude={"gateway", "limit"}), gateway=asked.gateway)
     found = sorted(answers.items, key=lambda one: (-one["unread"], -one["queued"], one["client"]))
     return cut({"clients": found, "silent": answers.silent}, "clients", asked.limit)
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     rows = [
         [
@@ -102,17 +102,17 @@ def shown(found: dict[str, Any]) -> str:
 
 
 async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
-    """One client, with its subscriptions.
+    """Return one client with its subscriptions.
 
     Raises:
-        Refused: it is not connected.
+        Refused: the client is not connected.
     """
     answers = await ask(inbox, "client", {"client": asked.client_id})
     if not answers.items:
         silent = "".join(f"; gateway {one} has not answered" for one in answers.silent)
         hint = f"`mqtt-nats ctl sessions show {plain(asked.client_id)}` shows its session, if it has one{silent}"
         raise Refused(f"client {plain(asked.client_id)} is not connected: {hint}", 404)
-    # During a takeover two gateways may have it: the later connection counts.
+    # During a takeover the client may be connected to two gateways: the later connection counts.
     found = max((one for one in answers.items if "epoch" in one), key=lambda one: int(one["epoch"]))
     keys = ("filter", "qos", "no_local", "retain_as_published", "identifier")
     subscriptions = [one for one in answers.items if "filter" in one and one["gateway"] == found["gateway"]]
@@ -120,7 +120,7 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
 
 
 def shown_one(one: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     unread = quantity(one["unread"])
     if one["unread_since"] is not None:
@@ -153,7 +153,7 @@ async def kick(inbox: RequestInbox, asked: Kicked) -> dict[str, Any]:
     """Disconnect clients; their sessions stay, their wills are published.
 
     Raises:
-        Refused: nobody is named, or somebody who is named is not connected.
+        Refused: no client is selected, or no client was disconnected and a named one is not connected.
     """
     chosen = (asked.clients, asked.match, asked.user, asked.address, asked.listener, asked.slow, asked.everybody)
     if not any(chosen):
@@ -167,7 +167,7 @@ async def kick(inbox: RequestInbox, asked: Kicked) -> dict[str, Any]:
 
 
 async def _kick(inbox: RequestInbox, asked: Kicked) -> Answers:
-    """Have it done; gateways go on for as long as somebody waits here."""
+    """Send the request to the gateways and renew it while it is in progress; stop it at the end."""
     question = asked.model_dump(exclude={"gateway"})
     if not asked.over or asked.dry_run:
         return await ask(inbox, "kick", question, gateway=asked.gateway)
@@ -187,7 +187,7 @@ async def _renew(inbox: RequestInbox, name: str) -> None:
 
 
 def shown_kicked(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     count = len(found["clients"])
     done = "would be disconnected" if found["dry_run"] else "disconnected"
     lines = [f"{count:,} {'client' if count == 1 else 'clients'} {done}"]
@@ -198,7 +198,7 @@ def shown_kicked(found: dict[str, Any]) -> str:
 
 
 def left(asked: Kicked, found: dict[str, Any]) -> str:
-    """Who was to be disconnected, and is not known to be."""
+    """Return the named clients that are not connected, and the gateways that have not answered, as text."""
     parts = [f"{plain(one)} is not connected" for one in found["absent"]]
     parts += [f"gateway {one} has not answered" for one in found["silent"]]
     return f"not everybody who is meant: {'; '.join(parts)}" if parts else ""

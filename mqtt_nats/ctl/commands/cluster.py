@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl cluster``: the gateways, by their leases and by what they answer, and the nats-servers behind the streams."""
+"""``ctl cluster``: show gateways (from leases and answers), nats-servers and streams; remove a dead gateway."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from mqtt_streams.gateway_subjects import LOOK
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
 PATIENCE: Final = 0.5
-"""Seconds in which nats-servers answer."""
+"""Seconds to wait for the answers of nats-servers."""
 
 STREAM_NOT_FOUND: Final = 10059
 
 
 async def status(inbox: RequestInbox) -> dict[str, Any]:
-    """Gateways, nats-servers and streams, as ``--json`` prints them; without what JetStream does not tell at present.
+    """Return gateways, nats-servers and streams in the form of ``--json``, as far as JetStream answers at present.
 
     Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not answer, and no gateway is there.
+        ApiError, NoResponders, RequestTimeout: neither JetStream nor a gateway answers.
     """
     answered, found = await asyncio.gather(present(inbox), servers(inbox, PATIENCE))
     answers = {one["id"]: one for one in answered}
@@ -54,7 +54,7 @@ async def status(inbox: RequestInbox) -> dict[str, Any]:
 
 
 def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """One gateway; ``state`` is running, not ready, silent (its lease has not lapsed), dead, or being reaped."""
+    """Return one gateway; ``state``: running, draining, not ready, silent (with a lease), dead, or being dealt with."""
     if answer is not None:
         obstacle = answer.get("obstacle")
         state = "draining" if answer["draining"] else f"not ready: {obstacle}" if obstacle else "running"
@@ -106,7 +106,7 @@ async def _stream(inbox: RequestInbox, name: str) -> dict[str, Any] | None:
 
 
 def _server_row(one: dict[str, Any], streams: list[dict[str, Any]]) -> list[str]:
-    """One nats-server, with what it leads: JetStream's meta group, and streams."""
+    """Return the row of a nats-server, with its leaderships: JetStream's meta group, and streams."""
     led = sum(stream.get("leader") == one["name"] for stream in streams)
     leads = ", ".join([*(["meta"] if one["leader"] else []), *([f"{led} streams"] if led else [])])
     connections = "" if one["connections"] is None else f"{one['connections']:,}"
@@ -114,7 +114,7 @@ def _server_row(one: dict[str, Any], streams: list[dict[str, Any]]) -> list[str]
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     rows = []
     for one in found["gateways"]:
@@ -146,7 +146,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 async def remove(inbox: RequestInbox, identity: str) -> str:
-    """End a dead gateway's lease now, so that another one deals with its clients at once; says what was done.
+    """End a dead gateway's lease, so that another gateway deals with its clients at once; return a text about it.
 
     Raises:
         Refused: there is no such gateway, or it is not dead.
@@ -170,7 +170,7 @@ async def remove(inbox: RequestInbox, identity: str) -> str:
 
 
 class Gateway(Arguments):
-    """Which gateway."""
+    """Selection of one gateway."""
 
     gateway: str
 

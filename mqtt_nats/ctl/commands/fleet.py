@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all gateways are asked to do, those that come later too: reading files again, and plugins."""
+"""``ctl reload``, and requests to all gateways (wishes) that also hold for gateways that start later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqtt_streams.gateway_subjects import RELOAD
 
 
 async def remember(inbox: RequestInbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
-    """Have gateways that come later do what all of these have done with a plugin; nothing where one has not."""
+    """Store a wish that later gateways load or unload a plugin as these have; nothing unless all of these have."""
     states = [{plugin["name"]: plugin["loaded"] for plugin in one["plugins"]} for one in answers]
     done = all(state.get(name, False) == loaded for state in states)
     if done and any(name in state for state in states):
@@ -27,7 +27,7 @@ async def remember(inbox: RequestInbox, name: str, loaded: bool, answers: Collec
 
 
 async def take_back(inbox: RequestInbox, name: str) -> bool:
-    """Where gateways were asked to load a plugin, have those that come not load it; whether they were."""
+    """Replace a stored wish about a plugin by a wish not to load it; return whether there was one."""
     known = any(wish.kind == "plugin" and wish.name == name for wish in await FleetStore(inbox).all())
     if known:
         await _wish(inbox, Wish("plugin", secrets.token_hex(8), name, False))
@@ -39,16 +39,16 @@ async def _wish(inbox: RequestInbox, wish: Wish) -> None:
 
 
 class Where(Arguments):
-    """Which gateways."""
+    """Selection of gateways."""
 
     gateway: str = Field("", description="Only this one; otherwise all.", json_schema_extra={"metavar": "ID"})
 
 
 async def reload(inbox: RequestInbox, asked: Where) -> list[dict[str, Any]]:
-    """Have gateways read their files again.
+    """Reload the files of gateways.
 
     Raises:
-        Refused: no gateway is there, not all have answered, or one keeps what it had, as a file is wrong.
+        Refused: no gateway runs, a gateway has not answered, or a gateway keeps its files because one is wrong.
     """
     wanted = await chosen(inbox, asked.gateway)
     wish = Wish("reload", secrets.token_hex(8))

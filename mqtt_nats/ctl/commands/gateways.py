@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl status``, ``listeners``, ``hooks``, ``acl check`` and ``drain``: what gateways do, have and allow."""
+"""``ctl status``, ``listeners``, ``hooks``, ``acl check`` and ``drain``: show and stop gateways."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
 
 STEP: Final = 0.5
-"""Seconds between two looks at a gateway that is ending."""
+"""Seconds between two requests for the state of a draining gateway."""
 
 LIMITED: Final = {"messages": MESSAGES, "retained": RETAINED, "sessions": SESSIONS}
 
 
 class Where(Arguments):
-    """Which gateways."""
+    """Selection of gateways."""
 
     gateway: str = Field(
         default="", description="Only this one; otherwise all that run.", json_schema_extra={"metavar": "ID"}
@@ -34,7 +34,7 @@ class Where(Arguments):
 
 
 class Check(Where):
-    """What a user may do."""
+    """Access whose permission is checked."""
 
     user: str = Field(description="A user name; - for an anonymous client.")
     topic: str = Field(description="A topic or a topic filter.")
@@ -55,7 +55,7 @@ class Check(Where):
 
 
 class Drained(Arguments):
-    """Which gateway is to end."""
+    """Selection of a gateway to drain."""
 
     gateway: str
     wait: Length = Field(
@@ -66,9 +66,9 @@ class Drained(Arguments):
 
 
 async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
-    """What the gateways do: clients, messages, what waits, what was dropped; and what is stored.
+    """Return the counters of the gateways, and the numbers of stored messages, retained messages and sessions.
 
-    ``received`` and ``sent`` are counts by QoS since each gateway has started.
+    ``received`` and ``sent`` are counts by QoS since the start of each gateway.
     """
     answers = await ask(inbox, "counters", gateway=asked.gateway)
     stored: dict[str, int | None] = {}
@@ -81,7 +81,7 @@ async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = []
     for one in found["gateways"]:
         lag = one["lag"]
@@ -123,13 +123,13 @@ def shown(found: dict[str, Any]) -> str:
 
 
 async def listeners(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
-    """The listeners of the gateways, with who gets in."""
+    """Return the listeners of the gateways, with their authenticators."""
     answers = await ask(inbox, "listeners", gateway=asked.gateway)
     return {"listeners": answers.items, "silent": answers.silent}
 
 
 def shown_listeners(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = [
         [
             one["gateway"],
@@ -153,13 +153,13 @@ def _who(one: dict[str, Any]) -> str:
 
 
 async def hooks(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
-    """The callbacks at every point, in the order in which they are asked."""
+    """Return the callbacks of every point, in their order."""
     answers = await ask(inbox, "hooks", gateway=asked.gateway)
     return {"hooks": answers.items, "silent": answers.silent}
 
 
 def shown_hooks(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = [
         [
             one["gateway"],
@@ -177,7 +177,7 @@ def shown_hooks(found: dict[str, Any]) -> str:
 
 
 async def acl(inbox: RequestInbox, asked: Check) -> dict[str, Any]:
-    """What the gateways' rules say; what decided it is in ``why``."""
+    """Return the decisions of the gateways' rules; ``why`` names the deciding rule."""
     question = asked.model_dump(exclude={"gateway", "group"})
     question |= {"user": None if asked.user == "-" else asked.user, "groups": list(asked.group)}
     answers = await ask(inbox, "acl", question, gateway=asked.gateway)
@@ -185,7 +185,7 @@ async def acl(inbox: RequestInbox, asked: Check) -> dict[str, Any]:
 
 
 def shown_acl(found: dict[str, Any]) -> str:
-    """The same for people; what is the same at several QoS is one line."""
+    """Return the decisions as text for a terminal; equal decisions at several QoS share one line."""
     rows = []
 
     def same(one: dict[str, Any]) -> tuple[str, ...]:
@@ -201,10 +201,10 @@ def shown_acl(found: dict[str, Any]) -> str:
 
 
 async def drain(inbox: RequestInbox, asked: Drained) -> dict[str, Any]:
-    """Have a gateway move everybody off and end, as on SIGTERM; returns when it has ended, or the time is up.
+    """Drain a gateway as on SIGTERM: it disconnects its clients and ends; return at its end or after `asked.wait`.
 
     Raises:
-        Refused: it does not run.
+        Refused: the gateway does not run.
     """
     (begun,) = (await ask(inbox, "drain", gateway=asked.gateway)).items
     deadline = time.monotonic() + asked.wait
@@ -224,7 +224,7 @@ async def drain(inbox: RequestInbox, asked: Drained) -> dict[str, Any]:
 
 
 def shown_drained(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     if found["ended"]:
         return f"gateway {found['gateway']} has let go of {found['connections']:,} connections, and has ended"
     about = f"gateway {found['gateway']} lets go of {found['connections']:,} connections"
@@ -232,7 +232,7 @@ def shown_drained(found: dict[str, Any]) -> str:
 
 
 def left(asked: Drained, found: dict[str, Any]) -> str:
-    """What was waited for in vain."""
+    """Return a line about a gateway that has not ended within the given time."""
     if found["ended"] or not asked.wait:
         return ""
     return f"gateway {found['gateway']} has not ended in {span(asked.wait)}: {found['left']:,} connections are left"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl plugins``: what gateways have installed and loaded, and loading and unloading it."""
+"""``ctl plugins``: list, load and unload the plugins of gateways."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mqtt_streams.gateway_subjects import PLUGINS
 
 
 async def ask(inbox: RequestInbox, action: str, name: str = "", gateway: str = "") -> list[dict[str, Any]]:
-    """Have one gateway, or all (``gateway`` empty), do something, and tell what they have then.
+    """Send an action on plugins to one gateway or all (``gateway`` empty), and return the plugins that they have then.
 
     Raises:
-        Refused: no gateway is there, or not all have answered.
+        Refused: no gateway runs, a gateway has not answered, or the action has failed at a gateway.
     """
     try:
         wanted = await chosen(inbox, gateway)
@@ -37,7 +37,7 @@ async def ask(inbox: RequestInbox, action: str, name: str = "", gateway: str = "
 
 
 def shown(found: list[dict[str, Any]]) -> str:
-    """What gateways have, for people."""
+    """Return the plugins of gateways as text for a terminal."""
     rows = []
     for one in found:
         for plugin in one["plugins"]:
@@ -51,7 +51,7 @@ def shown(found: list[dict[str, Any]]) -> str:
 
 
 class Where(Arguments):
-    """Which gateways."""
+    """Selection of gateways."""
 
     gateway: str = Field(
         default="", description="Only this one; otherwise all that run.", json_schema_extra={"metavar": "ID"}
@@ -59,7 +59,7 @@ class Where(Arguments):
 
 
 class Which(Where):
-    """Which plugin, at which gateways."""
+    """Selection of a plugin, and of gateways."""
 
     name: str
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl retained``: retained messages, and removing them; ``ctl publish``."""
+"""``ctl retained``: list, show and remove retained messages; ``ctl publish``."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from mqtt_streams.retained import RetainedMessage, RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
 
 HELD: Final = 20_000
-"""Messages that are held beyond those that are wanted."""
+"""Entries in memory beyond twice the wanted number at which `All` is cut to the wanted number."""
 
 AT_ONCE: Final = 100
-"""Topics that a gateway is asked about at a time."""
+"""Number of topics in one request to a gateway."""
 
 
 class Listing(Arguments):
-    """Which retained messages."""
+    """Selection of retained messages."""
 
     filter: str = Field(default="#", description="A topic filter.")
     limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
 
 
 class Which(Arguments):
-    """Of which topic."""
+    """Topic of a retained message."""
 
     topic: str
 
 
 class Deleted(Arguments):
-    """Which retained messages are to be removed."""
+    """Selection of retained messages to remove."""
 
     topic: str = Field(description="A topic, or a topic filter.")
     dry_run: bool = Field(default=False, description="Only show which.")
 
 
 class Message(Arguments):
-    """A message to be published."""
+    """A message to publish."""
 
-    model_config = ConfigDict(str_max_length=None)  # a payload may be as large as NATS takes it
+    model_config = ConfigDict(str_max_length=None)  # only NATS bounds the size of a payload
 
-    topic: str = Field(json_schema_extra={"maxLength": TEXT_LENGTH})  # its own check says more
+    topic: str = Field(json_schema_extra={"maxLength": TEXT_LENGTH})  # `checked_topic` gives a better error text
     payload: str = Field(default="", description="What it says.")
     base64: bool = Field(default=False, description="PAYLOAD is Base64.")
     qos: int = Field(default=0, ge=0, le=2, description="0, 1 or 2.", json_schema_extra={"metavar": "QOS"})
@@ -60,12 +60,12 @@ class Message(Arguments):
     @field_validator("payload")
     @classmethod
     def _is_text(cls, payload: str) -> str:
-        payload.encode()  # what is no Unicode cannot be sent
+        payload.encode()  # raises for surrogates, which cannot be sent
         return payload
 
 
 class Brief(NamedTuple):
-    """What a list says of a message: of a million of them nobody wants to hold the payloads."""
+    """Entry of a retained message in a list; without the payload, since a list may have a million messages."""
 
     qos: int
     size: int
@@ -73,7 +73,7 @@ class Brief(NamedTuple):
 
 
 class All:
-    """The retained messages that match a filter, as far as they have been read; of those only the first by topic."""
+    """Retained messages read so far that match a filter; only the first ``most`` by topic are needed (0: all)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -81,7 +81,7 @@ class All:
         self.total = 0
 
     def add(self, page: list[RetainedMessage]) -> bool:
-        """Take a page; True when more is held than is wanted."""
+        """Add a page; return whether so many entries are in memory that `first` has to be called."""
         for one in page:
             topic = subject_to_topic(one.subject)
             self.total += topic not in self._found
@@ -89,7 +89,7 @@ class All:
         return bool(self._most) and len(self._found) > 2 * self._most + HELD
 
     def first(self) -> list[tuple[str, Brief]]:
-        """The first by topic; nothing else is held from now on."""
+        """Return the first entries by topic, and drop the others."""
         if self._most:
             found = nsmallest(self._most, self._found.items(), key=lambda one: one[0])
         else:
@@ -99,7 +99,7 @@ class All:
 
 
 async def _all(inbox: RequestInbox, topic_filter: str, most: int = 0) -> tuple[list[tuple[str, Brief]], int]:
-    """The first by topic, and how many there are; what takes long is done beside the event loop of a gateway."""
+    """Return the first entries by topic, and the total number. Sorting runs in a thread, beside the event loop."""
     found = All(most)
     for subject in filter_to_subjects(checked(topic_filter)):
         async for page in RetainedStore(inbox).matching(subject):
@@ -110,14 +110,14 @@ async def _all(inbox: RequestInbox, topic_filter: str, most: int = 0) -> tuple[l
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """The retained messages, by topic."""
+    """Return the retained messages, sorted by topic."""
     found, total = await _all(inbox, asked.filter, asked.limit)
     shown = [{"topic": topic, "qos": one.qos, "bytes": one.size, "stored": one.stored} for topic, one in found]
     return {"retained": shown, "total": total}
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     rows = [
         [cell(one["topic"]), str(one["qos"]), quantity(one["bytes"]), ago(one["stored"], now)]
@@ -127,10 +127,10 @@ def shown(found: dict[str, Any]) -> str:
 
 
 async def get(inbox: RequestInbox, asked: Which) -> dict[str, Any]:
-    """One retained message; ``text`` is None where its payload is no UTF-8.
+    """Return one retained message; ``text`` is None for a payload that is no UTF-8.
 
     Raises:
-        Refused: there is none.
+        Refused: the topic has no retained message.
     """
     topic = checked_topic(asked.topic)
     try:
@@ -154,7 +154,7 @@ async def get(inbox: RequestInbox, asked: Which) -> dict[str, Any]:
 
 
 def shown_one(one: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     text = one["text"]
     payload = f"{one['payload']} (Base64)" if text is None else "\n".join(map(plain, text.split("\n")))
     stored = ago(one["stored"], time.time())
@@ -163,10 +163,10 @@ def shown_one(one: dict[str, Any]) -> str:
 
 
 async def delete(inbox: RequestInbox, asked: Deleted) -> dict[str, Any]:
-    """Remove retained messages, as a client would: with an empty retained message, which subscribers see.
+    """Remove retained messages as a client does: by an empty retained message, which subscribers get.
 
     Raises:
-        Refused: there is none, or no gateway to do it.
+        Refused: there is no such message, or no gateway answers.
     """
     topics = [topic for topic, _ in (await _all(inbox, asked.topic))[0]]
     if not topics:
@@ -180,7 +180,7 @@ async def delete(inbox: RequestInbox, asked: Deleted) -> dict[str, Any]:
 
 
 def shown_deleted(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     topics = found["topics"]
     count = f"{len(topics):,} retained message{'' if len(topics) == 1 else 's'}"
     if not found["dry_run"]:
@@ -189,10 +189,10 @@ def shown_deleted(found: dict[str, Any]) -> str:
 
 
 async def publish(inbox: RequestInbox, asked: Message) -> dict[str, Any]:
-    """Publish a message by one of the gateways; returns when it is stored, at QoS 0 without retain at once.
+    """Publish a message by one of the gateways; return when it is stored, at QoS 0 without retain at once.
 
     Raises:
-        Refused: the topic is not for clients, the message is too large, or no gateway is there.
+        Refused: the topic is not for clients, the message is too large, or no gateway answers.
     """
     try:
         payload = b64decode(asked.payload, validate=True) if asked.base64 else asked.payload.encode()
@@ -204,7 +204,7 @@ async def publish(inbox: RequestInbox, asked: Message) -> dict[str, Any]:
 
 
 def shown_published(one: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     retained = ", retained" if one["retain"] else ""
     return f"{quantity(one['bytes'])} published on {plain(one['topic'])} at QoS {one['qos']}{retained}"
 

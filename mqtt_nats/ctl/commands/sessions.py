@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl sessions``: what JetStream keeps of clients, connected or not; ending it; what belongs to nobody."""
+"""``ctl sessions``: list and show stored sessions, end sessions, remove orphaned consumers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
 AT_ONCE: Final = 32
-"""Sessions that a gateway is asked to end at a time."""
+"""Number of sessions in one request to a gateway to end them."""
 
 RETURNED: Final = frozenset((CONNECTED, RECONNECTED))
-"""Why a session is not ended any more that somebody has come back for."""
+"""Reasons why a session is not ended: its client is connected, or has connected since."""
 
 
 class Listing(Arguments):
-    """Which sessions."""
+    """Selection of sessions."""
 
     match: str = Field(
         default="",
@@ -44,13 +44,13 @@ class Listing(Arguments):
 
 
 class Who(Arguments):
-    """Whose session."""
+    """Client of a session."""
 
     client_id: str
 
 
 class Cleaned(Arguments):
-    """Which sessions are to be ended."""
+    """Selection of sessions to end, and of orphans to remove."""
 
     clients: tuple[str, ...] = Field(
         default=(), description="Client ids.", json_schema_extra={"metavar": "[CLIENT_ID]..."}
@@ -68,26 +68,26 @@ class Cleaned(Arguments):
 
 
 class Client(NamedTuple):
-    """Where a client is connected."""
+    """A connected client: its gateway, and the messages in that gateway's memory."""
 
     gateway: str
     load: Load | None
-    """None: it was not asked for, or the gateway does not know of it."""
+    """None: not requested, or the gateway is too old to report it."""
 
 
 async def _connected(
     inbox: RequestInbox, *, surely: bool = False, loads: bool = False
 ) -> tuple[dict[str, Client], list[str]]:
-    """Where every client is that is connected, and the gateways that have not answered.
+    """Return all connected clients with their gateways, and the gateways that have not answered.
 
-    Nobody is connected where no gateway runs.
+    Without a running gateway no client is connected.
 
     Args:
-        surely: gateways whose leases have lapsed count too; they may run all the same.
-        loads: with what they have in memory for each.
+        surely: gateways with a lapsed lease have to answer too, as they may run nevertheless.
+        loads: request the numbers of messages in the gateways' memory.
 
     Raises:
-        Refused: nobody answers, and ``surely`` somebody may run.
+        Refused: no gateway answers, and with ``surely`` a gateway may run.
     """
     there = await known(inbox) if surely else None
     try:
@@ -102,7 +102,7 @@ async def _connected(
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """The sessions, those first for which most messages wait; and the gateways that have not answered."""
+    """Return the sessions, most waiting messages first, and the gateways that have not answered."""
     waiting = None if asked.quick else await Waiting.look(inbox)
     connected, silent = await _connected(inbox, loads=not asked.quick)
     due = await deadlines(inbox)
@@ -121,7 +121,7 @@ async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
 
 
 async def _waits(one: Found, connected: dict[str, Client], waiting: Waiting | None) -> Waits | None:
-    """What waits for a session; None: that is not known, or was not asked for."""
+    """Return the waiting messages of a session; None: not known, or not requested."""
     client = connected.get(one.client_id)
     if waiting is None or one.record is None or (client is not None and client.load is None):
         return None
@@ -149,7 +149,7 @@ def _brief(one: Found, connected: dict[str, Client], due: dict[str, float], wait
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     rows = [
         [
@@ -171,12 +171,12 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def _user(one: dict[str, Any]) -> str:
-    """Whose session it is; a record of 0.1 does not say it."""
+    """Return the user of a session as text; empty for a record of 0.1, which has no user."""
     return "" if one["user"] is None else cell(one["user"]) if one["user"] else "(anonymous)"
 
 
 def _ends(one: dict[str, Any], now: float) -> str:
-    """When a session ends."""
+    """Return the end of a session as text."""
     if one["ends"] is not None:
         return f"in {span(max(one['ends'] - now, 0.0))}"
     if not one["durable"]:
@@ -185,10 +185,10 @@ def _ends(one: dict[str, Any], now: float) -> str:
 
 
 async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
-    """One session, with its subscriptions and what waits for each.
+    """Return one session with its subscriptions and the waiting messages of each.
 
     Raises:
-        Refused: there is none.
+        Refused: there is no such session.
     """
     found: Found | None = None
     async for one in records(inbox, asked.client_id):
@@ -205,7 +205,7 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
         pair = (subject, second_sid(subject.removesuffix(".>")) if subject.endswith(".>") else "")
         consumers = [record.cons[key] for key in pair if record is not None and key in record.cons]
         there = about["connected"] and any(waiting.speaks_for(found, one) for one in consumers)
-        # Of what a gateway has taken for its client it does not say for which subscription.
+        # A gateway does not report by subscription the messages that it has taken for its client.
         own = await waiting.of_subscription(found, consumers) if consumers and not there else None
         subscriptions.append(
             {
@@ -235,7 +235,7 @@ def _filter(subject: str) -> str:
 
 
 def shown_one(one: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     now = time.time()
     where = f"to gateway {one['gateway']}" if one["connected"] else "no"
     queued = "not known" if one["queued"] is None else f"{one['queued']:,}, {one['inflight']:,} in flight"
@@ -270,14 +270,14 @@ def _remark(each: dict[str, Any]) -> str:
 
 
 async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
-    """End sessions of clients that are not connected, with all that waits for them; remove what belongs to nobody.
+    """End sessions of clients that are not connected, with their waiting messages; remove orphaned consumers.
 
     Raises:
-        Refused: nothing is named, or it cannot be told who is connected.
+        Refused: no session is selected, or a gateway does not say which clients are connected.
     """
     if not (asked.clients or asked.match or asked.orphans):
         raise Refused("nothing is named: give client ids, --match or --orphans")
-    # Records are read before it is asked who is connected: who connects later writes another one.
+    # Records are read before the connected clients are: a client that connects later writes a newer record.
     written: dict[str, int] = {}
     for client_id in asked.clients:
         async for one in records(inbox, client_id):
@@ -295,7 +295,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
     if asked.orphans:
         consumers, broken = await find(inbox, connected)
         wanted |= {one: None for one in broken if one in written}
-    # The gateway that ends them knows only of its own clients.
+    # The gateway that ends the sessions knows its own clients only, so clients connected elsewhere are excluded here.
     kept = [{"client": one, "why": CONNECTED} for one in wanted if one in connected]
     names = [name for name in wanted if name not in connected]
     result: dict[str, Any] = {"dry_run": asked.dry_run, "sessions": [], "kept": kept}
@@ -319,7 +319,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
 
 
 def shown_cleaned(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     would = "would be " if found["dry_run"] else ""
     lines = [f"{len(found['sessions']):,} sessions {would}ended, {len(found['consumers']):,} consumers {would}removed"]
     if found["dry_run"]:
@@ -329,7 +329,7 @@ def shown_cleaned(found: dict[str, Any]) -> str:
 
 
 def left(asked: Cleaned, found: dict[str, Any]) -> str:
-    """Sessions that were to be ended, and are not; one by a pattern is not meant while its client is connected."""
+    """Return the sessions that were to be ended and are kept; a pattern does not mean sessions of connected clients."""
     kept = [one for one in found["kept"] if one["client"] in asked.clients or one["why"] not in RETURNED]
     return "; ".join(f"the session of {plain(one['client'])} is kept: {plain(one['why'])}" for one in kept)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl streams``: what keeps the messages, whether it keeps them as is promised, and changing that in place."""
+"""``ctl streams``: show the streams, warn of settings that break promised durability, change replicas and retention."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from mqtt_streams.definitions import BY_SIZE, EVERY
 from mqtt_streams.messages import STREAM as MESSAGES
 
 PATIENCE: Final = 0.5
-"""Seconds in which nats-servers answer."""
+"""Seconds to wait for the answers of nats-servers."""
 
 MONITORING: Final = 5.0
-"""Seconds in which a monitoring address answers."""
+"""Time-out of a monitoring address in seconds."""
 
 SYNCED: Final = 1.0
-"""Seconds: the longest ``sync_interval`` with which no more is lost than is said."""
+"""Longest ``sync_interval`` in seconds with which no more can be lost than documented."""
 
 STREAM_NOT_FOUND: Final = 10059
 NS: Final = 1_000_000_000
 
 
 class Listing(Arguments):
-    """Where to look besides."""
+    """Monitoring addresses to read in addition."""
 
     monitor: tuple[str, ...] = Field(
         default=(),
@@ -41,7 +41,7 @@ class Listing(Arguments):
 
 
 class Change(Arguments):
-    """What a stream is to be."""
+    """Change of a stream's replicas or retention."""
 
     stream: str = Field(description="The name of a stream, or all.")
     replicas: int | None = Field(
@@ -55,7 +55,7 @@ class Change(Arguments):
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """The streams, and what does not match what is promised; one line each."""
+    """Return the streams, and warnings about broken promises of durability, one line each."""
     infos = await asyncio.gather(*(_info(inbox, name) for name in EVERY))
     found = [one for one in infos if one is not None]
     if not found:
@@ -118,7 +118,7 @@ def _unknown(name: str, obstacle: str) -> dict[str, Any]:
 
 
 def _warnings(found: list[dict[str, Any]], size: int) -> list[str]:
-    """What of the streams does not match what is promised, in a cluster of so many nats-servers."""
+    """Return warnings about streams that do not keep messages as promised, in a cluster of ``size`` nats-servers."""
     lines = []
     for one in found:
         name = one["name"]
@@ -142,10 +142,10 @@ def _warnings(found: list[dict[str, Any]], size: int) -> list[str]:
 
 
 async def _monitored(url: str) -> dict[str, Any]:
-    """What a nats-server says at its monitoring address of how it writes to the disk.
+    """Return the settings of disk writes from a nats-server's monitoring address, with warnings.
 
     Raises:
-        Refused: there is no nats-server.
+        Refused: no nats-server answers there.
     """
     base = url if "://" in url else f"http://{url}"
     try:
@@ -169,7 +169,7 @@ async def _monitored(url: str) -> dict[str, Any]:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = []
     for one in found["streams"]:
         if one["obstacle"]:
@@ -206,11 +206,11 @@ def _follower(one: dict[str, Any]) -> str:
 
 
 async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
-    """Give streams other replicas, or ``$MQTT_msgs`` another time for which it keeps messages; nothing is lost by it,
-    but what is older than the new time.
+    """Change the replicas of streams, or the retention time of ``$MQTT_msgs``; only messages older than the new time
+    are removed.
 
     Raises:
-        Refused: nothing is asked for, there is no such stream, or the servers are too few.
+        Refused: no change is given, there is no such stream, or the servers are too few.
     """
     if asked.replicas is None and asked.retention is None:
         raise Refused("nothing is asked for: give --replicas or --retention")
@@ -230,7 +230,7 @@ async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
             one = await _change(inbox, name, asked)
         except (ApiError, NoResponders, RequestTimeout) as error:
             if asked.stream != "all" or not (found or isinstance(error, ApiError)):
-                raise  # it is not about this stream: nobody answers
+                raise  # the error does not concern this stream alone: JetStream does not answer
             refused.append({"name": name, "why": " ".join(str(error).split()) or "it does not answer"})
         except Refused as error:
             refused.append({"name": name, "why": str(error)})
@@ -242,10 +242,10 @@ async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
 
 
 async def _change(inbox: RequestInbox, name: str, asked: Change) -> dict[str, Any] | None:
-    """Change one stream; None: of all, it is not there.
+    """Change one stream and return its state; None: a missing stream where all streams are changed.
 
     Raises:
-        Refused: the servers do not do it.
+        Refused: nats-server refuses the change.
     """
     try:
         config = (await call(inbox, f"STREAM.INFO.{name}"))["config"]
@@ -269,25 +269,25 @@ async def _change(inbox: RequestInbox, name: str, asked: Change) -> dict[str, An
 
 
 def left(asked: Change, found: dict[str, Any]) -> str:
-    """The streams that are as they were."""
+    """Return the streams that were not changed, with the reasons."""
     return "; ".join(f"{one['name']} is not changed: {plain(one['why'])}" for one in found["refused"])
 
 
 def _wanted(name: str, config: dict[str, Any], asked: Change) -> dict[str, Any]:
-    """The settings that are to change."""
+    """Return the settings to change."""
     wanted: dict[str, Any] = {}
     if asked.replicas is not None:
         wanted["num_replicas"] = asked.replicas
     if asked.retention is not None and name == MESSAGES:
         wanted["max_age"] = int(asked.retention * NS)
-        # The server refuses a duplicate window that is longer.
+        # nats-server refuses a duplicate window longer than max_age.
         if config.get("duplicate_window", 0) > wanted["max_age"]:
             wanted["duplicate_window"] = wanted["max_age"]
     return wanted
 
 
 def shown_changed(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     lines = []
     for one in found["streams"]:
         kept = f", keeps messages for {span(one['max_age'])}" if one["name"] == MESSAGES and one["max_age"] else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl subscriptions`` and ``ctl topics``: who has subscribed what, and which topics there are."""
+"""``ctl subscriptions`` and ``ctl topics``: list subscriptions of clients, and known topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM_NOT_FOUND: Final = 10059
 
 
 class Subscriptions(ClientListing):
-    """Whose subscriptions."""
+    """Selection of subscriptions."""
 
     topic: str = Field(
         default="",
@@ -36,14 +36,14 @@ class Subscriptions(ClientListing):
 
 
 class Topics(Arguments):
-    """Which topics."""
+    """Selection of topics."""
 
     filter: str = Field(default="#", description="A topic filter.")
     limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
 
 
 def checked(topic_filter: str) -> str:
-    """A topic filter. Raises Refused: it is none."""
+    """Return a checked topic filter. Raises Refused: the text is no topic filter."""
     try:
         validate_topic_filter(topic_filter)
         filter_to_subjects(topic_filter)
@@ -53,14 +53,14 @@ def checked(topic_filter: str) -> str:
 
 
 def checked_topic(topic: str) -> str:
-    """A topic name. Raises Refused: it is none."""
+    """Return a checked topic name. Raises Refused: the text is no topic name."""
     if not topic or "+" in topic or "#" in topic or "\0" in topic:
         raise Refused(f"{plain(topic)!r} is no topic name: it is empty, or has a wildcard")
     return topic
 
 
 async def subscriptions(inbox: RequestInbox, asked: Subscriptions) -> dict[str, Any]:
-    """The subscriptions, by filter and client; and the gateways that have not answered."""
+    """Return the subscriptions, sorted by filter and client, and the gateways that have not answered."""
     if asked.topic:
         checked_topic(asked.topic)
     question = asked.model_dump(exclude={"gateway", "limit", "stored"})
@@ -74,7 +74,7 @@ async def subscriptions(inbox: RequestInbox, asked: Subscriptions) -> dict[str, 
 
 
 async def _stored(inbox: RequestInbox, asked: Subscriptions, connected: set[str]) -> list[dict[str, Any]]:
-    """Those of clients that are not connected; a session keeps neither user nor address."""
+    """Return the stored subscriptions of disconnected clients; none where a criterion needs a connection."""
     found: list[dict[str, Any]] = []
     if asked.user or asked.address or asked.listener or asked.gateway or asked.slow:
         return found
@@ -120,7 +120,7 @@ def _reaches(topic_filter: str, topic: str) -> bool:
 
 
 def shown_subscriptions(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = [
         [
             cell(one["filter"]),
@@ -139,7 +139,7 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
 
 
 async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
-    """Topics that have stored messages, a retained message, or were used lately at a gateway."""
+    """Return topics that have stored messages or a retained message, or were used lately at a gateway."""
     wanted = checked(asked.filter)
     stored = await _counts(inbox, MESSAGES, MESSAGE_PREFIX, wanted)
     retained = await _counts(inbox, RETAINED, RETAINED_PREFIX, wanted)
@@ -160,7 +160,7 @@ async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
 
 
 async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) -> dict[str, int]:
-    """How many messages a stream has, by topic."""
+    """Return the number of messages in a stream by topic."""
     found: dict[str, int] = {}
     for subject in filter_to_subjects(wanted):
         offset = 0
@@ -184,7 +184,7 @@ async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) ->
 
 
 def shown_topics(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the result as text for a terminal."""
     rows = [
         [
             cell(one["topic"]),

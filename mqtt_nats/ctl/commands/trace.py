@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl trace``: the packets of one client, or what becomes of the messages of one topic, as they happen."""
+"""``ctl trace``: live events of the packets of one client, or of the messages of some topics."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mqtt_nats.ctl.gateway_requests import ask, tell
 from mqtt_nats.ctl.tables import plain
 
 RENEWED: Final = 5.0
-"""Seconds between two times that gateways are told that somebody still looks."""
+"""Seconds between two renewals of the trace at the gateways."""
 
 ORDERED: Final = 0.25
-"""Seconds for which an event is kept back, so that those of several gateways come in their order."""
+"""Seconds for which an event is held back, so that events of several gateways can be sorted by time."""
 
 LASTS_MOST: Final = 3600.0
-"""Seconds of the longest trace; gateways end it by then."""
+"""Longest duration of a trace in seconds; gateways end it then too."""
 
 WAITING_MOST: Final = 10_000
-"""Events that wait for whoever looks; what comes then is lost, and counted."""
+"""Most events that wait for the viewer; further events are dropped and counted."""
 
 REMEMBERED: Final = 10_000
-"""Messages whose beginning is known at a time."""
+"""Most messages whose times are stored for durations; beyond it all are dropped."""
 
 SAID: Final = {
     "topic": "{}",
@@ -47,20 +47,20 @@ SAID: Final = {
     "count": "{} events, because there were too many",
     "reason": "{}",
 }
-"""How a line says what an event has, in this order."""
+"""Formats of an event's fields in a line, in this order."""
 
 Event = dict[str, Any]
 
 
 class Durations:
-    """How long the messages of a topic take: from their publish to each subscriber, and to its acknowledgement."""
+    """Durations of messages: from publish to delivery to each subscriber, and from delivery to acknowledgement."""
 
     def __init__(self) -> None:
         self._published: dict[tuple[str, str, int], float] = {}
         self._delivered: dict[tuple[str, str, int], float] = {}
 
     def add(self, event: Event) -> None:
-        """Note an event, and add to it what is known of its time: ``ms`` since what it ``answers``."""
+        """Note an event, and add its duration if known: ``ms`` since the event that it ``answers``."""
         kind, at = event.get("event"), event["time"]
         body = (event.get("topic", ""), event.get("crc", ""), event.get("bytes", 0))
         place = (event["gateway"], event["client"], event.get("id", 0))
@@ -86,12 +86,12 @@ class Durations:
 async def trace(
     inbox: RequestInbox, seconds: float, *, client: str = "", topic: str = ""
 ) -> AsyncGenerator[Event, None]:
-    """What happens, until ``seconds`` are over (0: `LASTS_MOST`) or whoever looks has seen enough.
+    """Yield events for ``seconds`` (0: `LASTS_MOST`) or until the viewer closes the generator.
 
-    The first event says which gateways look, and to which of them the client is connected.
+    The first event names the gateways that take part, and the gateway to which the client is connected.
 
     Raises:
-        Refused: no gateway is there, or the topic filter is none.
+        Refused: no gateway answers, or the topic filter is illegal.
     """
     link, name = inbox.link, secrets.token_hex(8)
     to = b"%btrace.%b" % (inbox.prefix, name.encode())
@@ -136,7 +136,7 @@ async def trace(
 
 
 async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[Event]:
-    """Events by their time, each a moment later than it came."""
+    """Yield events sorted by time, each `ORDERED` seconds after its arrival."""
     loop = asyncio.get_running_loop()
     durations = Durations()
     kept: list[tuple[float, int, float, Event]] = []
@@ -157,7 +157,7 @@ async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[E
 
 
 async def _renew(inbox: RequestInbox, question: dict[str, Any], sid: bytes, waiting: asyncio.Queue[Event]) -> None:
-    """Have the trace go on while somebody looks; a gateway that starts meanwhile begins with it then."""
+    """Renew the trace at the gateways at intervals; a gateway that has started meanwhile begins the trace then."""
     link = inbox.link
     wire = link.wire
     while True:
@@ -170,7 +170,7 @@ async def _renew(inbox: RequestInbox, question: dict[str, Any], sid: bytes, wait
 
 
 def line(event: Event) -> str:
-    """One event for people."""
+    """Return an event as a line of text."""
     if event.get("event") == "tracing":
         where = ", ".join(event["connected"])
         text = f"gateways {', '.join(event['gateways'])} are looking"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command lines of ``ctl trace``, which print what happens until they are stopped."""
+"""Commands of ``ctl trace``, which print events until they are stopped."""
 
 from __future__ import annotations
 
