@@ -265,8 +265,7 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
     """Create a stream and return JetStream's answer; None when a stream of this name exists meanwhile."""
     stream = definition["name"]
     if stream in NEVER_AGAIN:
-        # Microseconds exceed every former sequence, since a stream gets less than a million messages per second.
-        definition = definition | {"first_seq": time.time_ns() // 1000}
+        definition = definition | {"first_seq": time.time_ns() // 1000}  # a stream gets less than 1 message per µs
     try:
         return await _request(js, "CREATE", stream, definition)
     except ApiError as error:

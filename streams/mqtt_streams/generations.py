@@ -90,8 +90,7 @@ class GenerationStore:
             else:
                 mark = known._replace(last=max(last, known.last))
             written = mark == known or await self._write(mark, message.seq if message is not None else 0)
-            # A refused write of a known id is harmless: another gateway has written the mark meanwhile.
-            if written or (known is not None and mark.id == known.id):
+            if written or (known is not None and mark.id == known.id):  # or another gateway has updated the mark
                 self._seen = mark
                 return mark
         raise ApiError(503, 0, "too many gateways mark what they have seen of the stream")

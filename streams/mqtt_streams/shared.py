@@ -29,7 +29,7 @@ WINDOW: Final = 20_000
 """Most pending messages of one group's consumer; the window of a member is smaller."""
 
 MEMBERS_MOST: Final = 10_000
-"""Members of one group that can wait for messages at the same time."""
+"""Most pull requests of members of one group that wait at the same time (`max_waiting`)."""
 
 TAKEN: Final = (10071, 10164)
 """JetStream's error codes for the assignment of a message that is assigned, or is being assigned, already."""
@@ -236,8 +236,7 @@ class SharedStore:
     async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
         """Whose a group's copy of a message of `$MQTT_msgs` is, which was stored at `stored_ns` (ns since 1970).
 
-        `stored_ns`: store time of the message (nanoseconds since 1970). An older assignment belongs to another message:
-        the stream has been replaced since.
+        An assignment older than the message belongs to another message: the stream has been replaced since.
         """
         found = await stored.get_last(self._js, STREAM, f"{ASSIGNED}*.{group}-{message_seq}")
         if found is not None and (owner := _owner(found, stored_ns)) is not None:
