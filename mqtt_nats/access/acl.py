@@ -203,8 +203,7 @@ class Permissions:
         """Whether a filter may be subscribed; a filter that overlaps `PRESENCE` needs a rule, not only the default."""
         if not self.subscribe(topic_filter, qos):
             return False
-        # The prefix is compared first because it is cheaper.
-        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):
+        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):  # the cheap test comes first
             return True
         return self.names(topic_filter, qos)
 
