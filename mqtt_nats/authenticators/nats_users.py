@@ -130,10 +130,9 @@ class NatsUsers:
         return self._account
 
     async def _must_refuse(self, login: Mapping[str, str]) -> None:
-        """Check that nats-server refuses random credentials of this form; raise MqttError if it accepts them.
+        """Raise MqttError if nats-server accepts random credentials of this form: then a login proves nothing.
 
-        A nats-server that accepts any credentials, or goes by the gateway's certificate, authenticates no client. It
-        may do so for one form of credentials only, for instance ignore tokens.
+        It may do so for one form only (as where it ignores tokens), or because of the gateway's certificate.
         """
         form = next(iter(login))
         async with self._checking:

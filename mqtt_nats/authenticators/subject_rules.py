@@ -29,8 +29,7 @@ class Subjects:
         for one in (allow, deny):
             if not isinstance(one, Sequence) or isinstance(one, str) or not all(isinstance(each, str) for each in one):
                 raise ValueError("expected lists of subjects")
-        # `foo queue` applies to members of a queue group. As an allow entry it is ignored; as a deny entry it denies
-        # `foo` altogether, which is stricter than nats-server.
+        # `foo queue` is about members of a queue group: ignored in `allow`; in `deny` it denies all of `foo`.
         plain = tuple(one for one in allow if " " not in one)
         return cls(plain if allow else None, tuple(one.partition(" ")[0] for one in deny))
 
