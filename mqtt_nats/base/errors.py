@@ -8,7 +8,7 @@ from typing import Final
 
 LIST: Final = frozenset({"list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type"})
 TABLE: Final = frozenset({"dict_type", "mapping_type", "model_type", "model_attributes_type"})
-"""Error types of pydantic whose texts name Python types; `LIST` as well."""
+"""Error types of pydantic for a missing dictionary; their texts, as the texts of `LIST`, name Python types."""
 
 
 class StartupError(Exception):
