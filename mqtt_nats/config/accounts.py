@@ -138,7 +138,6 @@ class TenantSettings(AccountSettings):
             changes["nats_tls_hostname"] = general.nats_tls_hostname
         if self.nats is not None:
             return changes | {"nats": self.nats}
-        # The gateway's client certificate is not used for the tenant, but its requirement of TLS is.
-        if general.nats_tls_cert is not None:
+        if general.nats_tls_cert is not None:  # the tenant has no use of it, but inherits the requirement of TLS
             changes["nats"] = tuple(f"tls://{url.partition('://')[2]}" for url in urls)
         return changes
