@@ -159,7 +159,7 @@ def _said(rule: Rule) -> str:
     return text
 
 
-# -- what it does -------------------------------------------------------------------------------------
+# -- actions ------------------------------------------------------------------------------------------
 
 
 async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
