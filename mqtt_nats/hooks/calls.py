@@ -218,7 +218,7 @@ def dropped(
     message_id: str = "",
 ) -> None:
     """Count and announce a message that a client does not get, or whose publish is dropped."""
-    if reason != "slow client":  # the outlet counts these itself
+    if reason != "slow client":  # these are counted in `broker.round.dropped`
         client.broker.counters.drop(reason)
     chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
     if chain is not None:
