@@ -221,8 +221,7 @@ class Decoder:
                         self._hold(data, pos, end - pos + 1)
                         return
                     if action == _RUN and not data[body - 1]:
-                        # 3.1.1 allows a longer encoding than needed, which must not be forwarded with a run.
-                        action = _PUBLISH
+                        action = _PUBLISH  # overlong lengths (legal in 3.1.1) must not be forwarded with a run
             after = body + size
             if after - pos > limit:  # [MQTT-3.2.2-15] (5.0)
                 raise PacketTooLarge(f"packet of {after - pos} bytes, more than {limit}")
