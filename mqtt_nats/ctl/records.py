@@ -63,8 +63,7 @@ async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIte
                 yield one
         if there:
             return
-    # A second key cannot be computed from the client id alone: read all records.
-    async for one in _records(inbox, PREFIX + ">", client_id):
+    async for one in _records(inbox, PREFIX + ">", client_id):  # second keys do not follow from the client id alone
         yield one
 
 

@@ -17,7 +17,7 @@ from mqtt_streams.gateway_subjects import RELOAD
 
 
 async def remember(inbox: RequestInbox, name: str, loaded: bool, answers: Collection[dict[str, Any]]) -> None:
-    """Store a wish that later gateways load or unload a plugin as these have; nothing unless all of these have."""
+    """Store a wish that gateways that start later load or unload a plugin, if all answering gateways have done so."""
     states = [{plugin["name"]: plugin["loaded"] for plugin in one["plugins"]} for one in answers]
     done = all(state.get(name, False) == loaded for state in states)
     if done and any(name in state for state in states):
