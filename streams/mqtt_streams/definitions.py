@@ -162,7 +162,7 @@ async def ensure_streams(
     three servers or more, one with fewer servers, and never fewer than any of the streams has.
     `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing
     stream keeps its policy, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message
-    is stored under an id, which shortens a duplicate window that has nats-server's default.
+    is stored under an id, which shortens the duplicate window; an existing one stays unless it is the default.
     `max_retained`: most topics with a retained message; existing messages stay, also above the limit; None removes a
     limit that a gateway has set. `positions`: whether positions of sessions are stored. Several gateways may call this
     at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
@@ -379,7 +379,7 @@ def _changes(
         policies = definition["discard"], config.get("discard")
         if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
             changes[limit] = definition[limit]  # a limit of gateways: with discard=new no message is removed
-            bounded = _limit(config.get("max_bytes")) != float("inf")  # an administrator's limit needs discard=new
+            bounded = _limit(config.get("max_bytes")) != float("inf")  # by an administrator: keeps discard=new
             if policies == ("new", "old") or (policies == ("old", "new") and not bounded):
                 changes["discard"] = definition["discard"]
             continue

@@ -103,7 +103,8 @@ class Draining:
 class V5:
     """The gateways' part of a session record.
 
-    `expiry`: session expiry interval in seconds, None = never. `deadline`: Unix time in seconds (nats-server's clock)
+    `kind`: durable if the expiry interval of the first record was not 0, else regular. `draining`: consumers of ended
+    subscriptions. `expiry`: expiry interval in seconds, None = never. `deadline`: Unix time in seconds (nats-server's)
     at which the session ends, set while disconnected. `owner`, `nonce`: writer of the record, and a value that
     distinguishes its writes. `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first
     stream sequence by consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by
