@@ -69,7 +69,7 @@ class ScramExchange:
         self._user = ""
 
     async def step(self, data: bytes | None) -> Challenge | Success | Denied:
-        """Process the client's next message; an empty challenge asks for a missing first one (RFC 4422, 5.1)."""
+        """Process the client's message; an empty challenge requests a missing first one (RFC 4422, section 5.1)."""
         server = self._server
         if server is None:
             return Denied("the exchange is over")

@@ -336,7 +336,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
 
         ``flags`` has setting names as keys; a value of None means not given. ``config`` defaults to
         the environment variable ``MQTT_NATS_CONFIG``. Unknown environment variables are ignored
-        (Kubernetes invents some for a service of this name), unknown keys of the file are not.
+        (Kubernetes sets some for a service of this name), unknown keys of the file are errors.
         Raises StartupError.
         """
         values, _ = gather(flags, config)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orphans: consumers that no session record names, and broken sessions, whose consumers are all missing.
 
-A consumer is an orphan when no record names it in two looks, its deliver subject has no interest, and it is older than
-`YOUNG`: a gateway creates a consumer before it writes the record. So no consumer that is being created is removed.
+A consumer is an orphan when two readings find no record of it, its deliver subject has no interest, and it is older
+than `YOUNG`. So no consumer is removed that was just created and whose record may not be written yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ YOUNG: Final = 60.0
 """Age in seconds below which a consumer without a record is no orphan: its record may be about to be written."""
 
 AGAIN: Final = 1.0
-"""Seconds between the two looks."""
+"""Seconds between the two readings of consumers and records in `find`."""
 
 _OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
 """Names of sessions' consumers of messages: the key of the session, and an id."""

@@ -134,7 +134,7 @@ def connected(client: Client, present: bool) -> None:
 
 
 def disconnected(client: Client) -> None:
-    """Count and announce the end of a connection; a connection without CONNACK was not announced and is not here."""
+    """Count and announce the end of a connection, unless its CONNACK was never written."""
     if client.taken and client.epoch:
         session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     if not client.greeted:
