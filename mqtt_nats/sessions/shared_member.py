@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of shared subscriptions: each message of a group goes to one member, connected to any gateway.
 
-Theory of operation. Messages at QoS 0, also those of NATS clients, come through a NATS queue group with one
-subscription per member. Messages at QoS 1 and 2 come from the group's pull consumer: each member asks for as many as it
-has room for, so a member that is full takes nothing from the others.
+Messages at QoS 0, also those of NATS clients, come through a NATS queue group with one subscription per member.
+Messages at QoS 1 and 2 come from the group's pull consumer: each member asks for as many as it has room for.
 
     ======= ==================== =================================================================================
     QoS     session              the group's consumer is acknowledged
