@@ -66,8 +66,6 @@ class DurableDelivery:
         self.attachments: dict[str, ConsumerBinding] = {}
         """Consumers of the session, by consumer name."""
         self.overlap: Overlap[ConsumerBinding] = Overlap()
-        self.headerless = 0
-        """Number of stored messages without Nmqtt-Pub: they are acknowledged, and not sent."""
         self.damaged = False
         """Whether a consumer was deleted and is about to be created again. Set by `gateway.reconnect`."""
         self.doubtful: set[str] = set()
@@ -303,8 +301,6 @@ class DurableDelivery:
             self.settle()
         message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
-        if not message.qos:
-            self.headerless += 1
         if source.end and not source.whole:
             granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
         else:
