@@ -151,10 +151,8 @@ class DeferredRemovals:
         self._ended = True
         waiting, self._waiting = self._waiting, deque(one for one in self._waiting if one[1].startswith(ASSIGNED))
         if not self._forgetful:
-            began = (natstime.now() - LINGER - INEXACT) * 1e9
             for _, token, _ in waiting:
-                record = None if token.startswith(ASSIGNED) else parse_ack(token[1:])
-                if record is not None and record.timestamp_ns < began:
+                if not token.startswith(ASSIGNED):
                     self._remove(token)
         self._broker.link.kick()
 
