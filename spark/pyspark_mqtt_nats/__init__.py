@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apache Spark on the messages that MQTT clients have published.
+"""Spark data source and sink for the messages that MQTT clients have published.
 
-Spark finds this package by its name: `spark.read.format("mqtt_nats")` needs no registration. It imports the package in
-each of its Python workers, so nothing is imported here until it is asked for.
+Spark finds this package by its name: `spark.read.format("mqtt_nats")` needs no registration. Spark imports the package
+in each Python worker, so the package imports its modules only when `DefaultSource` is used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a micro-batch goes: `maxMessagesPerTrigger` and `maxBytesPerTrigger`.
+"""End of a micro-batch by `maxMessagesPerTrigger` and `maxBytesPerTrigger`.
 
-Sequences are no measure: topic filters leave some of them, others are gone. A stream with limits retention is asked: a
-consumer knows how many messages it will deliver, so two of them tell how many there are between their starts; and one
-that delivers headers alone tells sizes. Elsewhere a consumer would do harm. There the first message is looked up, and
-the batch has as many sequences from there on as it may have messages: never more messages, maybe fewer.
+The number of sequences in a range is not the number of messages: topic filters exclude some, others are deleted. On a
+stream with limits retention, consumers give the numbers. A consumer knows how many messages it will deliver, so two
+consumers give the number of messages between their starts; a consumer that delivers headers only gives the sizes. With
+another retention a consumer would do harm. There the first message is looked up, and the batch has as many sequences
+from that message on as it may have messages: never more messages than allowed, possibly fewer.
 """
 
 from typing import Final, NamedTuple
@@ -21,20 +22,20 @@ from pyspark_mqtt_nats.reading.ranges import Snapshot, reads_directly
 from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 
 _ENOUGH: Final = 0.9
-"""Of the messages that a batch may have: then no better end is looked for."""
+"""Share of the allowed messages from which on a batch is full enough: the search for a better end stops."""
 
 
 class Limits(NamedTuple):
-    """Messages and bytes (headers and payloads) that a batch may have; None: any number."""
+    """Most messages and most bytes (headers and payloads) of a batch; None: no limit."""
 
     messages: int | None = None
     bytes: int | None = None
 
 
 def admit(connection: Connection, options: Options, found: Snapshot, limits: Limits) -> int:
-    """The end (exclusive) of the batch that begins with `found.start`, at most `found.end`.
+    """Return the end (exclusive sequence) of the batch that begins with `found.start`, at most `found.end`.
 
-    It has at least one message when there is one.
+    The batch has at least one message if the range has one.
     """
     if limits.bytes is None and (limits.messages is None or found.end - found.start <= limits.messages):
         return found.end
@@ -52,12 +53,12 @@ def admit(connection: Connection, options: Options, found: Snapshot, limits: Lim
         found = found.between(found.start, _by_count(connection, options, found, limits.messages))
     if limits.bytes is None:
         return found.end
-    with Connection(options.access) as own:  # what is on its way when we have seen enough ends with it
+    with Connection(options.access) as own:  # closing it ends the delivery of messages beyond the limit
         return _by_sizes(own, options, found, limits.bytes)
 
 
 def _by_sequence(connection: Connection, options: Options, found: Snapshot, limits: Limits, size: float) -> int:
-    """`size`: of a stored message, in bytes on average."""
+    """Return the end of a batch, by number of sequences; `size`: average bytes of a stored message."""
     numbers = [] if limits.messages is None else [limits.messages]
     if limits.bytes is not None:
         numbers.append(max(1, int(limits.bytes / size)))
@@ -70,10 +71,10 @@ def _by_sequence(connection: Connection, options: Options, found: Snapshot, limi
 
 
 def _by_count(connection: Connection, options: Options, found: Snapshot, most: int) -> int:
-    """The end of a batch of at most `most` messages, and not many fewer."""
+    """Return the end of a batch of at most `most` messages, and if possible at least `_ENOUGH` of them."""
 
     def before(sequence: int) -> int:
-        # In this order: what is published between the two makes it more, not fewer.
+        # `rest` is counted first: messages published between the two counts raise the result, so it is never too low.
         rest = pull.count(connection, found.stream, options.subjects, sequence)
         return pull.count(connection, found.stream, options.subjects, found.start) - rest
 
@@ -108,5 +109,5 @@ def _by_sizes(connection: Connection, options: Options, found: Snapshot, most: i
 
 
 def _sizes(rows: Rows) -> pa.Array:
-    """Bytes of the messages of which only the headers came."""
+    """Sizes in bytes of messages that were delivered with headers only."""
     return pa.array([len(block) + (headers.get_int(block, "Nats-Msg-Size") or 0) for block in rows.headers], pa.int64())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch reads: a pinned range of the stream, in parts that are read at the same time."""
+"""Batch reads: a pinned range of the stream, split into parts that tasks read in parallel."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from pyspark_mqtt_nats.reading.read import read_range
 
 
 class Part(InputPartition):
-    """What one task reads."""
+    """Partition of a read: the range of sequences that one task reads."""
 
     def __init__(self, snapshot: Snapshot, part: Range) -> None:
         self.snapshot = snapshot
@@ -23,20 +23,20 @@ class Part(InputPartition):
 
 
 def parts(options: Options, snapshot: Snapshot) -> list[Part]:
-    """The range of a snapshot as what tasks read; empty when there is nothing to read."""
+    """Return the range of a snapshot as one part per task; empty when the range is empty."""
     number = options.num_partitions or os.cpu_count() or 1
     return [Part(snapshot, part) for part in split(snapshot, number)]
 
 
 def read(options: Options, projection: Projection, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """What one task does. Spark makes a partition of its own when a batch read has none: nothing is in it."""
+    """Yield the record batches of one task. Spark makes an empty partition itself when `partitions` returns none."""
     if isinstance(partition, Part):
         batches = read_range(options, partition.snapshot, partition.part, projection.stored)
         yield from projection.apply(batches)
 
 
 class Reader(DataSourceReader):
-    """Reads what is in a snapshot."""
+    """Spark reader of the messages in a snapshot."""
 
     def __init__(self, options: Options, snapshot: Snapshot, projection: Projection) -> None:
         self.options = options
@@ -44,19 +44,19 @@ class Reader(DataSourceReader):
         self.projection = projection
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of sequences."""
+        """Return the ranges of sequences, one for each task."""
         return parts(self.options, self.snapshot)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Record batches of one range."""
+        """Return the record batches of one range."""
         return read(self.options, self.projection, partition)
 
 
 class FilteringReader(Reader):
-    """Reads only what filters of the query leave. Spark plans no reads with it unless it is told to push filters."""
+    """Reader of the messages that the query's filters can match. Needs Spark's filter pushdown to be enabled."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Narrow down what is read; Spark applies all filters but those that always hold itself."""
+        """Narrow the range and the topic filters; return the filters that Spark must evaluate too."""
         wanted = pushdown.Wanted.of(filters)
         log.warning(pushdown.WARNING)
         self.options, self.snapshot = wanted.narrow(self.options, self.snapshot)

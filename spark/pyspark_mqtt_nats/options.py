@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the source and the sink. docs/spark.md has them as a table; a test compares the two."""
+"""Options of the source and the sink. docs/spark.md lists them in a table; a test compares the two."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,16 +18,16 @@ from pyspark_mqtt_nats.nats import tls
 from pyspark_mqtt_nats.nats.access import Access, Credentials, Server
 
 Use = Literal["all", "read", "batch", "stream", "write"]
-"""Where an option means something: reading, only batch or only streaming reads, writing."""
+"""Where an option has an effect: everywhere, reads, batch reads only, streaming reads only, writes."""
 
 IGNORED: Final = frozenset(("checkpointlocation", "queryname"))
-"""What Spark passes to every source and sink beside their own options, in small letters."""
+"""Options that Spark passes to every source and sink besides their own, in lower case."""
 
 _NO_PATHS: Final = "there are no paths: give MQTT topic filters in the option `topics`, a topic to write to in `topic`"
 
 
 class Option(NamedTuple):
-    """One option as users know it; `default` is text, "" for none, and in words where it is not `literal`."""
+    """One option as users know it; `default` is text, "" for none, and a description where `literal` is False."""
 
     name: str
     default: str
@@ -49,10 +49,10 @@ def _option(
     use: Use = "all",
     secret: bool = False,
 ) -> Any:
-    """A field of Options.
+    """Return a dataclass field of Options.
 
-    `default`: as a user would write it; `shown`: instead of it, where it depends on something. `secret`: never shown,
-    also not what is wrong with it.
+    `default`: as a user would write it; `shown`: a description shown instead, where the default depends on something.
+    `secret`: the value is never shown, not even in the error of a wrong value.
     """
     info: dict[str, Any] = {"name": name, "parse": parse, "doc": doc, "use": use, "secret": secret}
     info |= {"default": shown or default, "literal": not shown}
@@ -61,9 +61,9 @@ def _option(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """All options, checked. `parse` makes it; it can be pickled, and its repr has no secrets.
+    """All options, checked. `parse` makes an instance; it can be pickled, and its repr has no secrets.
 
-    Times of the store are in nanoseconds since 1970. Files are read by `parse`: the objects hold what is in them.
+    Store times are in nanoseconds since 1970. `parse` reads files: the attributes hold their contents.
     """
 
     servers: tuple[Server, ...] = _option(
@@ -246,13 +246,13 @@ class Options:
         use="write",
     )
     given: frozenset[str] = frozenset()
-    """Attributes that were given, not left at their defaults."""
+    """Attributes that the user has given, not left at their defaults."""
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Self:
-        """Check what a user has given, by names in any case; raises OptionError, one line that names the option.
+        """Check a user's options, with names in any case; raises OptionError, one line that names the option.
 
-        Values are texts, as Spark passes them; numbers and booleans are taken too, and None for not given.
+        Values are texts, as Spark passes them; numbers and booleans are accepted too, and None means not given.
         """
         found: dict[str, Any] = {}
         for key, value in options.items():
@@ -300,7 +300,7 @@ class Options:
             raise OptionError(f"{' and '.join(given)} exclude each other: {why}", given[1])
 
     def check_use(self, use: Literal["batch", "stream", "write"]) -> None:
-        """Raise OptionError for an option that was given and means nothing for this use."""
+        """Raise OptionError when an option was given that has no effect for this use."""
         allowed = ("all", "write") if use == "write" else ("all", "read", use)
         wording = {"batch": "a batch read", "stream": "a streaming read", "write": "a write"}
         for option in OPTIONS:
@@ -309,7 +309,7 @@ class Options:
 
     @cached_property
     def access(self) -> Access:
-        """What a connection needs."""
+        """Connection settings that these options give."""
         prefix = self.api_prefix or (f"$JS.{self.js_domain}.API" if self.js_domain else "$JS.API")
         return Access(
             servers=self.servers,
@@ -331,7 +331,7 @@ class Options:
 
     @cached_property
     def subjects(self) -> tuple[str, ...]:
-        """Subjects of the stream that `filters` stand for, with the prefix; () for all that is in the stream."""
+        """Stream subjects (with the prefix) that match `filters`; () for all subjects of the stream."""
         if "#" in self.filters:
             return ()
         found = (self.subject_prefix + subject for item in self.filters for subject in filter_to_subjects(item))
@@ -346,10 +346,10 @@ def _table() -> Iterator[Option]:
 
 
 OPTIONS: Final = tuple(_table())
-"""Every option, in the order of the documentation."""
+"""All options, in the order of the documentation."""
 
 BY_NAME: Final[Mapping[str, Option]] = {option.name.lower(): option for option in OPTIONS}
-"""The options by their names in small letters."""
+"""Option name in lower case -> option."""
 
 NAMES: Final[Mapping[str, str]] = {option.attribute: option.name for option in OPTIONS}
 """Attribute of Options -> name of the option."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters of a query as topic filters and as a range of the stream.
 
-What is read is never less than what the filters leave, and Spark applies them to it: so they need not be exact here.
-Only one exception: a NATS client may use subjects such as `a/b` whose topic, `ab`, has another subject; a filter on the
-topic does not find these.
+The read returns at least all rows that the filters match, and Spark applies the filters to them again, so the
+conversion need not be exact. One exception: a NATS client may publish on subjects such as `a/b`; their topic, `ab`,
+maps to another subject, so a pushed filter on the topic does not find their messages.
 
-Spark (4.3) keeps what was planned last with the DataFrame, and uses it again for every other query of it, with other
-filters or none. So nobody gets this without asking for it, and who does is told.
+Spark (4.3) keeps the last plan with the DataFrame, and uses it again for every other query of the DataFrame, with other
+filters or none. So pushdown is off by default, and a warning is logged when it is used.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from pyspark_mqtt_nats.reading.ranges import Snapshot, sequence_at
 from pyspark_mqtt_nats.topics import intersections
 
 TOPICS_MOST: Final = 64
-"""Topics of an IN list that NATS is asked for one by one; longer ones are left to Spark."""
+"""Most topics of an IN list that are converted to topic filters; Spark alone evaluates longer lists."""
 
 WARNING: Final = (
     "pushdown: Spark would use the filters of this query in all others of the DataFrame too; load() another"
@@ -43,7 +43,7 @@ WARNING: Final = (
 _NEVER_NULL: Final = ("sequence", "timestamp", "topic", "topic_levels", "subject", "payload")
 
 _MARGIN_NS: Final = 10_000_000_000
-"""Times of the store go back when another server with another clock becomes leader: so much is read besides."""
+"""Nanoseconds read beyond each time bound: store times go back when a server with another clock becomes leader."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,20 +52,20 @@ _COMPARED: Final = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, Les
 
 @dataclasses.dataclass
 class Wanted:
-    """What filters leave: topics that one filter of each tuple matches, and bounds that are part of the range."""
+    """Conditions of the filters: topic filters, one of each tuple must match, and bounds of sequence and time."""
 
     left: list[Filter] = dataclasses.field(default_factory=list)
-    """What Spark has to evaluate."""
+    """Filters that Spark has to evaluate."""
     topics: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
     first: int | None = None
     last: int | None = None
     since: int | None = None
     until: int | None = None
-    """Times in nanoseconds since 1970."""
+    """`since` and `until` are inclusive bounds of the store time, in nanoseconds since 1970; None: no bound."""
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Self:
-        """Take in filters, all of which hold."""
+        """Return the conditions of filters that all must hold."""
         found = cls()
         for item in filters:
             attribute: tuple[str, ...] = getattr(item, "attribute", ())
@@ -113,14 +113,14 @@ class Wanted:
                 self.until = most if self.until is None else min(most, self.until)
 
     def filters(self, filters: Iterable[str]) -> tuple[str, ...]:
-        """What is left of topic filters, () for nothing."""
+        """Return the intersection of topic filters with `topics`; () when nothing matches both."""
         found = tuple(filters)
         for topics in self.topics:
             found = intersections(found, topics)
         return found
 
     def narrow(self, options: Options, snapshot: Snapshot) -> tuple[Options, Snapshot]:
-        """What is left of a read."""
+        """Return options and snapshot, narrowed to these conditions."""
         filters = self.filters(options.filters)
         start, end = snapshot.start, snapshot.end if filters else snapshot.start
         if self.first is not None:
@@ -139,7 +139,7 @@ class Wanted:
 
 
 def _is_filter(text: str) -> bool:
-    """Whether this is a topic, or all below one, that NATS can be asked for."""
+    """Whether the text is a topic, or a topic followed by `/#`, that a topic filter can express."""
     if "+" in text or "#" in text.removesuffix("/#"):
         return False
     try:
@@ -154,7 +154,7 @@ def _whole(value: object) -> int | None:
 
 
 def _nanoseconds(moment: object) -> int | None:
-    """Since 1970; None for what is no moment."""
+    """Return nanoseconds since 1970; None for a value that is not a datetime."""
     if not isinstance(moment, datetime):
         return None
     since = moment.astimezone(UTC) - _EPOCH

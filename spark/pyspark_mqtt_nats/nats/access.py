@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection needs to know: servers, a way to log in, TLS. No secret shows in a repr.
+"""Settings of a connection: servers, login, TLS. No secret shows in a repr.
 
-Files are read where the options are parsed, on the driver; what was in them travels to the executors.
+Files are read on the driver when the options are parsed; their contents are sent to the executors.
 """
 
 import re
@@ -17,7 +17,7 @@ _SECTION: Final = re.compile(r"-{3,}\s*BEGIN ([A-Z ]+?)\s*-{3,}\s*(\S+)\s*-{3,}\
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server of the option `servers`; `str()` leaves out what stood before the @."""
+    """One server of the option `servers`; `str()` omits user, password and token."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -31,7 +31,7 @@ class Server:
 
 
 def parse_server(url: str) -> Server:
-    """Read `nats://host:port` or `tls://...`, with `user:password@` or `token@`; raises ValueError, without the URL."""
+    """Parse `nats://host:port` or `tls://...`, with `user:password@` or `token@`; ValueError does not show the URL."""
     expected = "expected URLs such as nats://127.0.0.1:4222 or tls://nats.example.org, separated by commas"
     try:
         parts = urlsplit(url.strip())
@@ -48,7 +48,7 @@ def parse_server(url: str) -> Server:
 
 
 class Credentials(NamedTuple):
-    """What a credentials file holds."""
+    """JWT and seed of a credentials file."""
 
     jwt: str
     seed: str
@@ -58,7 +58,7 @@ class Credentials(NamedTuple):
 
 
 def parse_credentials(text: str) -> Credentials:
-    """The JWT and the seed of a credentials file; raises ValueError."""
+    """Return the JWT and the seed of a credentials file; raises ValueError."""
     sections = {begin: body for begin, body, end in _SECTION.findall(text) if begin == end}
     try:
         jwt, seed = sections["NATS USER JWT"], sections["USER NKEY SEED"]
@@ -68,13 +68,13 @@ def parse_credentials(text: str) -> Credentials:
 
 
 def check_seed(seed: str) -> str:
-    """The seed of a user's nkey, without white space around it; raises ValueError, without the seed."""
+    """Return a user's nkey seed without surrounding white space; raises a ValueError that does not show the seed."""
     seed = seed.strip()
     try:
         raw = b32decode(seed + "=" * (-len(seed) % 8))
     except ValueError:
         raw = b""
-    # Two bytes say what it is, 32 are the seed, two are the checksum of the others, which nkeys does not look at.
+    # 2 bytes of type, 32 of seed, 2 of checksum over the first 34; nkeys does not verify the checksum.
     if len(raw) != 36 or crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
         raise ValueError("not the seed of an nkey")
     if not seed.startswith("SU"):
@@ -84,7 +84,7 @@ def check_seed(seed: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to reach NATS. At most one of user, token, creds and nkey; TLS material is PEM text; times in seconds."""
+    """How to reach NATS. At most one of user, token, creds, nkey is set; TLS material is PEM text; times in seconds."""
 
     servers: tuple[Server, ...] = (Server("127.0.0.1"),)
     user: str | None = None
@@ -104,13 +104,13 @@ class Access:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether an option of TLS, or a server with `tls://`, was given: then nothing is said in the clear."""
+        """Whether a TLS option or a `tls://` server was given: then CONNECT is never sent unencrypted."""
         given = (self.tls_ca, self.tls_cert, self.tls_hostname)
         return self.tls_first or any(one is not None for one in given) or any(one.tls for one in self.servers)
 
     @property
     def login(self) -> str:
-        """The option by which it logs in, "" for none."""
+        """Name of the option that gives the login, "" for none."""
         for name in ("creds", "nkey", "token", "user"):
             if getattr(self, name) is not None:
                 return name

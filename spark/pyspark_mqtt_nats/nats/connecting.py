@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a list of servers to a socket on which NATS has let us in; every failure names the option to change."""
+"""From a list of servers to a socket that is logged in to NATS; every failure names the option to change."""
 
 import random
 import socket
@@ -19,7 +19,7 @@ _CHUNK: Final = 65_536
 
 
 class Connected(NamedTuple):
-    """An open connection: its socket, its server, the server's INFO, and what has been read beyond that."""
+    """Open connection: its socket, its server, the server's INFO, and the bytes read after the PONG."""
 
     wire: socket.socket
     server: Server
@@ -28,11 +28,11 @@ class Connected(NamedTuple):
 
 
 class _Refused(ConnectError):
-    """Trying again cannot help."""
+    """The server refused the connection for a reason that another attempt does not change."""
 
 
 def connect(access: Access) -> Connected:
-    """Try the servers in random order, so that many tasks are spread over them, again and again.
+    """Try the servers in random order, which spreads many tasks over them, until one accepts the login.
 
     Raises ConnectError: at once when every server refuses the login or has a certificate that is refused, otherwise
     when `access.connect_timeout` is over.
@@ -56,7 +56,7 @@ def connect(access: Access) -> Connected:
             break
         if waiting:
             time.sleep(_RETRY)
-    # What cannot change by itself comes first: its option is the one to change.
+    # Refusals come first: they last until the user changes an option, and the error names that option.
     errors = sorted(failures.values(), key=lambda error: not isinstance(error, _Refused))
     raise ConnectError("; ".join(dict.fromkeys(map(str, errors))), errors[0].option)
 
@@ -70,7 +70,7 @@ def _refused(server: Server, text: str, option: str = "servers") -> ConnectError
 
 
 class _Attempt:
-    """One server, until `deadline` (seconds of the monotonic clock)."""
+    """Attempt to connect to one server, until `deadline` (seconds of the monotonic clock)."""
 
     def __init__(self, access: Access, server: Server, deadline: float) -> None:
         self.access = access
@@ -79,7 +79,7 @@ class _Attempt:
         self.info: dict[str, Any] = {}
 
     def run(self) -> Connected:
-        """Open, greet, log in; raises ConnectError, with everything closed."""
+        """Open the socket, do the TLS handshake, log in; on ConnectError every socket is closed."""
         wire = self._open()
         try:
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,7 +91,7 @@ class _Attempt:
 
     @property
     def _left(self) -> float:
-        """Seconds for the next step, at least a moment: 0 would mean not to block."""
+        """Seconds left for the next step, at least 1 ms: a timeout of 0 would make the socket non-blocking."""
         return max(0.001, self.deadline - time.monotonic())
 
     def _open(self) -> socket.socket:
@@ -105,7 +105,7 @@ class _Attempt:
             raise _failure(self.server, (error.strerror or str(error)).lower()) from None
 
     def _greet(self, plain: socket.socket) -> tuple[socket.socket, bytes]:
-        """INFO, TLS, CONNECT, PING and PONG; the socket to go on with, and what came after the PONG."""
+        """Do INFO, TLS, CONNECT, PING and PONG; return the socket to use and the bytes that came after the PONG."""
         access = self.access
         if access.tls_first:
             wire = self._secure(plain)
@@ -116,7 +116,7 @@ class _Attempt:
         if rest.startswith(b"-ERR"):
             raise self._turned_away(rest)
         if rest:
-            # It would be taken for something that was said under TLS.
+            # Bytes that came unencrypted would be processed as if they had come under TLS.
             raise _refused(self.server, "it goes on after INFO, before TLS")
         if not (self.info.get("tls_required") or self.info.get("tls_available")):
             raise _refused(self.server, "it offers no TLS; use nats:// and no options for TLS")
@@ -126,7 +126,7 @@ class _Attempt:
         return wire, self._under_tls(wire)
 
     def _under_tls(self, wire: socket.socket) -> bytes:
-        """What is left to be said; whoever opened the plain socket cannot close this one."""
+        """Log in over TLS; close the TLS socket on failure, since `run` can close only the plain socket."""
         try:
             return self._log_in(wire, self._read_info(wire) if self.access.tls_first else b"")
         except BaseException:
@@ -137,7 +137,7 @@ class _Attempt:
         access = self.access
         name = access.tls_hostname or self.server.host
         try:
-            name.encode("idna")  # wrap_socket would leave a socket open
+            name.encode("idna")  # raises here: wrap_socket would leave a socket open
             plain.settimeout(self._left)
             return tls.context(access).wrap_socket(plain, server_hostname=name)
         except TimeoutError:
@@ -149,7 +149,7 @@ class _Attempt:
             raise _refused(self.server, "its name cannot be that of a certificate", "tlsHostname") from None
 
     def _broken(self, error: OSError, when: str) -> ConnectError:
-        """What it means that the connection has failed."""
+        """Return the error for a connection that failed at the step `when`."""
         ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionError)
         if isinstance(error, ssl.SSLError) and not ended:
             return _refused(self.server, *tls.explain(error, self.access))
@@ -159,7 +159,7 @@ class _Attempt:
         return _failure(self.server, f"{text} {when}")
 
     def _read_info(self, wire: socket.socket) -> bytes:
-        """Take in the server's first line; what came after it."""
+        """Read the server's INFO line into `info`; return the bytes that came after it."""
         data = b""
         try:
             while b"\r\n" not in data and len(data) <= protocol.MAX_LINE:
@@ -185,7 +185,7 @@ class _Attempt:
         return rest
 
     def _log_in(self, wire: socket.socket, rest: bytes) -> bytes:
-        """CONNECT and PING until the PONG; `rest` is what has come already. What came after the PONG."""
+        """Send CONNECT and PING, read until the PONG; `rest` was read already. Return the bytes after the PONG."""
         try:
             wire.settimeout(self._left)
             wire.sendall(login.connect_line(self.access, self.server, self.info) + b"PING\r\n")
@@ -217,14 +217,14 @@ class _Attempt:
             buffer = buffer[at:] + more
 
     def _turned_away(self, line: bytes) -> ConnectError:
-        """What an -ERR before the PONG means."""
+        """Return the error for an -ERR that came before the PONG."""
         said = protocol.error_text(line.partition(b"\r\n")[0])
         kind = _failure if login.is_passing(said) else _refused
         return kind(self.server, *login.refusal(said, self.access))
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
-    """A JSON object, None for anything else."""
+    """Return a JSON object, None for anything else."""
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:

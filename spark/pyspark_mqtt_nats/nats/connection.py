@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blocking connection to NATS: one socket, no threads, one task at a time.
+"""Blocking connection to NATS: one socket, no threads, one task at a time.
 
-Requests are answered here. Who reads many messages subscribes with `send` and parses what `receive` brings.
+`request` and `answers` parse the answers to requests. A caller that reads many messages subscribes with `send` and
+parses the bytes that `receive` returns.
 """
 
 import secrets
@@ -21,7 +22,7 @@ from pyspark_mqtt_nats.nats.access import Access
 from pyspark_mqtt_nats.nats.connecting import connect
 
 ANSWERS: Final = b"R"
-"""Id of the subscription to answers, and the token that their subjects have after the inbox: callers use others."""
+"""Subscription id of the answers, and the token after the inbox in their subjects; callers must use other ids."""
 
 _CHUNK: Final = 1 << 20  # bytes read at once
 _WAITS: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -33,8 +34,8 @@ class Connection:
     Raises ConnectError: at once when a login or a certificate is refused, otherwise after the servers have been tried
     for `access.connect_timeout` seconds.
 
-    `server` is where we are connected, `info` its latest INFO. Subjects below `inbox` (without a dot at its end) are
-    this connection's own; `inbox.R.>` is taken.
+    `server` is the connected server, `info` its latest INFO. Subjects below `inbox` (without a dot at its end) belong
+    to this connection; `inbox.R.>` is reserved for answers.
     """
 
     def __init__(self, access: Access) -> None:
@@ -64,13 +65,13 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End the connection. What was sent and has not been answered may be lost."""
+        """Close the connection. Data that was sent and not answered may be lost."""
         self._wire.close()
 
     # -- bytes ------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Send raw protocol bytes; raises ConnectError when the server takes none for the request timeout."""
+        """Send raw protocol bytes; raises ConnectError when the server reads none for `request_timeout` seconds."""
         view = memoryview(data)
         deadline = 0.0
         while view:
@@ -85,10 +86,10 @@ class Connection:
                 raise self._lost(error.strerror or "") from None
 
     def receive(self, timeout: float) -> bytes:
-        """The next bytes as they come, b"" after `timeout` seconds; raises ConnectError when there is no connection.
+        """Return the next bytes, b"" after `timeout` seconds; raises ConnectError when the connection is lost.
 
-        The caller parses the frames and obeys what is no message (`control`). Frames that came during a request are
-        first.
+        The caller parses the frames and passes lines that are not messages to `control`. Frames that came during a
+        request are returned first.
         """
         if self._foreign or self._partial:
             data = b"".join((*self._foreign, self._partial))
@@ -98,7 +99,7 @@ class Connection:
         return self._receive(timeout)
 
     def unread(self, data: bytes) -> None:
-        """Give back the beginning of a frame that `receive` has brought, as a request needs whole frames."""
+        """Give back an incomplete frame that `receive` returned, because a request needs whole frames."""
         self._partial = data + self._partial
 
     def _receive(self, timeout: float) -> bytes:
@@ -121,7 +122,7 @@ class Connection:
             return data
 
     def _gather(self, data: bytes) -> bytes:
-        """TLS brings at most 16 KiB at a time: everything that is there already, since callers take long strides."""
+        """Return `data` and all bytes readable now: TLS returns at most 16 KiB a call, callers parse large chunks."""
         chunks = [data]
         size = len(data)
         try:
@@ -129,11 +130,11 @@ class Connection:
                 chunks.append(more)
                 size += len(more)
         except OSError:
-            pass  # nothing more now; a lost connection shows at the next call
+            pass  # no more data now; a lost connection shows at the next call
         return b"".join(chunks)
 
     def _wait(self, why: OSError, direction: int, deadline: float) -> bool:
-        """Wait until the socket can be used again, False at the deadline (seconds of the monotonic clock)."""
+        """Wait until the socket is ready; False at the deadline (seconds of the monotonic clock)."""
         if isinstance(why, ssl.SSLWantReadError):
             direction = select.POLLIN
         elif isinstance(why, ssl.SSLWantWriteError):
@@ -142,7 +143,7 @@ class Connection:
         return bool(self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
     def _lost(self, reason: str = "") -> ConnectError:
-        """The error of a connection that has ended; a last -ERR says why."""
+        """Return the error of a connection that has ended; the server's last -ERR gives the reason."""
         try:
             while data := self._wire.recv(_CHUNK):
                 self._last = data
@@ -157,7 +158,7 @@ class Connection:
     # -- requests ---------------------------------------------------------------------------------
 
     def expect(self) -> tuple[int, bytes]:
-        """The number of an answer that will come with `answers`, and the reply subject for it."""
+        """Return the number of the next answer (as `answers` returns it) and the reply subject for the request."""
         if not self._token:
             self.send(b"SUB %b.%b.* %b\r\n" % (self.inbox, ANSWERS, ANSWERS))
         self._token += 1
@@ -166,8 +167,8 @@ class Connection:
     def request(self, subject: str, body: bytes = b"", headers: bytes = b"", timeout: float = 5.0) -> Reply:
         """Send a message and return the first answer.
 
-        Raises ApiError (code 503) when nobody listens, AccessError, RequestTimeout, ConnectError. `headers` is a raw
-        block. Frames of the caller's subscriptions that come meanwhile are kept for `receive`.
+        Raises ApiError (code 503) when the subject has no subscriber, AccessError, RequestTimeout, ConnectError.
+        `headers` is a raw block. Frames of the caller's subscriptions that come meanwhile are kept for `receive`.
         """
         self.check_size(len(headers) + len(body))
         number, reply_subject = self.expect()
@@ -183,15 +184,15 @@ class Connection:
         raise RequestTimeout(text, "requestTimeout")
 
     def check_size(self, size: int) -> None:
-        """Raise ApiError when a message of `size` bytes, headers included, is more than the server takes."""
+        """Raise ApiError when a message of `size` bytes, headers included, exceeds the server's max_payload."""
         if size > self.max_payload:
             text = f"{size} bytes are more than the max_payload of {self.server}, {self.max_payload} (option servers)"
             raise ApiError(text, "servers", 400)
 
     def answers(self, timeout: float) -> list[tuple[int, Reply]]:
-        """Answers that have come, by their numbers, maybe none; waits for at most `timeout` seconds for data.
+        """Return the answers that have come, with their numbers, maybe none; waits at most `timeout` seconds for data.
 
-        Raises AccessError when the server has refused a subject, ConnectError.
+        Raises AccessError when the server has refused a subject, ConnectError when the connection is lost.
         """
         data = self._receive(timeout)
         buffer = self._partial + data
@@ -217,7 +218,7 @@ class Connection:
         return found
 
     def control(self, line: bytes) -> AccessError | None:
-        """Obey a line that is no message: PING is answered; what has to be raised, for a subject that was refused."""
+        """Process a line that is not a message (PING, INFO, -ERR); return the error to raise for a refused subject."""
         if line == protocol.PING:
             self.send(protocol.PONG + b"\r\n")
         elif line.startswith(b"INFO "):

@@ -19,7 +19,7 @@ from pyspark_mqtt_nats.nats.connection import Connection
 CONSUMER_NOT_FOUND: Final = 10014
 STREAM_NOT_FOUND: Final = 10059
 NO_RESPONDERS: Final = 503
-"""Code of an ApiError when nobody listens."""
+"""Code of an ApiError when the subject of a request has no subscriber."""
 
 _OPTIONS: Final = {
     10008: "servers",
@@ -29,11 +29,11 @@ _OPTIONS: Final = {
     10136: "topics",
     10138: "topics",
 }
-"""Option to change, by JetStream's error number; `stream` for all others."""
+"""JetStream error number -> option to change; `stream` for all others."""
 
 
 def api(connection: Connection, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One request to the JetStream API; `verb` without the prefix, such as `STREAM.INFO.$MQTT_msgs`.
+    """Send one request to the JetStream API; `verb` without the prefix, such as `STREAM.INFO.$MQTT_msgs`.
 
     Raises ApiError, AccessError, RequestTimeout, ConnectError.
     """
@@ -69,19 +69,19 @@ def _no_responders(connection: Connection, subject: str) -> ApiError:
 
 
 def stream_info(connection: Connection, stream: str, **body: Any) -> dict[str, Any]:
-    """STREAM.INFO: `config`, `state`, `created` and more; `body` e.g. `subjects_filter=">"`."""
+    """Return STREAM.INFO: `config`, `state`, `created` and more; `body` e.g. `subjects_filter=">"`."""
     return api(connection, f"STREAM.INFO.{stream}", body or None)
 
 
 def create_consumer(connection: Connection, stream: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Create a consumer from its configuration and return its info; without a `name` the server makes one up."""
+    """Create a consumer from its configuration and return its info; without a `name` the server chooses one."""
     name = config.get("name") or config.get("durable_name")
     verb = f"CONSUMER.CREATE.{stream}.{name}" if name else f"CONSUMER.CREATE.{stream}"
     return api(connection, verb, {"stream_name": stream, "config": config})
 
 
 def delete_consumer(connection: Connection, stream: str, name: str) -> bool:
-    """Delete a consumer; False when it was gone already."""
+    """Delete a consumer; False when it did not exist."""
     try:
         api(connection, f"CONSUMER.DELETE.{stream}.{name}")
     except ApiError as error:
@@ -92,7 +92,7 @@ def delete_consumer(connection: Connection, stream: str, name: str) -> bool:
 
 
 def get_message(connection: Connection, stream: str, **which: Any) -> StoredMessage | None:
-    """A message from the stream's leader: `seq=5`, `last_by_subj="a.b"`, or `seq=5, next_by_subj="a.>"`."""
+    """Return a message from the stream's leader: `seq=5`, `last_by_subj="a.b"`, or `seq=5, next_by_subj="a.>"`."""
     try:
         return message_of(api(connection, f"STREAM.MSG.GET.{stream}", which))
     except ApiError as error:
@@ -102,7 +102,7 @@ def get_message(connection: Connection, stream: str, **which: Any) -> StoredMess
 
 
 class Publish(NamedTuple):
-    """A message to store: its subject in the stream, a raw header block (b"" for none) and the payload."""
+    """Message to store: its subject in the stream, a raw header block (b"" for none) and the payload."""
 
     subject: bytes
     headers: bytes
@@ -110,7 +110,7 @@ class Publish(NamedTuple):
 
 
 class PubAck(NamedTuple):
-    """The message is stored under this sequence, by this write or, when `duplicate`, by an earlier one."""
+    """Acknowledgement: the message has this sequence, stored by this write or, when `duplicate`, by an earlier one."""
 
     stream: str
     seq: int
@@ -122,8 +122,9 @@ def publish_all(
 ) -> Iterator[PubAck | ApiError]:
     """Store messages and yield the outcome of each, in their order.
 
-    At most `window` messages, and about `window_bytes` bytes, are on their way at a time. Raises AccessError,
-    ConnectError, and RequestTimeout when a message is not answered in time: what was not yielded may be stored or not.
+    At most `window` messages, and about `window_bytes` bytes, are unacknowledged at a time. Raises AccessError,
+    ConnectError, and RequestTimeout when a message is not answered in time: messages whose outcome was not yielded may
+    be stored or not.
     """
     source = iter(messages)
     waiting: deque[tuple[int, int]] = deque()  # (number of the answer, bytes), in the order of the messages
@@ -158,7 +159,7 @@ def publish_all(
 
 
 def _collect(connection: Connection, oldest: int, outcomes: dict[int, PubAck | ApiError]) -> None:
-    """Wait for the answer to the oldest message, and take in whatever else comes."""
+    """Wait for the answer to the oldest message, and take all other answers that come meanwhile."""
     timeout = connection.access.request_timeout
     deadline = time.monotonic() + timeout
     while oldest not in outcomes:

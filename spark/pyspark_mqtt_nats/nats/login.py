@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a client introduces itself to nats-server, and what a refusal means."""
+"""CONNECT options for nats-server, and the meaning of its refusals."""
 
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -11,7 +11,7 @@ import orjson
 from pyspark_mqtt_nats.nats.access import Access, Server
 
 CLIENT_NAME: Final = "pyspark_mqtt_nats"
-"""Under which nats-server lists the connections."""
+"""Name of the connections in the lists of nats-server."""
 
 _WAYS: Final = {
     "user": "user and password",
@@ -22,7 +22,7 @@ _PASSING: Final = ("maximum connections", "maximum account active connections", 
 
 
 def connect_line(access: Access, server: Server, info: dict[str, Any]) -> bytes:
-    """The CONNECT of this client for a server with this INFO."""
+    """Return the CONNECT line for a server with this INFO."""
     options: dict[str, Any] = {
         "name": CLIENT_NAME,
         "lang": "python",
@@ -50,7 +50,7 @@ def connect_line(access: Access, server: Server, info: dict[str, Any]) -> bytes:
 
 
 def _signed(seed: str, nonce: bytes) -> dict[str, str]:
-    """The signature of the server's nonce; a server that has none asks for no nkeys."""
+    """Return the signature of the server's nonce; empty without a nonce: such a server does not use nkeys."""
     if not nonce:
         return {}
     signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce)
@@ -58,12 +58,12 @@ def _signed(seed: str, nonce: bytes) -> dict[str, str]:
 
 
 def is_passing(error: str) -> bool:
-    """Whether the same login may succeed a moment later."""
+    """Whether the error is temporary: the same login may succeed a moment later."""
     return any(words in error.lower() for words in _PASSING)
 
 
 def refusal(error: str, access: Access) -> tuple[str, str]:
-    """What an -ERR at the beginning means, as (text, option to change)."""
+    """Return the meaning of an -ERR before the PONG, as (text, option to change)."""
     lower = error.lower()
     if is_passing(error):
         return f"it takes no more clients now, {error}", "servers"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NATS protocol, as far as requests and their answers need it. Readers of many messages parse by themselves."""
+"""NATS protocol of requests and their answers. Readers of many messages parse the frames by themselves."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 PING: Final = b"PING"
 PONG: Final = b"PONG"
 MAX_LINE: Final = 1 << 20
-"""Longest control line taken: INFO names all servers of a cluster."""
+"""Longest accepted control line in bytes: INFO lists all servers of a cluster."""
 
 
 class Frame(NamedTuple):
-    """One frame. `sid` is b"" for all but messages; `line` is the control line, `end` where the next frame begins."""
+    """One frame. `sid` is b"" unless it is a message; `line` is the control line, `end` the start of the next frame."""
 
     end: int
     line: bytes
@@ -23,11 +23,11 @@ class Frame(NamedTuple):
 
 
 class ProtocolError(ValueError):
-    """These are no frames of NATS."""
+    """The bytes are not frames of the NATS protocol."""
 
 
 def frames(buffer: bytes) -> Iterator[Frame]:
-    """All whole frames at the beginning of `buffer`; raises ProtocolError."""
+    """Yield all complete frames at the beginning of `buffer`; raises ProtocolError."""
     at = 0
     while (eol := buffer.find(b"\r\n", at)) >= 0:
         line = buffer[at:eol]
@@ -53,7 +53,7 @@ def frames(buffer: bytes) -> Iterator[Frame]:
 
 
 def publish(subject: bytes, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> bytes:
-    """The frame of one message; `headers` is a raw block, b"" for none."""
+    """Return the PUB or HPUB frame of one message; `headers` is a raw block, b"" for none."""
     if reply:
         subject = b"%b %b" % (subject, reply)
     if headers:
@@ -62,5 +62,5 @@ def publish(subject: bytes, payload: bytes, headers: bytes = b"", reply: bytes =
 
 
 def error_text(line: bytes) -> str:
-    """What an -ERR line says."""
+    """Return the text of an -ERR line."""
     return line[4:].decode(errors="replace").strip(" '")

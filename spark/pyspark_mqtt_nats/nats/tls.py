@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS for a connection: the context from PEM texts, and what to change when a handshake fails."""
+"""TLS of a connection: the context from PEM texts, and the option to change when a handshake fails."""
 
 import os
 import ssl
@@ -9,13 +9,13 @@ from typing import Final
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats.access import Access
 
-# Of X509_V_ERR_*: the name does not match; the certificate is not valid at this time.
+# Values of X509_V_ERR_*: the name does not match; the certificate is not valid at this time.
 _NAME: Final = (62, 64)
 _TIME: Final = (9, 10)
 
 
 def context(access: Access) -> ssl.SSLContext:
-    """The client's TLS settings; raises OptionError when the certificates or the key cannot be used."""
+    """Return the client's TLS context; raises OptionError when the certificates or the key cannot be used."""
     try:
         made = ssl.create_default_context(cadata=access.tls_ca)
     except ssl.SSLError:
@@ -26,7 +26,7 @@ def context(access: Access) -> ssl.SSLContext:
 
 
 def _load_chain(made: ssl.SSLContext, certificate: str, key: str) -> None:
-    """OpenSSL reads the pair from a file only: one that nobody else can read, and that is gone at once."""
+    """Load the pair from a temporary file (mode 600, deleted at once): OpenSSL reads it from a file only."""
 
     def encrypted() -> str:
         raise OptionError("tlsKey: the key is encrypted; give one that is not", "tlsKey")
@@ -45,7 +45,7 @@ def _load_chain(made: ssl.SSLContext, certificate: str, key: str) -> None:
 
 
 def explain(error: ssl.SSLError, access: Access) -> tuple[str, str]:
-    """What a failed handshake means, as (text, option to change)."""
+    """Return the meaning of a failed handshake, as (text, option to change)."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _NAME:
             return "its certificate is for another name", "tlsHostname"
