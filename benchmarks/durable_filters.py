@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a durable session with many filters waits for: ``python -m benchmarks.durable_filters``.
+"""Waiting times of a durable session with many filters: ``python -m benchmarks.durable_filters``.
 
 Seconds from the packet to its answer. Each filter has a consumer. The last rows say how long nats-server takes to make
 as many consumers, and to change them, without a gateway.
@@ -131,7 +131,7 @@ def measure(port: int, filters: Sequence[str], waiting: int) -> dict[str, float]
 
 
 def bare(port: int, filters: int) -> dict[str, float]:
-    """What nats-server takes for as many consumers, all asked for at once."""
+    """Return the seconds that nats-server takes to create as many consumers, all requested at once."""
     nats = Connection(port)
     try:
         name = secrets.token_hex(4)

@@ -28,7 +28,7 @@ def _drop(data: bytes) -> None:
 
 
 def steps() -> dict[str, Callable[[], object]]:
-    """What is measured, by its name in the table."""
+    """Measured steps, by the name of each in the table."""
     decoder = Decoder(decoder_limits(Settings()), 4)
     one = encode_publish(KEY, PAYLOAD, 1, False, False, 5, 4)
     many, run = one * 20, encode_publish(KEY, PAYLOAD, 0, False, False, 0, 4) * 20

@@ -99,7 +99,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule; ``qos`` and ``retain`` None: any. ``retain`` applies to publishing only."""
+    """A rule of access; ``qos`` and ``retain`` None = any. ``retain`` applies to publishing only."""
 
     allow: bool
     who: Who

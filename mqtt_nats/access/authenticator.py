@@ -90,7 +90,7 @@ class Success:
 
 
 class Exchange(Protocol):
-    """One exchange of an enhanced authentication method. It sends and receives no MQTT packets itself."""
+    """Exchange of an enhanced authentication method. It sends and receives no MQTT packets itself."""
 
     async def step(self, data: bytes | None) -> Challenge | Success | Denied:
         """Process the client's authentication data (None: no data). An exception or a time-out denies the client."""

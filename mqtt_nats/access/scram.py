@@ -53,7 +53,7 @@ class Users:
 
 
 class ScramExchange:
-    """One exchange of SCRAM-SHA-256.
+    """Exchange of SCRAM-SHA-256 with a client.
 
     Args:
         users: returns the present users.

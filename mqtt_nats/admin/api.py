@@ -39,14 +39,14 @@ REFERENCE: Final = "#/components/schemas/"
 JSON: Final = "application/json"
 
 LIMITS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum"}
-"""What JSON schema calls the limits of a value that has several types."""
+"""Names in JSON schema of the limits of a value that has several types."""
 
 FIELDS_MOST: Final = 100
 """Arguments in a query, each value of a list counted."""
 
 
 class BadRequest(Exception):
-    """What is asked cannot be understood; one line that says why."""
+    """A request cannot be understood; the message is one line with the reason."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)

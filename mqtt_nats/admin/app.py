@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the admin listener answers, path by path."""
+"""Answers of the admin listener, path by path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGE: Final = {
 """The files of the dashboard."""
 
 OPEN: Final = frozenset(("/healthz", "/readyz", *PAGE))
-"""What tells nothing but whether the gateway is well, and the page without what it shows."""
+"""Paths without a token: health of the gateway, and the page without its data."""
 
 
 def make_app(listener: AdminListener) -> ASGIApp:
@@ -65,7 +65,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         return _json(describe((*VERBS, TRACE), listener.settings.admin_token is not None))
 
     async def about(request: Request) -> Response:
-        """What the page has to know first."""
+        """Return the settings that the page reads first."""
         return _json({"gateway": listener.gateway.name(), "obstacle": listener.obstacle})
 
     async def page(request: Request) -> Response:

@@ -153,7 +153,7 @@ class Page:
         self._clogged = self._closed = False
         self._identifier = 0
         self._asked: dict[int, tuple[str, str]] = {}
-        """What is not acknowledged, by packet identifier: what it is, and its topic or filter."""
+        """Packets that wait for an acknowledgement, by packet identifier: kind, and topic or filter."""
         limits = decoder_limits(settings)
         self._decoder = ClientDecoder(replace(limits, max_packet_size=LARGEST), 4)
 
@@ -326,10 +326,10 @@ class Page:
         self._readable.set()
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
-        """What waits for the page has a limit of its own."""
+        """Do nothing: the messages that wait for the page have a limit of their own."""
 
     def get_write_buffer_size(self) -> int:
-        """What is written is handed on at once."""
+        """Return 0: written bytes are passed on at once."""
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:

@@ -36,7 +36,7 @@ TOKEN: Final = "token."
 """Before the token, in base64 for URLs, among the subprotocols of a WebSocket: browsers can send it nowhere else."""
 
 OWN_SITES: Final = ("same-origin", "none")
-"""What `Sec-Fetch-Site` says of a request by the listener's own page, or by somebody who has typed the address."""
+"""Values of `Sec-Fetch-Site` in requests of the listener's own page, and of an address that was typed."""
 
 HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "

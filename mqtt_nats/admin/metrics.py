@@ -57,7 +57,7 @@ SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "m
 """Limits that refuse sessions, or consumers of their subscriptions."""
 
 Report = dict[str, Any]
-"""What :func:`mqtt_nats.observability.report.report` makes."""
+"""Report of a worker, made by :func:`mqtt_nats.observability.report.report`."""
 
 
 class Number(NamedTuple):
@@ -67,7 +67,7 @@ class Number(NamedTuple):
     """Without ``mqtt_nats_``, and ``_total`` where it counts."""
     help: str
     label: str
-    """What tells its values apart, besides the worker; empty: there is one."""
+    """Label of the values besides the worker; empty = there is one value."""
     values: Callable[[Report], Iterable[tuple[str, float]]]
     counts: bool = False
     together: Callable[[Iterable[float]], float] = sum
@@ -318,7 +318,7 @@ def _processes(reports: Sequence[Report], aggregated: bool) -> Iterator[Metric]:
 
 
 def _accounts(reports: Sequence[Report], process: bool) -> Iterator[tuple[Report, str]]:
-    """What workers have told of their own account and, where it is not of the process, of each tenant."""
+    """Reports of the workers: of their own account, and of each tenant where a value is not of the process."""
     for one in reports:
         yield one, ""
         if not process:
@@ -364,7 +364,7 @@ def _config(settings: Settings) -> dict[str, str]:
 
 
 class _Collected(Collector):
-    """What was collected already: a registry asks at once, and cannot wait."""
+    """Collector of metrics that were read before: a registry asks for them without waiting."""
 
     def __init__(self, found: Sequence[Metric]) -> None:
         self._found = found

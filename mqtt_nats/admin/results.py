@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every verb answers over HTTP, as types: the response schemas of the OpenAPI document are made from them.
+"""Answers of every verb over HTTP, as types: the response schemas of the OpenAPI document are made from them.
 
 Times are Unix times in seconds, lengths of time seconds, sizes bytes, unless something else is said. A gateway of
 another version may answer more; what is here stays.
@@ -39,7 +39,7 @@ class Histogram(TypedDict):
 
 
 class NatsLink(TypedDict):
-    """One of a gateway's connections to NATS."""
+    """A connection of a gateway to NATS."""
 
     link: str
     online: bool
@@ -47,7 +47,7 @@ class NatsLink(TypedDict):
 
 
 class Counters(TypedDict):
-    """What a gateway has counted since its start, and has now; lists have a number for each QoS."""
+    """Counters of a gateway since its start, and present numbers; lists have a number for each QoS."""
 
     gateway: str
     id: str
@@ -102,7 +102,7 @@ class StoredCounts(TypedDict):
 
 
 class Status(TypedDict):
-    """What the gateways do; ``silent`` are those that have not answered."""
+    """Present work of the gateways; ``silent`` are the gateways that have not answered."""
 
     gateways: list[Counters]
     stored: StoredCounts
@@ -149,7 +149,7 @@ class Hooks(TypedDict):
 
 
 class Decision(TypedDict):
-    """What the rules of a gateway say of one kind of access at one QoS, and which rule says it."""
+    """Decision of a gateway's rules on one kind of access at one QoS, and the rule that decides."""
 
     gateway: str
     access: str
@@ -161,7 +161,7 @@ class Decision(TypedDict):
 
 
 class Decisions(TypedDict):
-    """What the rules of the gateways say."""
+    """Decisions of the rules of all gateways."""
 
     decisions: list[Decision]
     silent: list[str]
@@ -334,7 +334,7 @@ class Cluster(TypedDict):
 
 
 class LeaseRemoved(TypedDict):
-    """What was done about a gateway that is dead."""
+    """Work that was done for the clients of a dead gateway."""
 
     gateway: str
     done: str

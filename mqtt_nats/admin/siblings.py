@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the workers of one gateway have counted, asked of each over NATS."""
+"""Counters of the workers of one gateway, requested from each worker over NATS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqtt_streams.gateway_subjects import COUNTERS
 
 
 async def gather(inbox: RequestInbox, seconds: float, group: str, count: int) -> list[dict[str, Any]]:
-    """What those have counted who answer, by worker.
+    """Counters of the workers that answer, by worker.
 
     Args:
         seconds: how long is waited for answers.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verbs answer about what is stored, as types: sessions, topics, retained messages, streams, bans.
+"""Answers of verbs about stored records, as types: sessions, topics, retained messages, streams, bans.
 
 See :mod:`mqtt_nats.admin.results`, whose part this is.
 """
@@ -179,7 +179,7 @@ class UnchangedStream(TypedDict):
 
 
 class StreamChanges(TypedDict):
-    """What has become of streams that were to be changed."""
+    """Results of changes of streams."""
 
     streams: list[ChangedStream]
     refused: list[UnchangedStream]

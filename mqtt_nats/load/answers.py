@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker answers: CONNACK with its limits, SUBACK, and acknowledgements that carry reasons (5.0)."""
+"""Answers of a broker: CONNACK with its limits, SUBACK, and acknowledgements that carry reasons (5.0)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REASONS: Final = {
     0x97: "quota exceeded",
     0x9F: "connection rate exceeded",
 }
-"""What a broker that refuses a connection says most often."""
+"""Usual reasons of brokers that refuse a connection."""
 
 _ACKS: Final = frozenset((PUBACK, PUBREC, PUBREL, PUBCOMP))
 
@@ -40,7 +40,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a broker asks of a client in CONNACK; the defaults are those of the standard."""
+    """Limits that a broker sets for a client in CONNACK; the defaults are those of the standard."""
 
     receive_maximum: int = 0xFFFF
     maximum_qos: int = 2

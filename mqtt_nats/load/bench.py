@@ -36,7 +36,7 @@ Told = Callable[[float, float], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done. ``version``: 4 for MQTT 3.1.1, 5 for 5.0."""
+    """Load to generate. ``version``: 4 for MQTT 3.1.1, 5 for 5.0."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out; rates per second, delays in seconds."""
+    """Results of a run: rates per second, delays in seconds."""
 
     joined: float
     """Seconds in which all clients were connected and subscribed."""

@@ -140,7 +140,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client says at the start; ``topic_filter`` empty: it does not subscribe.
+    """First packets of a client; ``topic_filter`` empty = it does not subscribe.
 
     ``clean``: in 5.0 also, its session ends with the connection. ``version``: 4 for MQTT 3.1.1, 5 for 5.0.
     """
@@ -167,7 +167,7 @@ class Greeting(Connection):
         loop.add(self, writing=True)
 
     def hello(self) -> bytes:
-        """What is sent first."""
+        """Return the bytes that are sent first."""
         client = self.client
         return packets.connect(
             client.client_id,

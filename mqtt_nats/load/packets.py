@@ -38,7 +38,7 @@ _U16: Final = struct.Struct(">H")
 
 
 class DeliveryError(Exception):
-    """What was received is not what was sent: loss, duplicate, reordering or a damaged packet."""
+    """Received messages differ from the sent ones: loss, duplicate, reordering or a damaged packet."""
 
 
 def remaining_length(value: int) -> bytes:
