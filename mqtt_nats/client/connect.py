@@ -356,7 +356,7 @@ async def _count_no_more(client: Client, known: SessionRecord) -> None:
 def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
     """Return the record of a new session of the client's user, under the session's key."""
     version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
-    v5 = replace(v5, version=version, user=user_of(client), quota="" if clean else _quota(client))
+    v5.begin(version, user_of(client), "" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 

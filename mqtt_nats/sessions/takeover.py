@@ -71,6 +71,8 @@ class Claims:
 
     async def turn(self, client: Client) -> None:
         """Wait until the packets of a client's earlier connections are handled: a takeover would drop them."""
+        if not self._unserved(client):
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TURN):
                 while self._unserved(client):

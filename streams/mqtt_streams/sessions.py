@@ -141,6 +141,10 @@ class V5:
     quota: str = ""
     extra: dict[str, object] | None = None
 
+    def begin(self, version: int, user: str, quota: str) -> None:
+        """Set what only a new session has: the version of its record, its user and its quota."""
+        self.version, self.user, self.quota = version, user, quota
+
     def belong(self, user: str, quota: str) -> None:
         """Set the user of the session, and its quota unless the record has a quota already."""
         self.user = user
@@ -235,9 +239,14 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
     if v5.user is not None:
         body["user"] = v5.user
-    for key in ("generation", "fresh", "pos", "quota"):
-        if value := getattr(v5, key):
-            body[key] = value
+    if v5.generation:
+        body["generation"] = v5.generation
+    if v5.fresh:
+        body["fresh"] = v5.fresh
+    if v5.pos:
+        body["pos"] = v5.pos
+    if v5.quota:
+        body["quota"] = v5.quota
     if v5.first:
         # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
         body["first"] = v5.nonce if v5.first == FIRST else v5.first
