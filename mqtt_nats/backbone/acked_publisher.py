@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 
 from mqtt_nats.backbone.frames import (
+    ACKNOWLEDGEMENT,
+    COMMON,
+    MESSAGE,
     MESSAGE_ID,
     MESSAGES,
+    REQUEST,
+    STORE,
     error_of,
     group_of,
     message_id,
@@ -31,6 +35,7 @@ from mqtt_nats.backbone.frames import (
 )
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.pending import STALE, PendingStore, TooLarge
+from mqtt_nats.backbone.refusals import FULL, FULL_CODES, Refusals
 from mqtt_nats.backbone.stream_outage import StreamOutage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once, spoken
@@ -45,23 +50,14 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 # Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
 
+# Seconds for which stores wait for room while JetStream's storage is full; then they are refused.
+FULL_MOST = 30.0
+
 # JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
 TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
 
-# First bytes of frames of messages with ids, for which the stream can be searched.
-MESSAGE = b"HPUB $MQTT.msgs."
-
-# Ids under which other gateways store, too: the release of a held publish, and a will.
-COMMON = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
-
-# Requests to a stream: removals.
-REQUEST = re.compile(rb"PUB \S+\.STREAM\.")
-
 # Number of unanswered probes between two calls of `on_silent`; the first call comes after two probes.
 SILENCES = 30
-
-# First bytes of acknowledgements of consumer deliveries.
-ACKNOWLEDGEMENT = b"PUB $JS.ACK."
 
 
 def _group(frame: bytes) -> bytes:
@@ -83,6 +79,7 @@ class AckedPublisher:
         self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
         self.resent = 0
+        self.refusals = Refusals()
         self.attempt = 0
         """Counter that grows whenever a pending frame may be sent again."""
         self.unheard = False
@@ -124,6 +121,11 @@ class AckedPublisher:
         return [outage.stream.decode(errors="replace") for outage in self._outages.values()]
 
     @property
+    def full(self) -> str:
+        """Why JetStream's storage is full, in one line; empty when it has room."""
+        return next((outage.full for outage in self._outages.values() if outage.full), "")
+
+    @property
     def pressed(self) -> bool:
         """Whether too many stores wait for JetStream."""
         return self._pressed
@@ -154,7 +156,7 @@ class AckedPublisher:
         op.frame = data
         self.pending[token] = op
         self.bytes += len(data)
-        if (self._stalled and self._waits(data)) or (self._withheld and op in self._withheld):
+        if (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld):
             op.begun = op.born = 0.0
             if self._timed is op:
                 self._timed = None
@@ -165,8 +167,9 @@ class AckedPublisher:
             self._pressed = True
             self.on_pressure(True)
 
-    def _waits(self, frame: bytes) -> bool:
-        return self._offline or (bool(self._outages) and _group(frame) in self._outages)
+    def _waits(self, op: PendingStore) -> bool:
+        outage = self._outages.get(_group(op.frame)) if self._outages else None
+        return self._offline or (outage is not None and (not outage.full or op.waits()))
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         token = subject[self._length :]
@@ -178,16 +181,10 @@ class AckedPublisher:
             if error is None and op.optional and op.frame.startswith(ACKNOWLEDGEMENT):
                 self.on_absent(token)
                 return
-            if error is None or error.err_code in TRANSIENT:
-                self.unheard = self.unheard or error is None
-                outage = self._outages.get(_group(op.frame))
-                if outage is not None:
-                    outage.refused(token)
-                reason = "nobody answers" if error is None else str(error)
-                self.stall(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
+            if error is None or error.err_code in TRANSIENT or (error.err_code in FULL_CODES and op.waits()):
+                self._repeat_later(token, op, error)
                 return
-            self._end(token, op)
-            op.failed(error)
+            self._fail(token, op, error)
         else:
             self._end(token, op)
             op.stored(payload)
@@ -196,6 +193,38 @@ class AckedPublisher:
             outage = self._outages.get(group)
             if outage is not None and token == outage.probed and self.link.online:
                 self._resume(group)
+
+    def _repeat_later(self, token: bytes, op: PendingStore, error: ApiError | None) -> None:
+        """Keep a store that has no leader, or no room; while there is no room, for `FULL_MOST` seconds."""
+        group = _group(op.frame)
+        outage = self._outages.get(group)
+        if outage is not None:
+            outage.refused(token)
+        if error is not None and error.err_code in FULL_CODES:
+            self.refusals.count(error)
+            if outage is not None and outage.full and self.now - outage.full_since >= FULL_MOST:
+                self._give_up(group, error)
+            else:
+                self.stall(stream_of(op.frame), f"{FULL}: {error}", full=True)
+            return
+        self.unheard = self.unheard or error is None
+        self.stall(stream_of(op.frame), f"{'nobody answers' if error is None else error}, on {subject_of(op.frame)}")
+
+    def _give_up(self, group: bytes, error: ApiError) -> None:
+        """Fail the stores of a group that wait for room: maybe what makes room waits behind them."""
+        waiting = [(token, op) for token, op in self._of(group) if op.waits()]
+        log.warning("%s for %g s: %d stores are refused", FULL, FULL_MOST, len(waiting), extra=once(FULL))
+        for token, op in waiting:
+            self._end(token, op)
+            op.failed(error)
+        self._resume(group)
+
+    def _fail(self, token: bytes, op: PendingStore, error: ApiError) -> None:
+        """End an operation that is refused; requests, such as removals, are not counted."""
+        if op.frame.startswith(STORE):
+            self.refusals.count(error)
+        self._end(token, op)
+        op.failed(error)
 
     def _end(self, token: bytes, op: PendingStore) -> None:
         del self.pending[token]
@@ -225,7 +254,7 @@ class AckedPublisher:
     def repeat(self, token: bytes) -> None:
         """Send an acknowledgement again: its consumer exists."""
         op = self.pending.get(token)
-        if op is not None and not self._waits(op.frame):
+        if op is not None and not self._waits(op):
             op.born = self.now
             self.link.out.append(op.frame)
             self.link.kick()
@@ -247,8 +276,7 @@ class AckedPublisher:
         refused = [(token, op) for token, op in self.pending.items() if op.frame.startswith(starts)]
         error = ApiError(403, 0, f"NATS permissions do not allow publishing to {subject.decode(errors='replace')}")
         for token, op in refused:
-            self._end(token, op)
-            op.failed(error)
+            self._fail(token, op, error)
 
     # -- no connection, no leader -------------------------------------------------------------
 
@@ -282,18 +310,18 @@ class AckedPublisher:
             (token, op) for token, op in self.pending.items() if len(op.frame) > most and size_of(op.frame) > most
         ]
         for token, op in larger:
-            self._end(token, op)
-            op.failed(ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
+            self._fail(token, op, ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
 
-    def stall(self, stream: bytes, reason: str) -> None:
+    def stall(self, stream: bytes, reason: str, *, full: bool = False) -> None:
         """Send a group of streams nothing after a store failed for want of a leader; later probe with the oldest frame.
 
-        See docs/internals/rules.md#no-leader.
+        With ``full`` only stores that wait for room are not sent. See docs/internals/rules.md#no-leader.
         """
         if self._offline:
             return
         group = group_of(stream)
         outage = self._outages.get(group)
+        had_no_leader = outage is not None and not outage.full
         if outage is None:
             outage = self._outages[group] = StreamOutage(stream)
             if group == MESSAGES:
@@ -302,11 +330,16 @@ class AckedPublisher:
             self.attempt += 1
             if self._timed is not None and _group(self._timed.frame) == group:
                 self._timed = None
-        if not outage.told:
+        if outage.note_full(reason if full else "", self.now):
+            log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
+        for _, op in self._of(group) if full and had_no_leader else ():
+            if not self._waits(op) and op not in self._withheld:  # it needs no room
+                self._send_again(op)
+        if not full and not outage.told:
             outage.told = True
             waiting = len(self._of(group))
             log.warning("JetStream does not store: %s; %d publishes wait", reason, waiting, extra=spoken(reason))
-        else:
+        elif not full:
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
 
@@ -324,7 +357,7 @@ class AckedPublisher:
             outage.silences += 1
             if REQUEST.match(late.frame) and self.on_silent is not None and outage.silences % SILENCES == 2:
                 self.on_silent(outage.stream.decode())
-        token = next((token for token, op in self.pending.items() if self._probing(op, outage.stream)), b"")
+        token = next((token for token, op in self.pending.items() if self._probing(op, outage)), b"")
         group = group_of(outage.stream)
         if not token or (group == MESSAGES and self._doubtful()):
             self._resume(group)
@@ -335,8 +368,10 @@ class AckedPublisher:
         self.link.kick()
         outage.try_(token, self._probe)
 
-    def _probing(self, op: PendingStore, stream: bytes) -> bool:
-        return stream_of(op.frame) == stream and not (op.optional or op in self._withheld or op.stale())
+    def _probing(self, op: PendingStore, outage: StreamOutage) -> bool:
+        if stream_of(op.frame) != outage.stream or (outage.full and not op.waits()):
+            return False
+        return not (op.optional or op in self._withheld or op.stale())
 
     def _resume(self, group: bytes | None) -> None:
         """Send the unacknowledged frames of a group, or all (None), again in order, and allow new publishes."""
@@ -353,10 +388,12 @@ class AckedPublisher:
                 self._look(looking, doubtful), name="stores in doubt"
             )
         waited, self._stalled = self._stalled, bool(self._outages)
-        again = [(token, op) for token, op in self._of(group) if not self._waits(op.frame)]
+        all_wait = outage is None or not outage.full
+        again = [(token, op) for token, op in self._of(group) if not self._waits(op) and (all_wait or op.waits())]
         if waited and not doubtful:
             where = f" to {outage.stream.decode()}" if outage is not None else ""
-            log.info("publishes%s go on; %d are sent again", where, len(again))
+            extra = once(where) if outage is not None and outage.full else None
+            log.info("publishes%s go on; %d are sent again", where, len(again), extra=extra)
         stale = []
         for token, op in again:
             if op.stale():
@@ -391,7 +428,7 @@ class AckedPublisher:
                 continue
             if op in dropped:
                 self._end(token, op)
-            elif not self._waits(op.frame):
+            elif not self._waits(op):
                 self._send_again(op)
         self.link.kick()
 
@@ -450,7 +487,7 @@ class AckedPublisher:
             if not op.born:  # the operation is withheld, or was not sent yet
                 continue
             if now - op.born > ACK_TIMEOUT:
-                if self._waits(op.frame):
+                if self._waits(op):
                     continue
                 if not op.optional:
                     self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")

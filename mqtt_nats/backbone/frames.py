@@ -19,6 +19,21 @@ MESSAGES: Final = messages.STREAM.encode()
 RETAINED: Final = retained.STREAM.encode()
 HELD: Final = qos2.STREAM.encode()
 
+STORE: Final = b"HPUB "
+"""First bytes of frames of messages to be stored."""
+
+MESSAGE: Final = b"HPUB $MQTT.msgs."
+"""First bytes of frames of messages with ids, for which the stream can be searched."""
+
+COMMON: Final = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
+"""Ids under which other gateways store, too: the release of a held publish, and a will."""
+
+REQUEST: Final = re.compile(rb"PUB \S+\.STREAM\.")
+"""Requests to a stream: removals."""
+
+ACKNOWLEDGEMENT: Final = b"PUB $JS.ACK."
+"""First bytes of acknowledgements of consumer deliveries."""
+
 _STORED: Final = b"$MQTT."
 
 _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)

@@ -43,6 +43,10 @@ class PendingStore:
         """Return whether the failure is reported to the waiting client, and nothing else depends on the store."""
         return False
 
+    def waits(self) -> bool:
+        """Return whether the store waits for room while JetStream's storage is full; otherwise it fails at once."""
+        return False
+
     def stale(self) -> bool:
         """Return whether it is too late to send the message again; an earlier attempt may have stored it."""
         return False

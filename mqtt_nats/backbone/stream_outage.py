@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Outage of a stream that does not store: it has no leader, or does not answer."""
+"""Outage of a stream that does not store: it has no leader, does not answer, or has no room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class StreamOutage:
     See docs/internals/rules.md#no-leader.
     """
 
-    __slots__ = ("_delay", "_probe", "looking", "patience", "probed", "silences", "stream", "told", "unanswered")
+    __slots__ = (
+        *("_delay", "_probe", "full", "full_since", "looking", "patience", "probed", "silences", "stream", "told"),
+        "unanswered",
+    )
 
     def __init__(self, stream: bytes) -> None:
         self.stream = stream
@@ -31,6 +34,10 @@ class StreamOutage:
         """Whether the last probe has no answer yet."""
         self.silences = 0
         """Number of consecutive probes without an answer."""
+        self.full = ""
+        """Why the storage is full, in one line; empty = the stream does not store for want of a leader."""
+        self.full_since = 0.0
+        """Loop time in seconds since which the storage is full."""
         self.told = False
         """Whether the outage was logged."""
         self.looking: asyncio.Task[None] | None = None
@@ -54,6 +61,18 @@ class StreamOutage:
     def _due(self, probe: Callable[[StreamOutage], None]) -> None:
         self._probe = None
         probe(self)
+
+    def note_full(self, reason: str, now: float) -> bool:
+        """Note why the storage is full at loop time ``now``, or that no leader answers (empty reason).
+
+        Returns:
+            Whether the storage is full and was not before.
+        """
+        new = bool(reason) and not self.full
+        if new:
+            self.full_since = now
+        self.full = reason
+        return new
 
     def refused(self, token: bytes) -> None:
         """Note that a store was answered with a refusal."""

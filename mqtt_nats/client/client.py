@@ -266,7 +266,8 @@ class Client(JobRunner):
 
     def refused(self, error: ApiError) -> None:
         """End the connection without an acknowledgement: JetStream refuses a message [MQTT-4.8.0-2]."""
-        log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", self, error)
+        text = "%s: a message was not stored: %s"
+        log_failure(log, logging.WARNING, "store", text, self, error, extra=once(str(error)))
         self.end(QuotaExceeded(str(error)))
 
     def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:

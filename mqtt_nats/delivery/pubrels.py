@@ -38,6 +38,10 @@ class PubrelOp(PendingStore):
         if self.client.durable_side is not None and self.client.alive:
             self.client.durable_side.pubrel_stored(self.id)
 
+    def waits(self) -> bool:
+        """Return True: the client waits for PUBREL, as without a leader."""
+        return True
+
     def failed(self, error: ApiError) -> None:
         """End the connection: without the record PUBREL is not sent; the client sends PUBREC again on its next one."""
         self.client.refused(error)

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending import PendingStore, sequence
-from mqtt_nats.base.logs import log_failure
+from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
@@ -61,13 +61,18 @@ class Acknowledgement(PendingStore):
         """Whether the acknowledgement can have a reason code (5.0)."""
         return self.client.version == 5
 
+    def waits(self) -> bool:
+        """Return whether the client cannot be told that there is no room (3.1.1)."""
+        return not self.explains()
+
     def failed(self, error: ApiError) -> None:
         """Report JetStream's refusal to the client: by a reason code, or by the end of the connection."""
         client = self.client
         if client.version != 5 or self.kind == 7:
             client.refused(error)
         elif not self.reason:
-            log_failure(log, logging.WARNING, "store", "%s: a message was not stored: %s", client, error)
+            text = "%s: a message was not stored: %s"
+            log_failure(log, logging.WARNING, "store", text, client, error, extra=once(str(error)))
             self.refuse(ReasonCode.QUOTA_EXCEEDED, str(error))
             if client.receipts and client.receipts[0] is self:
                 client.settle()
@@ -144,6 +149,10 @@ class PublishHeld(PendingStore):
         self.left -= 1
         if not self.left:
             self.client.inbound.stored(self.client, self.held, self.receipt)
+
+    def waits(self) -> bool:
+        """Return True: PUBCOMP has no reason code for it."""
+        return True
 
     def failed(self, error: ApiError) -> None:
         """End the connection: the record stays, and the client sends PUBREL again after it has reconnected."""

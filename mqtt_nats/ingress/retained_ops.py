@@ -43,6 +43,10 @@ class RetainedOp(PendingStore):
         elif self.parent is not None:
             self.parent.stored(ack)
 
+    def waits(self) -> bool:
+        """Return whether the publish waits for room."""
+        return self.parent is not None and self.parent.waits()
+
     def failed(self, error: ApiError) -> None:
         """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
         self.broker.retained_now(self)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.refusals import FULL, FULL_CODES
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call
 from mqtt_streams.gateways import PREFIX
@@ -33,13 +34,8 @@ SOON: Final = 1.0
 """Seconds between two probes after one without an answer."""
 
 
-FULL: Final = "JetStream storage is full"
-
 NO_SPACE: Final = "no space left on device"
 """Go's text of ENOSPC, in errors and in the log of nats-server."""
-
-FULL_CODES: Final = frozenset({10002, 10023, 10047})
-"""JetStream's error codes: the account's limit, the server's resources, or the server's storage is used up."""
 
 
 class Readiness:
@@ -105,4 +101,6 @@ def explain(error: ApiError | NoResponders | RequestTimeout) -> str:
 
 
 def _outages(store: AckedPublisher) -> str:
+    if store.full:
+        return store.full
     return f"JetStream does not store to {', '.join(store.outages)}" if store.outages else ""

@@ -354,6 +354,10 @@ class WillOp(PendingStore):
         if self.left == 0:
             self.end()
 
+    def waits(self) -> bool:
+        """Return True: nobody would publish the will later."""
+        return True
+
     def failed(self, error: ApiError) -> None:
         """Log that a store is refused, and count it as finished: the client has gone."""
         log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)

@@ -43,10 +43,14 @@ class FakeLink:
 class Note(PendingStore):
     """Writes its end down."""
 
-    def __init__(self, log: list[object], name: str, optional: bool = False) -> None:
+    def __init__(self, log: list[object], name: str, optional: bool = False, waits: bool = False) -> None:
         self.log = log
         self.name = name
         self.optional = optional
+        self._waits = waits
+
+    def waits(self) -> bool:
+        return self._waits
 
     def stored(self, ack: bytes) -> None:
         self.log.append((self.name, ack))
@@ -65,10 +69,18 @@ class Bench:
         self.log: list[object] = []
         self.replies: dict[str, bytes] = {}
 
-    def put(self, name: str, payload: bytes = b"x", *, identity: bytes = b"", subject: bytes = b"$MQTT.msgs.s") -> None:
+    def put(
+        self,
+        name: str,
+        payload: bytes = b"x",
+        *,
+        identity: bytes = b"",
+        subject: bytes = b"$MQTT.msgs.s",
+        waits: bool = False,
+    ) -> None:
         before = set(self.store.pending)
         headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name))
+        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name, waits=waits))
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
 

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JetStream's storage is full: what cannot be refused waits, and nothing else does; rules.md#full-storage."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.backbone import acked_publisher as module
+from mqtt_nats.backbone import stream_outage as outage
+from mqtt_nats.backbone.refusals import REASONS, reason_of
+from mqtt_streams.api import ApiError
+from tests.backbone.bench import NO_RESPONDERS, Bench
+from tests.harness.waiting import aeventually
+
+FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
+DELETE = b"$JS.API.STREAM.MSG.DELETE.$MQTT_msgs"
+RETAINED = b"$MQTT.rmsgs.s"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes follow each other without a pause."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.001)
+    monkeypatch.setattr(outage, "PROBE_REFUSED", 0.001)
+    monkeypatch.setattr(outage, "PROBE_MOST", 60.0)
+
+
+async def test_what_waits_is_stored_in_order_when_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    """One store at a time is tried; removals and acknowledgements go on, which may make the room."""
+    caplog.set_level("INFO", "mqtt_nats.nats")
+    bench = Bench()
+    bench.put("one", waits=True)
+    bench.put("two", waits=True)
+    bench.sent()
+    bench.answer("one", FULL)
+    bench.answer("two", FULL)
+    assert bench.store.full == "JetStream storage is full: insufficient resources (JetStream error 10023)"
+    assert (bench.log, bench.store.outages) == ([], ["$MQTT_msgs"])
+    bench.put("three", waits=True)
+    bench.put("retained", subject=RETAINED, waits=True)
+    bench.acknowledge("removal", DELETE)
+    bench.acknowledge("acknowledgement")
+    assert bench.sent() == ["removal", "acknowledgement"]
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["one"]
+    bench.answer("one", FULL)
+    bench.answer("removal")
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["one"]
+    bench.answer("one")
+    assert bench.sent() == ["two", "three", "retained"]
+    assert not bench.stalled
+    assert bench.store.full == ""
+    assert bench.store.refusals.counts == {**dict.fromkeys(REASONS, 0), "storage_full": 3}
+    assert caplog.text.count("JetStream does not store: JetStream storage is full") == 1
+    assert all(getattr(one, "once", "") for one in caplog.records), "also where there is room again and again"
+
+
+async def test_what_can_be_refused_is_refused_at_once() -> None:
+    """Also while other stores wait: its client hears of it, and may do something about it."""
+    bench = Bench()
+    bench.put("5.0")
+    bench.answer("5.0", FULL)
+    assert bench.log == [("5.0", 10023)]
+    assert not bench.stalled
+    bench.put("3.1.1", waits=True)
+    bench.answer("3.1.1", FULL)
+    bench.sent()
+    bench.put("5.0 again")
+    assert bench.sent() == ["5.0 again"]
+    bench.answer("5.0 again", FULL)
+    assert bench.log == [("5.0", 10023), ("5.0 again", 10023)]
+    assert bench.store.refusals.counts["storage_full"] == 3
+
+
+async def test_it_does_not_wait_for_ever() -> None:
+    """What would make room may wait behind the stores themselves."""
+    bench = Bench()
+    bench.store.tick(1000.0)
+    for name in ("one", "two"):
+        bench.put(name, waits=True)
+    bench.answer("one", FULL)
+    bench.put("three", waits=True)
+    bench.sent()
+    bench.store.tick(1000.0 + module.FULL_MOST - 1)
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["one"]
+    bench.answer("one", FULL)
+    assert bench.log == []
+    bench.store.tick(1000.0 + module.FULL_MOST)
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("one", FULL)
+    assert bench.log == [("one", 10023), ("two", 10023), ("three", 10023)]
+    assert not bench.stalled
+    bench.put("four", waits=True)
+    assert bench.sent() == ["four"], "and the next may wait as long"
+    bench.answer("four", FULL)
+    assert bench.log[3:] == []
+
+
+async def test_a_new_leader_has_no_room() -> None:
+    """What has waited for a leader, and needs no room, does not wait any longer."""
+    bench = Bench()
+    bench.put("one", waits=True)
+    bench.answer("one", b"", NO_RESPONDERS)
+    bench.acknowledge("removal", DELETE)
+    bench.sent()
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["one"]
+    bench.answer("one", FULL)
+    assert bench.sent() == ["removal"]
+    bench.answer("one", b"", NO_RESPONDERS)
+    assert bench.store.full == ""
+    bench.acknowledge("removal later", DELETE)
+    assert bench.sent() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ApiError(503, 10023, "insufficient resources"), "storage_full"),
+        (ApiError(400, 10002, "resource limits exceeded for account"), "storage_full"),
+        (ApiError(503, 10047, "insufficient storage resources available"), "storage_full"),
+        (ApiError(503, 10077, "maximum bytes exceeded"), "stream_limit"),
+        (ApiError(503, 10077, "maximum messages per subject exceeded"), ""),
+        (ApiError(400, 10071, "wrong last sequence: 5"), ""),
+        (ApiError(400, 10054, "message size exceeds maximum allowed"), "too_large"),
+        (ApiError(413, 0, "larger than what the nats-server takes now"), "too_large"),
+        (ApiError(403, 0, "NATS permissions do not allow publishing"), "not_permitted"),
+        (ApiError(500, 10999, "something new"), "other"),
+    ],
+)
+def test_the_reason(error: ApiError, reason: str) -> None:
+    assert reason_of(error) == reason
+    assert not reason or reason in REASONS
+
+
+async def test_requests_are_not_counted() -> None:
+    """A removal that finds nothing is no store."""
+    bench = Bench()
+    bench.acknowledge("removal", DELETE)
+    bench.answer("removal", b'{"error":{"code":404,"err_code":10037,"description":"no message found"}}')
+    bench.put("message")
+    bench.answer("message", b'{"error":{"code":400,"err_code":10999,"description":"something new"}}')
+    assert bench.log == [("removal", 10037), ("message", 10999)]
+    assert bench.store.refusals.counts == {**dict.fromkeys(REASONS, 0), "other": 1}
