@@ -57,6 +57,7 @@ from mqtt_streams.definitions import (
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import STREAM as SESSIONS
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -169,6 +170,7 @@ class Tenant:
         for line in report.kept:
             log.warning("%s%s", self._of, line)
         self._tell_limits(report)
+        self._tell_lost(report.lost)
         self._tell(report)
         self.domain = report.domain
 
@@ -199,6 +201,12 @@ class Tenant:
             )
         if limits.ack_pending:
             log.info("%sthe account allows max_ack_pending of %d", self._of, limits.ack_pending)
+
+    def _tell_lost(self, streams: list[str]) -> None:
+        """Log what is lost with streams that have existed, and are created again."""
+        for stream in streams:
+            what = "every session" if stream == SESSIONS else "all that it held"
+            log.error("%sstream %s was gone, and is created again: %s is lost", self._of, stream, what)
 
     def _tell(self, report: EnsureReport) -> None:
         """Log the changes of the streams."""
@@ -480,8 +488,7 @@ class Tenant:
         broker.inbox.unheard = broker.store.unheard = False
         try:
             report = await self._ensure_streams(broker.inbox)
-            for stream in report.created:
-                log.error("%sstream %s was gone, with all that it held: created again", self._of, stream)
+            self._tell_lost(report.created)
             self._tell(report)
         except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
             log.debug("%sstreams: %s", self._of, error)

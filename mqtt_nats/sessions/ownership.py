@@ -7,6 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base.logs import once
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import PoisonedRecord
 
@@ -46,7 +47,12 @@ async def still_owner(client: Client) -> bool:
             client.close()
             return False
     if found is None or found[1] != client.epoch:
-        log.info("%s: the session has moved", client)
+        if found is None:
+            log.warning(
+                "%s: its session is gone: it has ended elsewhere, or was lost", client, extra=once("session gone")
+            )
+        else:
+            log.info("%s: the session has moved", client)
         client.taken_over()
         return False
     return True

@@ -62,6 +62,9 @@ _UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _
 
 _DEFAULT_WINDOW: Final = 120 * _NS
 
+_NEVER: Final = "0001-"
+"""Beginning of the time of the last message of a stream that has never had one."""
+
 _HINTS: Final[Mapping[int, str]] = {
     10002: "raise JetStream's limits of the account or the server",
     10023: "raise JetStream's limits of the account or the server, or free space",
@@ -127,12 +130,14 @@ class EnsureReport:
     `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
     left, one line each. `configs`: present configuration of each stream. `limits`: limits of the account. `remains`:
     number of messages in a created stream that come from a stream of that name whose definition nats-server has lost.
+    `lost`: the stream of sessions or of messages, if it was missing although the other one has been used.
     """
 
     domain: str
     limits: AccountLimits
     created: list[str] = field(default_factory=list)
     remains: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
     upgraded: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -172,6 +177,9 @@ async def ensure_streams(
     infos = {stream: await _info(js, stream) for stream in streams}
     level = _Replicas(replicas, (info for info in infos.values() if info))
     report = EnsureReport(str(account.get("domain", "")), account_limits(account, level.wanted))
+    for stream, other in ((SESSIONS, MESSAGES), (MESSAGES, SESSIONS)):
+        if infos[stream] is None and _has_been_used(infos[other]):
+            report.lost.append(stream)
     for stream in streams:
         while True:
             definition = load_definition(stream)
@@ -194,6 +202,11 @@ async def ensure_streams(
             except _TooFew:
                 continue
     return report
+
+
+def _has_been_used(info: dict[str, Any] | None) -> bool:
+    """Whether a message was ever stored; a stream that another gateway creates at this moment has none."""
+    return info is not None and not str(info["state"].get("last_ts", _NEVER)).startswith(_NEVER)
 
 
 def with_ids(message_ids: str, replicas: int) -> bool:
