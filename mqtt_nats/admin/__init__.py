@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from ssl import SSLContext
 from typing import TYPE_CHECKING
 
 from mqtt_nats.base.errors import StartupError
@@ -48,13 +47,13 @@ def check(settings: Settings) -> None:
         StartupError: the extra is not installed, or a file cannot be used.
     """
     if settings.admin_listen is not None:
-        _, context_of = _parts()
-        context_of(settings)
+        _, tls_of = _parts()
+        tls_of(settings)
 
 
-def _parts() -> tuple[type[AdminListener], Callable[[Settings], SSLContext | None]]:
+def _parts() -> tuple[type[AdminListener], Callable[[Settings], object]]:
     try:
-        from mqtt_nats.admin.listener import AdminListener, context_of
+        from mqtt_nats.admin.listener import AdminListener, tls_of
     except ImportError as error:
         raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
-    return AdminListener, context_of
+    return AdminListener, tls_of

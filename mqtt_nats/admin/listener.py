@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_address, parse_address
-from mqtt_nats.transport.tls import make_context
+from mqtt_nats.transport.tls import certificate_end, make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import NatsConnection
@@ -85,23 +86,22 @@ class Server(uvicorn.Server):
         yield
 
 
-def context_of(settings: Settings) -> ssl.SSLContext | None:
-    """The certificate that the admin listener has by the settings; None: it does without TLS.
+def tls_of(settings: Settings) -> tuple[ssl.SSLContext | None, float]:
+    """The TLS context that the admin listener has by the settings (None: it does without), and its certificate's end.
 
     Raises:
         StartupError: a file cannot be used.
     """
     if settings.admin_listen is None or settings.admin_tls_cert is None:
-        return None
-    return make_context(
-        ListenerSettings(
-            listen=settings.admin_listen,
-            type="tls",
-            tls_cert=settings.admin_tls_cert,
-            tls_key=settings.admin_tls_key,
-            tls_client_ca=settings.admin_tls_client_ca,
-        )
+        return None, math.inf
+    own = ListenerSettings(
+        listen=settings.admin_listen,
+        type="tls",
+        tls_cert=settings.admin_tls_cert,
+        tls_key=settings.admin_tls_key,
+        tls_client_ca=settings.admin_tls_client_ca,
     )
+    return make_context(own), certificate_end(own)
 
 
 class AdminListener:
@@ -116,6 +116,7 @@ class AdminListener:
         assert self.settings.admin_listen is not None
         self.listen = self.settings.admin_listen
         self.bound = Bound(*parse_address(self.listen), "admin")
+        self._certificate_end = math.inf
         self._link: NatsConnection | None = None
         self._inbox: RequestInbox | None = None
         self._connecting = asyncio.Lock()
@@ -129,7 +130,7 @@ class AdminListener:
             StartupError: a file cannot be used, or the address is not to be had.
         """
         settings = self.settings
-        tls = context_of(settings)
+        tls, self._certificate_end = tls_of(settings)
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
@@ -164,7 +165,8 @@ class AdminListener:
             StartupError: they cannot be used.
         """
         if self._server is not None:
-            self._server.renew(context_of(self.settings))
+            tls, self._certificate_end = tls_of(self.settings)
+            self._server.renew(tls)
 
     def _bind(self) -> socket.socket:
         """A socket that listens; workers share its address, and the kernel deals connections out."""
@@ -221,6 +223,12 @@ class AdminListener:
         if self._inbox is not None and self._link is not None:
             self._inbox.renew()
             self._link.online = True
+
+    @property
+    def certificates(self) -> dict[str, float]:
+        """Unix time at which the certificate in force ends, by the configured address of each listener with TLS."""
+        ends = [(one.settings.listen, one.certificate_end) for one in self.gateway.listeners]
+        return {where: end for where, end in (*ends, (self.listen, self._certificate_end)) if end != math.inf}
 
     @property
     def obstacle(self) -> str:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,24 +24,21 @@ from prometheus_client.registry import Collector
 from mqtt_nats import __version__
 from mqtt_nats.admin.siblings import gather
 from mqtt_nats.base.admission import Verdict
-from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.build_info import build
+from mqtt_nats.observability.jetstream_state import JetStreamState, StreamState, jetstream_state
 from mqtt_nats.observability.report import report
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.definitions import EVERY
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway.broker import Broker
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OPEN_METRICS: Final = "application/openmetrics-text"
 
 PATIENCE: Final = 2.0
-"""Seconds in which siblings and streams answer."""
+"""Seconds in which siblings answer."""
 
 REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonCode.UNSPECIFIED_ERROR)
 """Reasons for which CONNACK may refuse a connection, and a few more. A rate needs the 0 before the first refusal."""
@@ -156,6 +154,13 @@ NUMBERS: Final = (
     Number("pending_stores", "Stores that JetStream has not acknowledged.", "", _one("pending_stores")),
     Number("pending_store_bytes", "Bytes of those stores.", "", _one("pending_store_bytes")),
     Number("stores_resent_total", "Stores that were sent again after an outage.", "", _one("resent_stores"), True),
+    Number(
+        "stores_refused_total",
+        "Stores that JetStream has refused, each time.",
+        "reason",
+        _by_name("refused_stores"),
+        True,
+    ),
     Number("nats_connected", "Whether a connection to NATS is there.", "link", _links, together=min),
     Number("nats_reconnects_total", "How often the connection to NATS was made again.", "", _one("reconnects"), True),
     Number("cpu_seconds_total", "CPU time of the process.", "", _one("cpu"), True, process=True),
@@ -184,11 +189,36 @@ HISTOGRAMS: Final = (
 )
 """The last: it is of the process."""
 
-STREAM_NUMBERS: Final = (
-    ("stream_messages", "Messages in a stream.", "messages"),
-    ("stream_bytes", "Bytes in a stream.", "bytes"),
-    ("stream_consumers", "Consumers of a stream.", "consumer_count"),
+STREAM_NUMBERS: Final[tuple[tuple[str, str, Callable[[StreamState], float]], ...]] = (
+    ("stream_messages", "Messages in a stream.", lambda one: one.messages),
+    ("stream_bytes", "Bytes in a stream.", lambda one: one.bytes),
+    ("stream_consumers", "Consumers of a stream.", lambda one: one.consumers),
+    ("stream_replicas_behind", "Replicas of a stream that are offline or not current.", lambda one: one.behind),
+    ("stream_replica_lag", "Operations by which the last replica of a stream is behind.", lambda one: one.lag),
 )
+"""Numbers of a stream that is available."""
+
+ACCOUNT_NUMBERS: Final[tuple[tuple[str, str, Callable[[JetStreamState], float | None]], ...]] = (
+    (
+        "jetstream_used_bytes",
+        "Bytes of file storage that the account uses.",
+        lambda one: None if one.storage is None else one.storage.used,
+    ),
+    (
+        "jetstream_allowed_bytes",
+        "Bytes of file storage that the account may use; +Inf: it has no limit of its own.",
+        lambda one: None if one.storage is None else math.inf if one.storage.allowed is None else one.storage.allowed,
+    ),
+    ("dead_gateways", "Dead gateways whose clients have not been dealt with.", lambda one: one.dead),
+    ("dead_gateways_with_wills", "Dead gateways with a will to be published.", lambda one: one.with_wills),
+    (
+        "absent_session_seconds",
+        "Time since the session that has been absent longest was connected, of those that expire; 0: there is none.",
+        lambda one: one.absent,
+    ),
+    ("message_retention_seconds", "Time for which messages are kept for absent sessions.", lambda one: one.retention),
+)
+"""Numbers of an account; one that is not known has no sample."""
 
 
 async def collect(listener: AdminListener, aggregated: bool, accept: str) -> tuple[bytes, str]:
@@ -200,8 +230,8 @@ async def collect(listener: AdminListener, aggregated: bool, accept: str) -> tup
     Raises:
         StartupError: NATS cannot be reached, over which the other workers are asked.
     """
-    reports, streams = await asyncio.gather(_reports(listener), _streams(listener))
-    found = families(listener, reports, streams, aggregated)
+    reports, states = await asyncio.gather(_reports(listener), _states(listener))
+    found = families(listener, reports, states, aggregated)
     if accepts(accept, OPEN_METRICS):
         return exposed(found, openmetrics.generate_latest), openmetrics.CONTENT_TYPE_LATEST
     return exposed(found), CONTENT_TYPE
@@ -234,37 +264,17 @@ async def _reports(listener: AdminListener) -> list[Report]:
     return [*(one for one in others if one["id"] != broker.identity), await report(broker)]
 
 
-Streams = dict[str, dict[str, dict[str, Any]]]
-"""By tenant, the states of the streams that answer."""
-
-
-async def _streams(listener: AdminListener) -> Streams:
+async def _states(listener: AdminListener) -> dict[str, JetStreamState]:
+    """The state of JetStream in the account of each tenant."""
     broker = listener.gateway.broker
     brokers = {} if broker is None else broker.tenants
-    return dict(zip(brokers, await asyncio.gather(*map(_streams_of, brokers.values())), strict=True))
-
-
-async def _streams_of(broker: Broker) -> dict[str, dict[str, Any]]:
-    if not broker.online.is_set():
-        return {}
-
-    async def state(name: str) -> dict[str, Any] | None:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                info = await call(broker.inbox, f"STREAM.INFO.{name}")
-        except (ApiError, NoResponders, RequestTimeout, StartupError, TimeoutError):
-            return None
-        found: dict[str, Any] = info["state"]
-        return found
-
-    found = await asyncio.gather(*(state(name) for name in EVERY))
-    return {name: one for name, one in zip(EVERY, found, strict=True) if one is not None}
+    return dict(zip(brokers, await asyncio.gather(*map(jetstream_state, brokers.values())), strict=True))
 
 
 def families(
-    listener: AdminListener, reports: Sequence[Report], streams: Streams, aggregated: bool
+    listener: AdminListener, reports: Sequence[Report], states: Mapping[str, JetStreamState], aggregated: bool
 ) -> Iterator[Metric]:
-    """All metrics, of what workers have told, and of the states of streams."""
+    """All metrics, of what workers have told, and of the states of JetStream by tenant."""
     yield InfoMetricFamily(
         "mqtt_nats_build",
         "Which program this is.",
@@ -295,11 +305,38 @@ def families(
             counts = [sum(column) for column in zip(*(one["counts"] for one in each), strict=True)]
             family.add_metric(labels, _buckets(each[0]["bounds"], counts), sum(one["sum"] for one in each))
         yield family
-    for name, text, key in STREAM_NUMBERS:
+    yield from _of_jetstream(tenants, states)
+    expiry = GaugeMetricFamily(
+        "mqtt_nats_certificate_expiry_seconds",
+        "Unix time at which the certificate ends that a TLS listener shows.",
+        labels=["listener"],
+    )
+    for where, end in listener.certificates.items():
+        expiry.add_metric([where], end)
+    yield expiry
+
+
+def _of_jetstream(tenants: list[str], states: Mapping[str, JetStreamState]) -> Iterator[Metric]:
+    available = GaugeMetricFamily(
+        "mqtt_nats_stream_available", "Whether a stream has a leader that answers.", labels=[*tenants, "stream"]
+    )
+    for tenant, state in states.items():
+        for stream, one in state.streams.items():
+            available.add_metric([tenant, stream] if tenants else [stream], one.available)
+    yield available
+    for name, text, number in STREAM_NUMBERS:
         gauge = GaugeMetricFamily(f"mqtt_nats_{name}", text, labels=[*tenants, "stream"])
-        for tenant, states in streams.items():
-            for stream, state in states.items():
-                gauge.add_metric([*([tenant] if tenants else []), stream], state[key])
+        for tenant, state in states.items():
+            for stream, one in state.streams.items():
+                if one.available:
+                    gauge.add_metric([tenant, stream] if tenants else [stream], number(one))
+        yield gauge
+    for name, text, value_of in ACCOUNT_NUMBERS:
+        gauge = GaugeMetricFamily(f"mqtt_nats_{name}", text, labels=tenants)
+        for tenant, state in states.items():
+            value = value_of(state)
+            if value is not None:
+                gauge.add_metric([tenant] if tenants else [], value)
         yield gauge
 
 

@@ -31,11 +31,15 @@ from mqtt_nats.admin.stored_results import (
 
 
 class Histogram(TypedDict):
-    """Observations in classes: how many were up to each bound, and not up to the one before; the last is without."""
+    """Observations in classes: how many were up to each bound, and not up to the one before; the last is without.
+
+    ``last``: the last observation.
+    """
 
     bounds: list[float]
     counts: list[int]
     sum: float
+    last: NotRequired[float]
 
 
 class NatsLink(TypedDict):
@@ -73,6 +77,7 @@ class Counters(TypedDict):
     pending_stores: int
     pending_store_bytes: int
     resent_stores: int
+    refused_stores: NotRequired[dict[str, int]]
     unread_bytes: int
     nats: list[NatsLink]
     reconnects: int
@@ -101,11 +106,19 @@ class StoredCounts(TypedDict):
     sessions: int | None
 
 
+class Storage(TypedDict):
+    """Bytes of JetStream's file storage; null: not known, or (``allowed``) the account has no limit of its own."""
+
+    used: int | None
+    allowed: int | None
+
+
 class Status(TypedDict):
     """Present work of the gateways; ``silent`` are the gateways that have not answered."""
 
     gateways: list[Counters]
     stored: StoredCounts
+    storage: Storage
     silent: list[str]
 
 

@@ -59,7 +59,7 @@ class Histogram:
 
     def state(self) -> dict[str, Any]:
         """Return the histogram as JSON values."""
-        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum}
+        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.sum, "last": self.last}
 
 
 class Counters:
@@ -169,6 +169,7 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
         "pending_stores": len(broker.store.pending),
         "pending_store_bytes": broker.store.bytes,
         "resent_stores": broker.store.resent,
+        "refused_stores": dict(broker.store.refusals.counts),
         "unread_bytes": broker.round.held,
         "nats": [
             {"link": name, "online": link.online, "writable": link.writable}

@@ -24,7 +24,7 @@ from mqtt_nats.codec import Limits
 from mqtt_nats.transport.connection import LINGER
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, parse_address
 from mqtt_nats.transport.proxy import BadHeader, HeaderReader
-from mqtt_nats.transport.tls import make_context
+from mqtt_nats.transport.tls import certificate_end, make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
@@ -76,6 +76,8 @@ class Listener:
         self._left = self._door.leave  # one object for all: a newly bound method takes memory for each connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
+        self.certificate_end = certificate_end(settings)
+        """Unix time at which the certificate in force ends; infinite without TLS."""
         self._timeout = general.connect_timeout
         self.bound: list[Bound] = []
         """Addresses on which the listener accepts; empty before :meth:`open`."""
@@ -163,7 +165,8 @@ class Listener:
             StartupError: a file cannot be used; the former context stays in force.
         """
         if self.settings.secure:
-            self._context = make_context(self.settings)
+            context, end = make_context(self.settings), certificate_end(self.settings)
+            self._context, self.certificate_end = context, end
 
     def enter(self, connection: Counted, host: str) -> bool:
         """Count a connection of the address ``host``; False: the connection is refused."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS context of a listener."""
+"""TLS context of a listener, and the end of its certificate."""
 
 from __future__ import annotations
 
+import math
 import ssl
 from typing import Final
 
@@ -10,6 +11,23 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.transport.listener_settings import ListenerSettings
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def certificate_end(settings: ListenerSettings) -> float:
+    """Return the Unix time at which the certificate of a listener ends; infinite for a listener without TLS.
+
+    Raises:
+        StartupError: the file has no certificate in its first PEM block.
+    """
+    if settings.tls_cert is None:
+        return math.inf
+    from cryptography.x509 import load_pem_x509_certificate  # not loaded unless a listener needs it
+
+    try:
+        found = load_pem_x509_certificate(settings.tls_cert.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StartupError(f"listener {settings.listen}: cannot read {settings.tls_cert}: {error}") from None
+    return found.not_valid_after_utc.timestamp()
 
 
 def make_context(settings: ListenerSettings) -> ssl.SSLContext:

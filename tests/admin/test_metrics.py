@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 import time
 from types import SimpleNamespace
@@ -20,7 +21,9 @@ from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import WorkerIdentity
 from mqtt_nats.observability.counters import LAGS, LATENCIES, Counters, Histogram
+from mqtt_nats.observability.jetstream_state import JetStreamState, StreamState, stream_state
 from mqtt_nats.observability.process_usage import process_usage
+from mqtt_streams.account import AccountStorage, account_storage
 from tests.harness.nats import ROOT
 
 
@@ -45,6 +48,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "filters_refused": Counters([0], [0]).filters_refused | {"max_subscriptions": number},
         "disconnects": Counters([0], [0]).disconnects,
         "dropped": {"too large": number},
+        "refused_stores": {"storage_full": number, "other": 0},
         "failures": {"denied": number},
         "log_records_left_out": number,
         "nats": [{"link": "main", "online": number == 1}],
@@ -58,10 +62,24 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
     }
 
 
+STATE = JetStreamState(
+    {"$MQTT_msgs": StreamState(True, 5, 50, 1, max_age=60.0), "$MQTT_sess": StreamState(False)},
+    AccountStorage(100, None),
+    2,
+    1,
+    3.5,
+)
+
+
+def listener(**settings: Any) -> AdminListener:
+    """An admin listener, as far as metrics look at it."""
+    place = WorkerIdentity("g", 1, 2)
+    found = SimpleNamespace(settings=Settings(**settings), place=place, certificates={"0.0.0.0:8883": 1e9})
+    return cast(AdminListener, found)
+
+
 def families(reports: list[dict[str, Any]], aggregated: bool, **settings: Any) -> dict[str, Any]:
-    listener = cast(AdminListener, SimpleNamespace(settings=Settings(**settings), place=WorkerIdentity("g", 1, 2)))
-    streams = {"": {"$MQTT_msgs": {"messages": 5, "bytes": 50, "consumer_count": 1}}}
-    text = metrics.exposed(metrics.families(listener, reports, streams, aggregated)).decode()
+    text = metrics.exposed(metrics.families(listener(**settings), reports, {"": STATE}, aggregated)).decode()
     return {one.name: one for one in text_string_to_metric_families(text)}
 
 
@@ -182,12 +200,57 @@ def test_who_asks_for_open_metrics(accept: str, wanted: bool) -> None:
 
 
 def test_open_metrics() -> None:
-    listener = cast(AdminListener, SimpleNamespace(settings=Settings(), place=WorkerIdentity("g", 1, 2)))
-    found = metrics.exposed(metrics.families(listener, [worker(1)], {}, False), exposition.generate_latest).decode()
-    assert found.endswith("# EOF\n")
-    assert "# TYPE mqtt_nats_connects counter\n" in found
-    read = {one.name for one in parser.text_string_to_metric_families(found)}  # type: ignore[no-untyped-call]
+    found = metrics.families(listener(), [worker(1)], {}, False)
+    found_text = metrics.exposed(found, exposition.generate_latest).decode()
+    assert found_text.endswith("# EOF\n")
+    assert "# TYPE mqtt_nats_connects counter\n" in found_text
+    read = {one.name for one in parser.text_string_to_metric_families(found_text)}  # type: ignore[no-untyped-call]
     assert read == {name.removesuffix("_info") for name in families([worker(1)], False)}
+
+
+def test_jetstream() -> None:
+    """A stream that is not available has no numbers; what is not known has no sample."""
+    found = families([worker(1)], False)
+    assert values(found["mqtt_nats_stream_available"]) == {
+        ("mqtt_nats_stream_available", "$MQTT_msgs"): 1,
+        ("mqtt_nats_stream_available", "$MQTT_sess"): 0,
+    }
+    assert values(found["mqtt_nats_stream_messages"]) == {("mqtt_nats_stream_messages", "$MQTT_msgs"): 5}
+    assert values(found["mqtt_nats_jetstream_used_bytes"]) == {("mqtt_nats_jetstream_used_bytes",): 100}
+    assert values(found["mqtt_nats_jetstream_allowed_bytes"]) == {("mqtt_nats_jetstream_allowed_bytes",): math.inf}
+    assert values(found["mqtt_nats_dead_gateways"]) == {("mqtt_nats_dead_gateways",): 2}
+    assert values(found["mqtt_nats_message_retention_seconds"]) == {("mqtt_nats_message_retention_seconds",): 60}
+    unknown = list(metrics.families(listener(), [worker(1)], {"": JetStreamState({})}, False))
+    empty = [one for one in unknown if one.name.startswith(("mqtt_nats_stream_", "mqtt_nats_jetstream_"))]
+    assert len(empty) == 8
+    assert not any(one.samples for one in empty)
+
+
+@pytest.mark.parametrize(
+    ("info", "used", "allowed"),
+    [
+        ({"storage": 5, "limits": {"max_storage": 10}}, 5, 10),
+        ({"storage": 5, "limits": {"max_storage": -1}}, 5, None),
+        ({"storage": 5}, 5, None),
+        ({"storage": 5, "tiers": {"R1": {"limits": {"max_storage": 7}}, "R3": {"limits": {"max_storage": 8}}}}, 5, 15),
+        (
+            {"storage": 5, "tiers": {"R1": {"limits": {"max_storage": 7}}, "R3": {"limits": {"max_storage": -1}}}},
+            5,
+            None,
+        ),
+    ],
+)
+def test_the_storage_of_an_account(info: dict[str, Any], used: int, allowed: int | None) -> None:
+    assert account_storage(info) == AccountStorage(used, allowed)
+
+
+def test_the_state_of_a_stream() -> None:
+    replicas = [{"current": True}, {"current": False, "lag": 7}, {"current": True, "offline": True, "lag": 3}]
+    state = {"messages": 1, "bytes": 2, "consumer_count": 3}
+    info = {"config": {"max_age": 60 * 10**9}, "state": state, "cluster": {"leader": "n0", "replicas": replicas}}
+    assert stream_state(info) == StreamState(True, 1, 2, 3, 2, 7, 60.0)
+    assert stream_state({"config": {}, "state": state}) == StreamState(True, 1, 2, 3)
+    assert not stream_state({**info, "cluster": {"leader": ""}}).available
 
 
 def test_nobody_answers() -> None:
@@ -216,4 +279,4 @@ def test_the_page_names_every_metric_and_no_other() -> None:
     assert set(named) == set(real)
     for name, (labels, _) in named.items():
         if not name.endswith("_info"):
-            assert {one.strip() for one in labels.split(",")} == real[name], name
+            assert {one.strip() for one in labels.split(",")} - {"–"} == real[name], name

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.admin.support import TOKEN, Admin, serving
-from tests.conftest import GatewayFactory
+from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import NatsServer
-from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
+from tests.harness.raw5 import PUBACK, SESSION_EXPIRY, Raw5, prop, publish
 from tests.harness.waiting import eventually
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -170,6 +170,20 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     eventually(lambda: page.locator("#charts path").count() > 3, 60, what="lines")
     assert page.locator("#tiles .tile").count() >= 8
     seen.end()
+
+
+def test_a_full_storage_is_seen(browser: Any, nats_factory: NatsFactory) -> None:
+    """How much of it is used, and what was refused for which reason."""
+    server = nats_factory(config="jetstream { max_file_store: 3MB }")
+    with serving(server.url) as admin, Raw5.open(admin.port, "filler") as client:
+        for number in range(1, 100):
+            client.send(publish("full", bytes(100_000), qos=1, id=number))
+            if client.answer(PUBACK, number).reason == 0x97:
+                break
+        seen = Seen(browser, admin)
+        seen.page.wait_for_selector('.tile:has-text("JetStream storage") >> text=the account has no limit')
+        seen.page.wait_for_selector('.tile:has-text("Stores refused") >> text=1 storage full')
+        seen.end()
 
 
 def test_a_gateway_is_drained(

@@ -12,15 +12,21 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from tests.admin.support import PATIENCE, address
 from tests.conftest import GatewayFactory, NatsFactory
-from tests.harness import raw
+from tests.harness import raw, raw5
 from tests.harness.bystanders import Paho
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect, publish
+from tests.harness.raw5 import Raw5
 from tests.harness.waiting import aeventually, eventually
 from tests.integration.conftest import live
 
 MESSAGES = "$MQTT_msgs"
+
+FULL = "JetStream storage is full: insufficient resources (JetStream error 10023)"
+
+WAITING_S = 3.0
+"""Without an acknowledgement for so long a publish waits for room."""
 
 
 @pytest.fixture
@@ -48,24 +54,46 @@ async def limited(js: JetStreamContext, name: str, max_bytes: int) -> None:
     await js.update_stream(config)
 
 
-def fill(port: int, topic: str, qos: int) -> list[bytes]:
-    """Publish until it is refused; what was acknowledged."""
+def fill(client: Raw, topic: str, qos: int, acknowledged: list[bytes]) -> bytes:
+    """Publish until the connection ends, or nothing is acknowledged for a while; the message that was published last.
+
+    Args:
+        acknowledged: gets what was acknowledged.
+    """
+    for number in range(1, 60_000):
+        payload = b"%d " % number + bytes(4000)
+        client.send(publish(topic, payload, qos=qos, id=number))
+        try:
+            one = client.receive(WAITING_S)
+            if qos == 2 and one is not None and one.kind == raw.PUBREC:
+                client.send(raw.ack(raw.PUBREL, number))
+                one = client.receive(WAITING_S)
+        except TimeoutError:
+            return payload
+        if one is None:
+            return payload
+        assert one.kind == (raw.PUBACK if qos == 1 else raw.PUBCOMP)
+        acknowledged.append(payload)
+    raise AssertionError("never refused")
+
+
+def fill5(client: Raw5, topic: str) -> None:
+    """Publish by 5.0 until not even a small message is stored."""
+    number = 0
+    for size in (4000, 0):
+        while True:
+            number += 1
+            client.send(raw5.publish(topic, bytes(size), qos=1, id=number))
+            if client.answer(raw.PUBACK, number).reasons == (0x97,):
+                break
+
+
+def filled(port: int, topic: str, qos: int) -> list[bytes]:
+    """What is acknowledged to a publisher until there is no room, and it goes."""
     acknowledged: list[bytes] = []
     with Raw.connected(port) as client:
-        for number in range(1, 60_000):
-            payload = b"%d " % number + bytes(4000)
-            client.send(publish(topic, payload, qos=qos, id=number))
-            one = client.receive()
-            if one is None:
-                return acknowledged
-            if qos == 2 and one.kind == raw.PUBREC:
-                client.send(raw.ack(raw.PUBREL, number))
-                one = client.receive()
-                if one is None:
-                    return acknowledged
-            assert one.kind == (raw.PUBACK if qos == 1 else raw.PUBCOMP)
-            acknowledged.append(payload)
-    raise AssertionError("never refused")
+        fill(client, topic, qos, acknowledged)
+    return acknowledged
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -81,7 +109,7 @@ async def test_the_message_stream_is_full(server: NatsServer, local: Gateway, js
         assert bystander.subscribe(("zero", 0)) == [0]
         assert will_watcher.subscribe(("will/full", 1)) == [1]
         await limited(js, MESSAGES, 1_000_000)
-        acknowledged = fill(local.port, "full", qos)
+        acknowledged = filled(local.port, "full", qos)
         assert 100 < len(acknowledged) < 250
         # Everything that needs no room in that stream works.
         for number in range(3):
@@ -172,7 +200,7 @@ def test_the_server_has_no_room(nats_factory: NatsFactory, gateway_factory: Gate
     with Raw.connected(gateway.port, "bystander") as bystander, Paho(gateway.port) as subscriber:
         assert bystander.subscribe(("zero", 0)) == [0]
         subscriber.subscribe("full", qos)
-        acknowledged = fill(gateway.port, "full", qos)
+        acknowledged = filled(gateway.port, "full", qos)
         assert acknowledged
         for number in range(3):
             bystander.send(publish("zero", b"%d" % number))
@@ -186,9 +214,15 @@ async def test_the_server_has_no_room_for_the_lease(nats_factory: NatsFactory, g
     """Nobody new is let in, so the gateway is not ready, and says why; it is again when there is room."""
     server = nats_factory(config="jetstream { max_file_store: 3MB }")
     gateway = gateway_factory(server, "--gateway-lease", "4", "--admin-listen", "127.0.0.1:0")
-    full = "JetStream storage is full: insufficient resources (JetStream error 10023)"
-    reason = f"the gateway's lease is not renewed: {full}"
-    assert fill(gateway.port, "full", 1)
+    reason = f"the gateway's lease is not renewed: {FULL}"
+    with Raw5.open(gateway.port, "filler") as filler:
+        fill5(filler, "full")
+        await _without_room(server, gateway, reason)
+    assert "ready again" in gateway.log
+    Raw.connected(gateway.port, "let in").close()
+
+
+async def _without_room(server: NatsServer, gateway: Gateway, reason: str) -> None:
     async with httpx.AsyncClient(base_url=address(gateway), timeout=PATIENCE) as http:
 
         async def says(status: int, text: str) -> None:
@@ -211,5 +245,58 @@ async def test_the_server_has_no_room_for_the_lease(nats_factory: NatsFactory, g
         await nats_client.jetstream().purge_stream(MESSAGES)
         await nats_client.close()
         await says(200, "ready")
-    assert "ready again" in gateway.log
-    Raw.connected(gateway.port, "let in").close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_publishers_of_3_1_1_wait_for_room(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory, qos: int
+) -> None:
+    """On the connection that they have; one of 5.0 is told. The log says it once, `ctl` and metrics too."""
+    server = nats_factory(config="jetstream { max_file_store: 3MB }")
+    gateway = gateway_factory(server, "--admin-listen", "127.0.0.1:0")
+    acknowledged: list[bytes] = []
+    with Raw.connected(gateway.port, "old") as old, Raw5.open(gateway.port, "new") as new:
+        assert fill(old, "full", qos, acknowledged) not in acknowledged
+        for number in range(1, 200):
+            new.send(raw5.publish("full", bytes(4000), qos=qos, id=number))
+            kind = raw.PUBACK if qos == 1 else raw.PUBREC
+            assert new.answer(kind, number, 0x97)
+        assert old.ping() == []
+        url = address(gateway)
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+            metrics = (await http.get("/metrics")).text
+            refused = re.search(r'stores_refused_total\{reason="storage_full",worker="1"\} (\d+)', metrics)
+            assert refused is not None
+            assert int(refused[1]) >= 200
+            assert re.search(r"^mqtt_nats_jetstream_used_bytes [1-9]", metrics, re.MULTILINE)
+            assert "mqtt_nats_jetstream_allowed_bytes +Inf" in metrics, "max_file_store is not told to clients"
+
+            async def said() -> bool:
+                answer = await http.get("/readyz")
+                return answer.status_code == 503 and FULL in answer.text
+
+            await aeventually(said, what="not ready")
+        nats_client = await nats.connect(server.url)
+        await nats_client.jetstream().purge_stream(MESSAGES)
+        await nats_client.close()
+        answer = old.receive()
+        assert answer is not None
+        assert answer.kind in ((raw.PUBACK,) if qos == 1 else (raw.PUBREC, raw.PUBCOMP))
+        assert answer.id == len(acknowledged) + 1
+    assert gateway.log.count("WARNING mqtt_nats.nats: JetStream does not store: JetStream storage is full") == 1
+    assert gateway.log.count("a message was not stored: insufficient resources") == 1
+
+
+def test_acknowledgements_make_room(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """With `retention = interest` receivers make room by their acknowledgements, which do not wait."""
+    server = nats_factory(config="jetstream { max_file_store: 3MB }")
+    gateway = gateway_factory(server, "--retention", "interest", "--shared-reader", "never")
+    acknowledged: list[bytes] = []
+    with Raw.connected(gateway.port, "slow", clean=False) as slow, Raw.connected(gateway.port, "old") as old:
+        assert slow.subscribe(("full", 1)) == [1]
+        last = fill(old, "full", 1, acknowledged)
+        for payload in [*acknowledged, last]:
+            one = slow.expect(raw.PUBLISH)
+            slow.send(raw.ack(raw.PUBACK, one.id))
+            assert one.payload == payload
+        assert old.expect(raw.PUBACK).id == len(acknowledged) + 1

@@ -99,6 +99,25 @@ function tile(name, value, note = "", kind = "") {
     make("div", { class: "name" }, name), make("div", { class: "value" }, value), make("div", { class: "note" }, note));
 }
 
+// How much of JetStream's file storage is used; null is not known, or without a limit.
+function storageTile({ used, allowed }) {
+  const share = used === null || allowed === null ? 0 : used / Math.max(allowed, 1);
+  const note = allowed === null ? (used === null ? "" : "the account has no limit") : `of ${size(allowed)}`;
+  return tile("JetStream storage", size(used), note, share > 0.8 ? "warn" : "");
+}
+
+function refusedTile(gateways) {
+  const counts = new Map();
+  for (const one of gateways) {
+    for (const [reason, count] of Object.entries(one.refused_stores ?? {})) {
+      if (count) counts.set(reason, (counts.get(reason) ?? 0) + count);
+    }
+  }
+  const reasons = [...counts].map(([reason, count]) => `${number(count)} ${reason.replaceAll("_", " ")}`);
+  const refusing = rate(gateways, (one) => sum(Object.values(one.refused_stores ?? {})));
+  return tile("Stores refused", number(sum([...counts.values()])), reasons.join(", ") || "by JetStream", refusing > 0 ? "warn" : "");
+}
+
 async function overview() {
   const found = await ask("GET", "/status");
   const gateways = found.gateways;
@@ -129,6 +148,8 @@ async function overview() {
     tile("Slow clients", number(slow), slow ? "see below" : "everybody keeps up", slow ? "warn" : ""),
     tile("In flight", number(total(gateways, (one) => one.inflight)), `${number(total(gateways, (one) => one.queued))} wait`),
     tile("Not stored yet", number(total(gateways, (one) => one.pending_stores)), "by JetStream"),
+    storageTile(found.storage),
+    refusedTile(gateways),
     ...Object.keys(found.stored).map((key) => tile(`${key[0].toUpperCase()}${key.slice(1)} stored`, amount(key))));
   before = new Map(gateways.map((one) => [one.id, one]));
   const worst = gateways.find((one) => one.obstacle);

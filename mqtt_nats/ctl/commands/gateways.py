@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Final, Literal
 
@@ -14,6 +16,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import ask, known, missing, present, progress
 from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
+from mqtt_streams.account import account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
@@ -66,7 +69,7 @@ class Drained(Arguments):
 
 
 async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
-    """Return the counters of the gateways, and the numbers of stored messages, retained messages and sessions.
+    """Return the counters of the gateways, the numbers of stored messages, retained messages and sessions, and storage.
 
     ``received`` and ``sent`` are counts by QoS since the start of each gateway.
     """
@@ -77,7 +80,11 @@ async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
             stored[name] = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]["messages"]
         except (ApiError, NoResponders, RequestTimeout):
             stored[name] = None
-    return {"gateways": answers.items, "stored": stored, "silent": answers.silent}
+    storage: dict[str, int | None] = {"used": None, "allowed": None}
+    with contextlib.suppress(ApiError, NoResponders, RequestTimeout):
+        used, allowed = account_storage(await call(inbox, "INFO"))
+        storage = {"used": used, "allowed": allowed}
+    return {"gateways": answers.items, "stored": stored, "storage": storage, "silent": answers.silent}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -99,27 +106,49 @@ def shown(found: dict[str, Any]) -> str:
                 f"{one['slow'] + one['stalled']:,}",
                 f"{one['queued']:,}",
                 f"{one['pending_stores']:,}",
+                _stored_in(one["stored"]),
                 f"{average * 1000:.1f} ms",
                 quantity(one["memory"]),
             ]
         )
     heading = ["gateway", "state", "up", "clients", "subs", "received", "sent", "dropped", "slow", "queued"]
-    heading += ["unstored", "loop lag", "memory"]
+    heading += ["unstored", "stored in", "loop lag", "memory"]
     stored = found["stored"]
     counts = {name: "not known" if count is None else f"{count:,}" for name, count in stored.items()}
-    dropped: dict[str, int] = {}
-    for one in found["gateways"]:
-        for reason, count in one["dropped"].items():
-            dropped[reason] = dropped.get(reason, 0) + count
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()) if count)
     lines = [*table(heading, rows), *missing(found["silent"], "its clients"), ""]
     lines += sheet(
         ("sessions", counts["sessions"]),
         ("retained messages", counts["retained"]),
         ("messages in $MQTT_msgs", counts["messages"]),
-        ("dropped", reasons or "nothing"),
+        ("JetStream storage", _storage(found["storage"])),
+        ("refused stores", _reasons(one.get("refused_stores", {}) for one in found["gateways"])),
+        ("dropped", _reasons(one["dropped"] for one in found["gateways"])),
     )
     return "\n".join(lines)
+
+
+def _stored_in(found: Mapping[str, Any]) -> str:
+    """Return how long the last measured store took as text; empty before the first."""
+    return f"{found['last'] * 1000:,.1f} ms" if found.get("last") else ""
+
+
+def _storage(found: Mapping[str, int | None]) -> str:
+    used, allowed = found["used"], found["allowed"]
+    if used is None:
+        return "not known"
+    if allowed is None:
+        return f"{quantity(used)}, the account has no limit"
+    return f"{quantity(used)} of {quantity(allowed)} ({used / max(allowed, 1):.0%})"
+
+
+def _reasons(each: Iterable[Mapping[str, int]]) -> str:
+    """Return the sums of several gateways' counts by reason as text."""
+    total: dict[str, int] = {}
+    for one in each:
+        for reason, count in one.items():
+            total[reason] = total.get(reason, 0) + count
+    said = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(total.items()) if count)
+    return ", ".join(said) or "nothing"
 
 
 async def listeners(inbox: RequestInbox, asked: Where) -> dict[str, Any]:

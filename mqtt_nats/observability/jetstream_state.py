@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of JetStream for metrics: streams, storage, dead gateways, and how long sessions have been absent."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from mqtt_nats.base import server_clock as natstime
+from mqtt_streams import stored
+from mqtt_streams.account import AccountStorage, account_storage
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.definitions import EVERY
+from mqtt_streams.gateways import GatewayStore
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.timers import EXPIRY, timer_subject
+from mqtt_streams.timers import STREAM as TIMERS
+from mqtt_streams.wills import STREAM as WILLS
+from mqtt_streams.wills import will_subject
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.inbox import RequestInbox
+    from mqtt_nats.gateway.broker import Broker
+
+PATIENCE: Final = 2.0
+"""Seconds in which JetStream answers; what is not answered by then is missing, or counts as not available."""
+
+DEAD_MOST: Final = 20
+"""Maximum number of dead gateways whose wills are looked for."""
+
+STREAM_NOT_FOUND: Final = 10059
+
+NS: Final = 1e9
+
+T = TypeVar("T")
+
+
+class StreamState(NamedTuple):
+    """State of a stream.
+
+    `available`: it has a leader that answers; if not, all other values are 0. `behind`: number of replicas that are
+    offline or not current. `lag`: operations by which the replica furthest behind is behind. `max_age`: seconds for
+    which messages are kept, 0 = for ever.
+    """
+
+    available: bool
+    messages: int = 0
+    bytes: int = 0
+    consumers: int = 0
+    behind: int = 0
+    lag: int = 0
+    max_age: float = 0.0
+
+
+class JetStreamState(NamedTuple):
+    """State of JetStream in one account; None, and a stream that is missing: not known.
+
+    `dead`: number of dead gateways whose clients no gateway has finished dealing with. `with_wills`: the number of them
+    that have a will to be published. `absent`: seconds since the end of the connection of the session that has been
+    absent longest, of those that expire; 0 = there is none.
+    """
+
+    streams: dict[str, StreamState]
+    storage: AccountStorage | None = None
+    dead: int | None = None
+    with_wills: int | None = None
+    absent: float | None = None
+
+    @property
+    def retention(self) -> float | None:
+        """Seconds for which messages are kept for absent sessions; infinite = for ever."""
+        found = self.streams.get(MESSAGES)
+        return None if found is None or not found.available else found.max_age or math.inf
+
+
+async def jetstream_state(broker: Broker) -> JetStreamState:
+    """Return the state of JetStream in the account of ``broker``, as far as JetStream answers in `PATIENCE` seconds."""
+    if not broker.online.is_set():
+        return JetStreamState({})
+    inbox = broker.inbox
+    streams, storage, gateways, absent = await asyncio.gather(
+        _streams(inbox), _answered(_storage(inbox)), _answered(_dead(inbox)), _answered(_absent(inbox))
+    )
+    dead, with_wills = gateways if gateways is not None else (None, None)
+    return JetStreamState(streams, storage, dead, with_wills, absent)
+
+
+async def _answered(question: Awaitable[T]) -> T | None:
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await question
+    except (ApiError, NoResponders, RequestTimeout, TimeoutError):
+        return None
+
+
+async def _streams(inbox: RequestInbox) -> dict[str, StreamState]:
+    found = await asyncio.gather(*(_stream(inbox, name) for name in EVERY))
+    return {name: one for name, one in zip(EVERY, found, strict=True) if one is not None}
+
+
+async def _stream(inbox: RequestInbox, name: str) -> StreamState | None:
+    """Return the state of a stream; None: there is no such stream."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            info = await call(inbox, f"STREAM.INFO.{name}")
+    except ApiError as error:
+        return None if error.err_code == STREAM_NOT_FOUND else StreamState(False)
+    except (NoResponders, RequestTimeout, TimeoutError):
+        return StreamState(False)
+    return stream_state(info)
+
+
+def stream_state(info: dict[str, Any]) -> StreamState:
+    """Return the state of a stream from an answer to `$JS.API.STREAM.INFO`."""
+    cluster = info.get("cluster") or {}
+    followers = cluster.get("replicas") or []
+    state = info["state"]
+    return StreamState(
+        bool(cluster.get("leader", "-")),
+        state["messages"],
+        state["bytes"],
+        state["consumer_count"],
+        sum(bool(one.get("offline")) or not one.get("current") for one in followers),
+        max((int(one.get("lag", 0)) for one in followers), default=0),
+        info["config"].get("max_age", 0) / NS,
+    )
+
+
+async def _storage(inbox: RequestInbox) -> AccountStorage:
+    return account_storage(await call(inbox, "INFO"))
+
+
+async def _dead(inbox: RequestInbox) -> tuple[int, int]:
+    """Return the number of dead gateways, and how many of them have a will to be published."""
+    entries = await GatewayStore(inbox).entries()
+    dead = [one.identity for one in entries if one.lapsed or one.reaper]
+    looks = (stored.get_next(inbox, WILLS, will_subject(one, "*"), 1) for one in dead[:DEAD_MOST])
+    wills = await asyncio.gather(*looks)
+    return len(dead), sum(one is not None for one in wills)
+
+
+async def _absent(inbox: RequestInbox) -> float:
+    """Return for how many seconds the first session has been absent: its timer was set when its connection ended."""
+    first = await stored.get_next(inbox, TIMERS, timer_subject(EXPIRY, "*"), 1)
+    return 0.0 if first is None else max(natstime.now() - first.time_ns / NS, 0.0)
