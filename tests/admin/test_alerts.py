@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The alert rules: their metrics are there from the start, each has a section, and promtool finds what they find."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.admin.promql import TARGET, Samples
+from tests.admin.support import PATIENCE, address
+from tests.backbone.certificates import Authority
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness import raw5
+from tests.harness.gateway import Gateway
+from tests.harness.nats import ROOT
+from tests.harness.raw5 import Raw5
+from tests.test_docs import anchors
+from tests.transport.support import NAME, tls, write_config
+
+RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.yaml"
+UNIT_TESTS: Final = RULES.with_name("alerts_test.yaml")
+PAGE: Final = ROOT / "docs" / "alerts.md"
+
+QUOTA_EXCEEDED: Final = 0x97
+
+ALERTS: Final[list[dict[str, Any]]] = [
+    rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
+]
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    """The program that comes with Prometheus: in PATH, or named by ``PROMTOOL``."""
+    found = os.environ.get("PROMTOOL") or shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed: it comes with Prometheus (Debian: apt install prometheus)")
+    return found
+
+
+@pytest.fixture
+def gateway(nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path) -> Gateway:
+    """A gateway with a listener of each kind, whose nats-server has little room."""
+    server = nats_factory(config="jetstream { max_file_store: 3MB }")
+    config = write_config(tmp_path / "gateway.toml", tls(Authority(tmp_path).issue(NAME)))
+    return gateway_factory(server, "--config", config, "--admin-listen", "127.0.0.1:0")
+
+
+def metrics(gateway: Gateway) -> str:
+    """All of ``/metrics``."""
+    answer = httpx.get(f"{address(gateway)}/metrics", timeout=PATIENCE)
+    assert answer.status_code == 200
+    return answer.text
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_every_alert_has_a_section(alert: dict[str, Any]) -> None:
+    """With what it means, what to look at and what to do."""
+    name = alert["alert"]
+    assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    assert alert["annotations"]["summary"]
+    assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+    assert name.lower() in anchors(PAGE)
+    section = PAGE.read_text(encoding="utf-8").partition(f"## {name}\n")[2].partition("\n## ")[0]
+    for part in (r"\*\*Means\.\*\*", r"\*\*Look at(\.|, and do\.)\*\*", r"\*\*(Do|Look at, and do)\.\*\*"):
+        assert re.search(part, section), part
+
+
+def test_every_section_has_an_alert() -> None:
+    sections = re.findall(r"^## (\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == [alert["alert"] for alert in ALERTS]
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires() -> None:
+    text = UNIT_TESTS.read_text(encoding="utf-8")
+    fires = re.findall(r"alertname: (\w+)\n +eval_time: \w+\n +exp_alerts:\n +- exp_labels", text)
+    assert sorted(fires) == sorted(alert["alert"] for alert in ALERTS)
+
+
+def test_every_metric_is_there_from_the_start(gateway: Gateway) -> None:
+    """With the labels that the rules name; `up` is Prometheus' own, and without tenants there is no label for them."""
+    samples = Samples(f"{metrics(gateway)}up 1\n")
+    for alert in ALERTS:
+        query = alert["expr"].replace(", tenant", "")
+        assert samples.problems(query) == [], alert["alert"]
+    assert samples.problems("mqtt_nats_ready == 0 unless mqtt_nats_nothing == 1") == [
+        "there is no metric mqtt_nats_nothing"
+    ]
+
+
+def run_tests(promtool: str, file: Path) -> None:
+    """Have promtool run unit tests of rules."""
+    done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_are_valid(promtool: str) -> None:
+    done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS)} rules found" in done.stdout
+
+
+def test_the_unit_tests_of_the_rules(promtool: str) -> None:
+    run_tests(promtool, UNIT_TESTS)
+
+
+def series_of(name: str, labels: Mapping[str, str]) -> str:
+    """A series as PromQL writes it."""
+    return name + "{" + ", ".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
+
+
+def recorded(texts: Sequence[str], minutes: int, directory: Path, expected: Mapping[str, Mapping[str, str]]) -> Path:
+    """Unit tests of the rules on what a gateway has answered.
+
+    Args:
+        texts: answers of ``/metrics``, which hold for ten minutes each.
+        minutes: when the alerts are looked at.
+        expected: labels of each alert that fires then, besides its name and severity; no other alert does.
+    """
+    values: dict[str, list[str]] = {}
+    for number, text in enumerate(texts):
+        for family in text_string_to_metric_families(text):
+            for one in family.samples:
+                before = values.setdefault(series_of(one.name, {**one.labels, **TARGET}), ["_x9"] * number)
+                before.append(f"{one.value:+}".replace("inf", "Inf") + "+0x9")
+    rules = [{key: value for key, value in alert.items() if key != "annotations"} for alert in ALERTS]
+    looks = []
+    for alert in ALERTS:
+        name, labels = alert["alert"], alert["labels"]
+        firing = [{"exp_labels": {**labels, **expected[name]}}] if name in expected else []
+        looks.append({"alertname": name, "eval_time": f"{minutes}m", "exp_alerts": firing})
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": " ".join(each)} for series, each in values.items()],
+        "alert_rule_test": looks,
+    }
+    (directory / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "r", "rules": rules}]}), encoding="utf-8")
+    file = directory / "recorded.yaml"
+    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return file
+
+
+def test_a_gateway_in_order_and_one_without_room(promtool: str, gateway: Gateway, tmp_path: Path) -> None:
+    """What a real gateway answers: nothing fires, then its nats-server has no room."""
+    before = metrics(gateway)
+    run_tests(promtool, recorded([before], 9, tmp_path, {}))
+    with Raw5.open(gateway.port, "filler") as client:
+        for number in range(1, 100):
+            client.send(raw5.publish("full", bytes(100_000), qos=1, id=number))
+            if client.answer(raw5.PUBACK, number).reason == QUOTA_EXCEEDED:
+                break
+    after = metrics(gateway)
+    assert 'mqtt_nats_stores_refused_total{reason="storage_full",worker="1"} 1.0' in after
+    run_tests(promtool, recorded([before, after], 12, tmp_path, {"MqttNatsStorageFull": TARGET}))
