@@ -100,7 +100,7 @@ def test_from_open_to_closed(nats_server: NatsServer, tmp_path: Path) -> None:
             status, output = terminal.run(line)
             assert status != 0, line
             assert "refused" in output.lower() or "--cafile" not in line, output
-        assert gateway.text.count("nobody knows the user") == 1
+        assert gateway.text.count("no authenticator knows the user") == 1
         assert gateway.text.count("wrong password") == 1
         assert gateway.text.count("anonymous clients are not allowed") == 1
         status, output = terminal.run(denied)

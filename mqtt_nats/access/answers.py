@@ -59,7 +59,7 @@ def check_keys(body: bytes) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return found
 
 
@@ -83,7 +83,7 @@ def verdict(status: int, body: bytes, credentials: Credentials) -> Allow | Ignor
     if found.result == "ignore":
         return IGNORE
     if found.result == "deny":
-        return Denied("the service says no", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+        return Denied("the service refuses the credentials", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
     user = found.user or credentials.username or None
     if user is not None and not user.isprintable():
         return Denied("the name of the user has control characters")

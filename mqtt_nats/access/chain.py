@@ -81,7 +81,7 @@ class Chain:
                 return Denied(f"authenticator {one.name!r} gave no verdict")
         presented = credentials.username is not None or credentials.password is not None
         if presented and self._authenticators:
-            return Denied("nobody knows the user", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+            return Denied("no authenticator knows the user", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
         return ANONYMOUS if self._anonymous else Denied("anonymous clients are not allowed")
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:

@@ -302,10 +302,10 @@ class AccessSettings(BaseModel):
             return
         said = one.allow_anonymous if entry else self.allow_anonymous
         if not self.is_open(one):
-            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous nobody could connect")
+            raise ValueError(f"listener {one.listen}: without authenticators and allow_anonymous no client can connect")
         if not said and not self.is_near(one):
             where = "for it " if entry else ""
             raise ValueError(
-                f"listener {one.listen} would be open to everybody who reaches it: set password_file, scram_file or "
+                f"listener {one.listen} would accept every client: set password_file, scram_file or "
                 f"authenticators, or {where}allow_anonymous = true"
             )

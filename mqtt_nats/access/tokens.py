@@ -159,7 +159,7 @@ def read_head(password: bytes, settings: TokenSettings) -> Head | None:
     if head["alg"] not in settings.algorithms:
         raise BadToken("its algorithm is not one of the settings")
     if "crit" in head:
-        raise BadToken("it has parts that have to be understood and are not")
+        raise BadToken("its header has critical parts that are not supported")
     key = head.get("kid")
     if key is not None and not isinstance(key, str):
         raise BadToken("its kid is not text")
@@ -216,7 +216,7 @@ def check_claims(claims: dict[str, Any], settings: TokenSettings, client_id: str
     named = [audience] if isinstance(audience, str) else audience
     if settings.audience is None:
         if audience is not None:
-            raise BadToken("it is for an audience, and the settings name none")
+            raise BadToken("it names an audience, and the setting audience is empty")
     elif not isinstance(named, list) or not any(one in settings.audience for one in named):
         raise BadToken("it is for another audience")
     expires = _time(claims, "exp")

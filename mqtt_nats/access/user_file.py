@@ -38,7 +38,7 @@ def read(path: Path, parse: Callable[[str], tuple[str, E]]) -> dict[str, E]:
         except ValueError as error:
             raise StartupError(f"{path}, line {number}: {error}") from None
         if name in users:  # the name is not shown: where a line end is missing, it contains a hash
-            raise StartupError(f"{path}, line {number}: the user of line {where[name]} is there twice")
+            raise StartupError(f"{path}, line {number}: the user of line {where[name]} is repeated")
         users[name], where[name] = entry, number
     return users
 

@@ -95,7 +95,7 @@ class Api:
         except RequestTimeout as error:
             return problem(504, _text(error))
         except ApiError as error:
-            return problem(502, f"JetStream does not do it: {_text(error)}")
+            return problem(502, f"JetStream refuses the request: {_text(error)}")
         except Exception:
             log.exception("%s failed", verb.name)
             return problem(500, "internal error: see the log of the gateway")
@@ -124,7 +124,7 @@ class Api:
     def _find(self, request: Request) -> tuple[Verb, dict[str, Any]]:
         matching = self._matching(request)
         if not matching:
-            raise BadRequest(f"there is nothing at {request.url.path}: see /openapi.json", 404)
+            raise BadRequest(f"the path {request.url.path} does not exist: see /openapi.json", 404)
         fewest = len(matching[0][0].in_path)
         method = "GET" if request.method == "HEAD" else request.method
         for verb, values in matching:
@@ -133,7 +133,7 @@ class Api:
         for verb, values in matching:
             if verb.method == method and not (verb.lines and request.method == "HEAD"):
                 return verb, dict(values)
-        raise BadRequest(f"{request.method} is not for {request.url.path}", 405)
+        raise BadRequest(f"the method {request.method} is not allowed for {request.url.path}", 405)
 
 
 async def _done(verb: Verb, running: Awaitable[Any], receive: Receive) -> Any:
@@ -148,7 +148,7 @@ async def _done(verb: Verb, running: Awaitable[Any], receive: Receive) -> Any:
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise Refused("who has asked is gone")
+            raise Refused("the HTTP client has disconnected")
         return work.result()
     finally:
         gone.cancel()
@@ -197,7 +197,7 @@ async def _given(verb: Verb, request: Request, known: dict[str, Any]) -> dict[st
     except ValueError:
         raise BadRequest("the query cannot be read") from None
     if pairs and verb.method == "POST":
-        raise BadRequest("arguments are expected in the body, as JSON")
+        raise BadRequest("arguments belong into the body, as JSON")
     for name, value in pairs:
         if name in lists:
             values.setdefault(name, []).append(value)
@@ -210,7 +210,7 @@ async def _given(verb: Verb, request: Request, known: dict[str, Any]) -> dict[st
         raise BadRequest("the body is too large", 413)
     if body:
         if verb.method != "POST":
-            raise BadRequest("arguments are expected in the query")
+            raise BadRequest("arguments belong into the query")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise BadRequest("expected a body of type application/json", 415)

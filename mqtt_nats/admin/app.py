@@ -100,7 +100,7 @@ def _json(found: Any) -> Response:
 
 async def _wrong(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"there is nothing at {request.url.path}" if error.status_code == 404 else error.detail
+    text = f"the path {request.url.path} does not exist" if error.status_code == 404 else error.detail
     found = problem(error.status_code, text)
     for name, value in (error.headers or {}).items():
         found.headers[name] = value

@@ -92,12 +92,12 @@ class Guard:
         host = headers.get("host", "")
         if not self._token and not self._proved and not _near(host):
             # A name of somebody else's that leads here: a page in a browser of this machine would get in by it.
-            return problem(403, "without a token, only 127.0.0.1, ::1 and localhost are answered for")
+            return problem(403, "without a token, requests must name 127.0.0.1, ::1 or localhost as their host")
         if any(_netloc(origin) != host for origin in headers.getlist("origin")) or self._is_foreign(scope, headers):
-            return problem(403, "the request comes from a page of somebody else's")
+            return problem(403, "the request comes from a page of another origin")
         if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
             client = scope.get("client")
-            text = "%s has presented no token, or a wrong one"
+            text = "admin listener: request from %s without a valid token"
             log_failure(
                 log, logging.WARNING, "admin_token", text, client[0] if client else "somebody", extra=once(text)
             )

@@ -53,7 +53,7 @@ class Handshakes:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("administrators are not let in for a while: %s", error.strerror)
+                log.error("admin listener: accepting is paused: %s", error.strerror)
                 self._loop.remove_reader(self._listening)
                 self._loop.call_later(AGAIN, self._accept_more)
                 return

@@ -135,7 +135,7 @@ class AdminListener:
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
         if tls is None and settings.admin_token is not None and not settings.admin_is_near:
-            log.warning("admin listener %s: the token crosses the network as it is; TLS would hide it", self.listen)
+            log.warning("admin listener %s: the token is sent without encryption: set admin_tls_cert", self.listen)
         config = uvicorn.Config(
             make_app(self),
             http=AdminProtocol,
@@ -155,7 +155,7 @@ class AdminListener:
         self.gateway.reloads.append(self.reload)
         self._server = Server(config, tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="admin listener")
-        log.info("administrators are listened for on %s", join_address(host, port))
+        log.info("admin listener is open on %s", join_address(host, port))
         return self
 
     def reload(self) -> None:

@@ -87,7 +87,7 @@ class AccessControl:
             return Chain([CertificateUsers(listener.use_identity)], None, False)
         chain = settings.chain_of(listener)
         if set(chain) - {SCRAM} and not (listener.secure or settings.is_near(listener) or listener.proxy_protocol):
-            log.warning("listener %s: passwords cross the network as they are; TLS would hide them", listener.listen)
+            log.warning("listener %s: passwords are sent without encryption: use TLS", listener.listen)
         users = self._current_users if SCRAM in chain else None
         asked = [one for name in chain if name != SCRAM for one in settings.all_authenticators if one.called == name]
         return Chain([bound(self._parts[one.called], one.tenant) for one in asked], users, settings.is_open(listener))

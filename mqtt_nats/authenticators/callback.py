@@ -56,7 +56,7 @@ class Callback:
             async with asyncio.timeout(self._settings.timeout):
                 status, answer = await fetch(self._client, request, ANSWER_MOST)
         except (httpx.HTTPError, TimeoutError, TooLong) as error:
-            return Denied(f"the service does not answer as it has to: {type(error).__name__}")
+            return Denied(f"the service does not answer correctly: {type(error).__name__}")
         return verdict(status, answer, credentials)
 
     def reload(self) -> Callable[[], None]:

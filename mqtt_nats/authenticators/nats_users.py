@@ -108,9 +108,13 @@ class NatsUsers:
         if info is None:
             if wanted and account is None:
                 if "jwt" in login:  # nats-server has not compared the JWT with the user name of CONNECT
-                    return Denied("nats-server does not say whose JWT it is: it may not ask on $SYS.REQ.USER.INFO")
+                    return Denied(
+                        "nats-server does not name the user of the JWT, who may not publish to $SYS.REQ.USER.INFO"
+                    )
                 return Allow(user or None)
-            return Denied("nats-server does not say what the user may do: it may not ask on $SYS.REQ.USER.INFO")
+            return Denied(
+                "nats-server does not name the permissions of the user, who may not publish to $SYS.REQ.USER.INFO"
+            )
         if account is not None and info.account != account:
             return Denied(f"the user is of the account {info.account!r}, not of {account!r}")
         return Allow(info.user if "jwt" in login else user or None, rules=info.rules, expires=info.expires)
@@ -143,8 +147,8 @@ class NatsUsers:
             except Refused:
                 self._checked[form] = monotonic()
                 return
-        log.error("authenticator %r: nats-server accepts any credentials, so it cannot decide", self.name)
-        raise MqttError("nats-server accepts anybody", ReasonCode.NOT_AUTHORIZED)
+        log.error("authenticator %r: nats-server accepts any credentials, so it cannot authenticate clients", self.name)
+        raise MqttError("nats-server accepts any credentials", ReasonCode.NOT_AUTHORIZED)
 
     async def _ask(self, login: Mapping[str, str]) -> Info | None:
         """Log in to the first server that answers, and return its answer; None: the user may not use `ASK`.

@@ -140,7 +140,9 @@ class RemoteKeys:
             self._use(keys)
 
     def _failed(self, why: str) -> None:
-        log.warning("authenticator %r: %s gives no keys: %s", self._settings.called, self._settings.keys, why)
+        log.warning(
+            "authenticator %r: no keys can be read from %s: %s", self._settings.called, self._settings.keys, why
+        )
         if monotonic() - self._good > KEPT:
             self._use(Keys())
 
@@ -194,7 +196,7 @@ class Tokens:
             claims, key = verify(password, head, keys)
             found = check_claims(claims, self._settings, credentials.client_id, time())
         except BadToken as error:
-            return Denied(f"the token is not good: {error}", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
+            return Denied(f"the token is not accepted: {error}", ReasonCode.BAD_USER_NAME_OR_PASSWORD)
         return Allow(
             found.user,
             found.groups,

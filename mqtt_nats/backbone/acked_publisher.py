@@ -310,7 +310,7 @@ class AckedPublisher:
             (token, op) for token, op in self.pending.items() if len(op.frame) > most and size_of(op.frame) > most
         ]
         for token, op in larger:
-            self._fail(token, op, ApiError(413, 0, f"larger than what the nats-server takes now, {most} bytes"))
+            self._fail(token, op, ApiError(413, 0, f"larger than max_payload of the present nats-server, {most} bytes"))
 
     def stall(self, stream: bytes, reason: str, *, full: bool = False) -> None:
         """Send a group of streams nothing after a store failed for want of a leader; later probe with the oldest frame.
@@ -385,7 +385,7 @@ class AckedPublisher:
             looking.stream = MESSAGES
             self.attempt += 1
             looking.looking = asyncio.get_running_loop().create_task(
-                self._look(looking, doubtful), name="stores in doubt"
+                self._look(looking, doubtful), name="unconfirmed stores"
             )
         waited, self._stalled = self._stalled, bool(self._outages)
         all_wait = outage is None or not outage.full
@@ -393,7 +393,7 @@ class AckedPublisher:
         if waited and not doubtful:
             where = f" to {outage.stream.decode()}" if outage is not None else ""
             extra = once(where) if outage is not None and outage.full else None
-            log.info("publishes%s go on; %d are sent again", where, len(again), extra=extra)
+            log.info("JetStream stores again%s; %d publishes are sent again", where, len(again), extra=extra)
         stale = []
         for token, op in again:
             if op.stale():
@@ -458,7 +458,7 @@ class AckedPublisher:
             stored = await self.find(since, {name for name, _, _ in doubtful})
         except Exception as error:
             if not isinstance(error, ApiError | NoResponders | RequestTimeout):
-                log.exception("stores in doubt")
+                log.exception("unconfirmed stores cannot be checked")
             outage.looking = None
             self.stall(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
             return

@@ -92,7 +92,9 @@ class DoubtfulStores:
             info = await call(inbox, f"STREAM.INFO.{stream}")
             leader = (info.get("cluster") or {}).get("leader")
             if leader and info["config"]["num_replicas"] > 1:
-                log.warning("%s, the leader of stream %s, does not answer requests: it is to hand over", leader, stream)
+                log.warning(
+                    "%s, the leader of stream %s, does not answer requests: a new leader is requested", leader, stream
+                )
                 await call(inbox, f"STREAM.LEADER.STEPDOWN.{stream}")
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("the leader of stream %s stays: %s", stream, error)

@@ -262,7 +262,7 @@ class NatsConnection(Client):
                 self.on_denied(*refused)
             self._spawn(self._process_err(line[5:].decode("utf-8", "replace").strip().lower()))
         elif not line.startswith(b"+OK"):
-            log.error("NATS sent a protocol line that is not known: %r", line[:100])
+            log.error("NATS sent an unknown protocol line: %r", line[:100])
             self._spawn(self._process_op_err(UnexpectedEOF()))
 
     def foreign(self, sid: int, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -318,7 +318,7 @@ class NatsConnection(Client):
                 raise NatsError("the server offers no TLS, which tls:// or a nats_tls_* setting asks for")
             reader: Any = getattr(self._transport, "_io_reader", None)
             if reader is not None and reader._buffer:  # these bytes would count as received under TLS
-                raise NatsError("the server goes on after INFO, before TLS")
+                raise NatsError("the server sends data between INFO and the TLS handshake")
             self._server_info["tls_required"] = True
         if self.known is not None and info.get("connect_urls"):
             self.known.announced(info["connect_urls"])
@@ -341,7 +341,7 @@ class NatsConnection(Client):
                 self._transport = None
             if self._was_connected and isinstance(error, Exception):
                 text = str(error) or type(error).__name__
-                log.warning("a nats-server is there, and cannot be used: %s", text, extra=once(text))
+                log.warning("nats-server cannot be used: %s", text, extra=once(text))
                 raise NatsError(text) from error  # errors of other types, as of a file, would end nats-py's attempts
             raise
         transport = self._transport
@@ -399,7 +399,7 @@ class NatsConnection(Client):
             log.error("NATS refused a command: %s", err_msg, extra=once(err_msg))
             await self._error_cb(NatsError(f"nats: {err_msg}"))
             return
-        log.warning("NATS ends the connection: %s", err_msg)
+        log.warning("NATS closes the connection: %s", err_msg)
         await self._process_op_err(ErrStaleConnection() if "stale" in err_msg else NatsError(f"nats: {err_msg}"))
 
     async def _process_op_err(self, e: Exception) -> None:

@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from mqtt_streams.api import ApiError
 
-STALE = ApiError(408, 0, "it is too late to store it")
+STALE = ApiError(408, 0, "the time limit for the store has passed")
 """Error of a store that is not sent again because it is too late."""
 
 

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Verdict(Enum):
     """Decision about a connection."""
 
-    IN = "it is let in"
-    LATER = "it is told to come later"
-    FULL = "the listener is full"
-    CROWD = "too many connections from its address"
+    IN = "the connection is accepted"
+    LATER = "the client is told to connect later"
+    FULL = "the limit of connections is reached"
+    CROWD = "too many connections from this address"
     RATE = "too many connections in a short time"
-    RULES = "its address is denied"
-    BANNED = "its address is banned"
-    PROXY = "it is no proxy of this listener"
+    RULES = "the address is denied"
+    BANNED = "the address is banned"
+    PROXY = "the peer is not a proxy of this listener"
 
 
 class House:

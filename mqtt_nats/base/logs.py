@@ -178,7 +178,7 @@ class _Kind:
     def summary(self) -> logging.LogRecord:
         """Return a record with the number of records omitted since the last summary."""
         count, self.left_out = self.left_out, 0
-        text = "%d more like this were left out: %s"
+        text = "%d more records of this kind were omitted: %s"
         return logging.LogRecord(self.logger, self.level, "", 0, text, (count, self.text), None)
 
 

@@ -48,7 +48,7 @@ def parse_network(text: str) -> Network:
     except ValueError as error:
         if "host bits" in str(error):
             raise ValueError(f"{text!r} is an address in a network, not the network: {error}") from None
-        raise ValueError(f"{text!r} is no network such as 10.0.0.0/8 or 2001:db8::/32") from None
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8 or 2001:db8::/32") from None
 
 
 class Rule:

@@ -58,12 +58,16 @@ class NatsTime:
         moved = start - self.start if self._found else 0.0
         self.start, self._exact, self._found = start, max(exact, 0.001), elapsed()
         if abs(moved) > REMARKABLE:
-            log.warning("nats-server's clock was set %.0f s %s", abs(moved), "ahead" if moved > 0 else "back")
+            log.warning("the clock of nats-server was set %.0f s %s", abs(moved), "ahead" if moved > 0 else "back")
         offset = self.now() - time.time()
         if abs(offset - self._told) > REMARKABLE:
             self._told = offset
             how = "behind" if offset > 0 else "ahead of"
-            log.warning("the clock here is %.0f s %s nats-server's: deadlines are kept by that one", abs(offset), how)
+            log.warning(
+                "the clock of this machine is %.0f s %s the clock of nats-server, which decides deadlines",
+                abs(offset),
+                how,
+            )
 
 
 _TIME: Final = NatsTime()

@@ -78,9 +78,9 @@ def admit(client: Client, granted: Allow) -> None:
         NotAuthorized: the client has gone, or its credentials are already invalid or expired.
     """
     if not client.alive:
-        raise NotAuthorized("the client has gone")
+        raise NotAuthorized("the client has disconnected")
     if not granted.valid():  # the access files were reloaded during the authentication
-        raise NotAuthorized("the credentials are not good any more")
+        raise NotAuthorized("the credentials are no longer valid")
     client.granted, client.user = granted, granted.user
     if granted.expires is not None:
         left = granted.expires - time()
@@ -151,7 +151,9 @@ class Authentication:
         """
         properties = packet.properties or {}
         if properties.get("authentication_method") != self._method:
-            raise MqttError("AUTH with another method than CONNECT", ReasonCode.BAD_AUTHENTICATION_METHOD)
+            raise MqttError(
+                "AUTH with another authentication method than CONNECT", ReasonCode.BAD_AUTHENTICATION_METHOD
+            )
         data = properties.get("authentication_data")
         if packet.reason == ReasonCode.REAUTHENTICATE and not self._busy:
             self._client.broker.spawn(self._again(data), "re-authentication")
@@ -160,13 +162,13 @@ class Authentication:
             answer, self._answer = self._answer, None
             answer.set_result(data)
         else:
-            raise ProtocolError("AUTH out of turn")  # [MQTT-4.12.0-3] (5.0)
+            raise ProtocolError("AUTH is not expected")  # [MQTT-4.12.0-3] (5.0)
 
     def lost(self) -> None:
         """End the exchange that waits for the client's answer: the client has gone."""
         if self._answer is not None:
             answer, self._answer = self._answer, None
-            answer.set_exception(NotAuthorized("the client has gone"))
+            answer.set_exception(NotAuthorized("the client has disconnected"))
 
     # -- exchanges ------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Authentication:
         """
         client = self._client
         if self._method not in client.access.methods:  # [MQTT-4.12.0-1] (5.0)
-            raise MqttError("the authentication method is not served", ReasonCode.BAD_AUTHENTICATION_METHOD)
+            raise MqttError("the authentication method is not supported", ReasonCode.BAD_AUTHENTICATION_METHOD)
         data = (connect.properties or {}).get("authentication_data")
         done = await self._exchange(client_id, data, client.connection.opened)
         self._user = done.user
@@ -209,7 +211,7 @@ class Authentication:
                 for left in reversed(range(ROUNDS_MOST)):
                     verdict = await _decision(exchange.step(data))
                     if not client.alive:
-                        raise NotAuthorized("the client has gone")
+                        raise NotAuthorized("the client has disconnected")
                     if isinstance(verdict, Success):
                         return verdict
                     if isinstance(verdict, Denied):

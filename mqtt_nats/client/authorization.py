@@ -205,7 +205,7 @@ def revoke(broker: Broker) -> None:
     """Disconnect the clients whose credentials are no longer valid."""
     for client in list(broker.connections):
         if client.alive and not client.granted.valid():
-            client.end(NotAuthorized("the credentials are not good any more"))
+            client.end(NotAuthorized("the credentials are no longer valid"))
 
 
 def _check(client: Client) -> None:

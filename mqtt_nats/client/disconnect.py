@@ -48,7 +48,7 @@ def handle_disconnect(client: Client, packet: Disconnect) -> None:
     if not client.connection.settings.durable_sessions:
         expiry = -1  # CONNACK has told the client that its session ends with the connection
     if expiry > 0 and not client.expiry and client.expiry is not None:
-        raise ProtocolError("a session that ends with its connection is given an expiry interval")
+        raise ProtocolError("DISCONNECT sets a session expiry interval, and CONNECT has set 0")
     client.sent_disconnect = True
     changed = expiry >= 0 and client.durable and record is not None and record.v5 is not None
     if changed:
@@ -132,7 +132,7 @@ def leave(client: Client) -> None:
     if client.regular_side is not None and client.regular_side.waiting:
         waiting = client.regular_side.waiting
         broker.counters.drop("session ended", waiting)
-        log.info("%s: %d messages that waited for it end with its session", client, waiting)
+        log.info("%s: its session has ended, and %d queued messages with it", client, waiting)
     if side is not None:
         leave_position(client, side)
         side.detach()
@@ -215,7 +215,8 @@ def end_silent(connections: Iterable[Client], now: float) -> None:
         if connection.settings is not known:  # read once: this runs twice a second for every connection
             known, timeout = connection.settings, connection.settings.connect_timeout
         if client.alive and connection.expired(now, timeout):
-            client.end(MqttError("nothing came in time", ReasonCode.KEEP_ALIVE_TIMEOUT))
+            silent = "keep alive timeout" if connection.decoder.version else "no CONNECT within connect_timeout"
+            client.end(MqttError(silent, ReasonCode.KEEP_ALIVE_TIMEOUT))
             if client.version != 5:  # a 5.0 client gets DISCONNECT first
                 connection.abort()
         elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:

@@ -47,7 +47,7 @@ async def _passed(client: Client) -> None:
     """
     await fence(client)
     if any(found.backlog is not None for found in client.filters):
-        raise TimeoutError("what was missed is still being read")
+        raise TimeoutError("missed messages are still being read")
 
 
 def _overlapped(client: Client, ending: Set[Filter]) -> bool:

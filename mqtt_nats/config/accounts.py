@@ -48,7 +48,7 @@ def _check_prefixes(values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
         if not _PREFIX.fullmatch(value) or value.partition(".")[0] in RESERVED_ROOTS:
             raise ValueError(
-                f"{value!r} is no beginning of replies: expected tokens of a subject such as `_INBOX_app`, without "
+                f"{value!r} is not a prefix of reply subjects: expected tokens of a subject, such as `_INBOX_app`, no "
                 "wildcards, and nothing that belongs to NATS or the gateways"
             )
     return values

@@ -70,8 +70,8 @@ class AdminSettings(BaseModel):
             raise ValueError(f"admin_listen has the address of an MQTT listener, {listen}")
         if not self.admin_is_proved and not self.admin_is_near:
             raise ValueError(
-                f"admin_listen {listen} can be reached by others: set admin_token, or admin_tls_client_ca, or listen "
-                "on 127.0.0.1"
+                f"admin_listen {listen} can be reached from other machines: set admin_token or admin_tls_client_ca, or "
+                "listen on 127.0.0.1"
             )
 
     @property

@@ -61,7 +61,7 @@ def make_login(data: Path) -> Login:
     except OSError as error:
         raise StartupError(f"{path}, the login at the embedded nats-server, cannot be used: {error.strerror}") from None
     if not is_seed(seed):
-        raise StartupError(f"{path} does not hold the seed of a user's nkey: remove it, and a new one is made")
+        raise StartupError(f"{path} does not contain the seed of a user nkey: remove it, and a new one is created")
     return Login(path, nkeys.from_seed(bytearray(seed)).public_key.decode())
 
 
@@ -74,7 +74,7 @@ def _own(path: Path) -> bytes | None:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise StartupError(f"{path} may have been written by somebody else: remove it, and a new one is made")
+            raise StartupError(f"{path} may have been written by another user: remove it, and a new one is created")
         os.fchmod(descriptor, PRIVATE)
         return file.read().strip()
 

@@ -27,7 +27,7 @@ def nkey_file(path: Path) -> str:
     """
     if not is_seed(_read("nats_nkey", path).strip()):
         raise StartupError(
-            f"nats_nkey: {path} does not hold the seed of a user's nkey, which begins with SU: give the file that "
+            f"nats_nkey: {path} does not contain the seed of a user nkey, which begins with SU: give the file that "
             "`nk -gen user` has written"
         )
     return str(path)
@@ -75,7 +75,7 @@ def _read(setting: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise StartupError(
-            f"{setting}: {path} cannot be read: {error.strerror}; let the user read it that runs this"
+            f"{setting}: {path} cannot be read: {error.strerror}; give the user of this process read permission"
         ) from None
 
 

@@ -89,7 +89,7 @@ def warn_of_few(settings: Settings) -> None:
     needed = settings.max_connections + BESIDES
     if needed > allowed:
         log.warning(
-            "max_connections is %d, for which %d open files may be needed, but the limit is %d: %d clients are let in. "
+            "max_connections is %d and needs up to %d open files, but the limit is %d: at most %d clients can connect. "
             "Raise the limit (LimitNOFILE of systemd, ulimit -n), or lower max_connections",
             settings.max_connections,
             needed,

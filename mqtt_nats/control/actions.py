@@ -78,7 +78,7 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
     else:
         client, address, groups, own = None, question.get("address") or "", frozenset(), None
     if address and parse_host(address) is None:
-        raise Refusal(f"{address!r} is no IP address")
+        raise Refusal(f"{address!r} is not an IP address")
     identity = Identity(user, name, address, groups | frozenset(question.get("groups") or ()))
     accesses: list[Literal["publish", "subscribe"]] = []
     if asked != "subscribe" and (asked or _is_topic(topic)):
@@ -243,10 +243,10 @@ async def _is_heard(broker: Broker, record: SessionRecord) -> bool:
 
 async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     if not question.get("gateway"):
-        raise Refusal("one gateway has to be named")
+        raise Refusal("name one gateway")
     if control.powers.stop is None:
-        raise Refusal("only the gateway's own account can have it end")
-    log.warning("the gateway is asked to move everybody off, and to end")
+        raise Refusal("a gateway can be drained only from its own account")
+    log.warning("an administrator drains the gateway: it disconnects all clients and stops")
     control.powers.stop()
     yield {"connections": len(control.broker.connections), "seconds": control.broker.settings.drain_time}
 

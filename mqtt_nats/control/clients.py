@@ -37,7 +37,7 @@ HOLDS: Final = {
     Hold.JOBS: "it asks for more than is being done",
     Hold.TURN: "it has had its turn",
     Hold.LEASE: "its session may be somebody else's",
-    Hold.STANDSTILL: "the gateway stood still",
+    Hold.STANDSTILL: "the gateway process did not run",
     Hold.RATE: "it sends more than its rate",
     Hold.HOOKS: "a hook looks at what it published",
 }
@@ -170,7 +170,7 @@ async def _filters(control: Control, question: dict[str, Any]) -> AsyncIterator[
 async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     names = ("clients", "match", "user", "address", "listener", "slow", "everybody")
     if not any(question.get(name) for name in names):
-        raise Refusal("nobody is named")
+        raise Refusal("no client is selected")
     fits = chosen(control, question)
     found = [client async for client in sliced(list(control.broker.clients.values())) if fits(client)]
     yield Total(len(found))
@@ -196,7 +196,8 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
             while pause and (left := due - clock()) > 0:
                 await asyncio.sleep(min(left, HEARD))
                 if name and clock() > control.kicks[name]:
-                    log.warning("nobody waits for it any more: %d clients stay", len(found) - number)
+                    text = "the command that disconnects clients has ended: %d clients stay connected"
+                    log.warning(text, len(found) - number)
                     return
                 if left > HEARD:
                     yield Total(len(found))  # otherwise the requester would consider the gateway gone

@@ -122,7 +122,7 @@ class Control:
         most = min(PAGE_BYTES, self._broker.link.max_payload // 2)
         try:
             if answering is None:
-                raise Refusal(f"this gateway does not know the question {what!r}: it may be older than who asks")
+                raise Refusal(f"this gateway does not know the request {what!r}: it may be older than the command")
             async for item in answering(self, question):
                 if isinstance(item, Total):
                     total = item.items
@@ -141,7 +141,7 @@ class Control:
         except TimeoutError:  # nats-server takes nothing, so the requester cannot be answered
             return
         except Exception:
-            log.exception("the question %r cannot be answered", what)
+            log.exception("the request %r failed", what)
             error = "internal error: see the log of the gateway"
         self._page(reply, items, False, total, error)
 

@@ -295,7 +295,7 @@ async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[An
     if name in control.traces_over:
         return
     if len(control.traces) >= TRACES_MOST:
-        raise Refusal(f"{TRACES_MOST} traces are running")
+        raise Refusal(f"{TRACES_MOST} traces are running already")
     if not to.startswith("_INBOX.") or not to.isascii() or any(sign.isspace() for sign in to):
         raise Refusal("events are sent to an inbox only")
     trace: Trace

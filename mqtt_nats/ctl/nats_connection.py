@@ -42,7 +42,7 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
             f"JetStream does not answer at {settings.nats_display}, or no gateway has run there yet"
         ) from None
     except (ApiError, RequestTimeout) as error:
-        raise StartupError(f"JetStream does not do it: {' '.join(str(error).split())}") from None
+        raise StartupError(f"JetStream refuses the request: {' '.join(str(error).split())}") from None
     finally:
         await link.close()
 

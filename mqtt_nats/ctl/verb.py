@@ -83,7 +83,7 @@ def seconds(text: str) -> float:
         return 0.0
     found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if found is None or not int(found[1]):
-        raise Refused(f"{text!r} is no time such as 90s, 15m, 2h, 7d or always")
+        raise Refused(f"{text!r} is not a duration such as 90s, 15m, 2h, 7d or always")
     return float(int(found[1]) * UNITS[found[2] or "s"])
 
 

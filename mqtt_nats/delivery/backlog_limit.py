@@ -44,7 +44,7 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     if left <= 0 or sid not in broker.link.handlers:
         return
     handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
-    log.warning("%s: of the messages for one subscription the oldest %d are not sent", client, left)
+    log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
 
     def given() -> None:
         attachment.passing = False

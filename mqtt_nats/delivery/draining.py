@@ -256,7 +256,7 @@ async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> 
         try:
             nothing = await _has_nothing(side, attachment)
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("%s: consumer %s is not known about yet: %s", side.client, name, error)
+            log.debug("%s: the state of consumer %s is not known yet: %s", side.client, name, error)
         else:
             if nothing:
                 spend(side, attachment)

@@ -63,7 +63,7 @@ async def gone(client: Client, side: DurableDelivery, found: HalfWay | None) -> 
         if await stored.get_sequence(inbox, MESSAGES, one) is None
     ]
     if lost:
-        log.warning("%s: %d messages that it had half-way were removed from the stream", client, len(lost))
+        log.warning("%s: %d messages in flight were removed from the stream", client, len(lost))
     for sequence in lost:
         side.machine.suspect(sequence, sequence)
     replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]

@@ -103,7 +103,7 @@ class PositionHandover:
         try:
             await self._broker.inbox.request(subject, name.encode(), timeout=ELSEWHERE)
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("gateway %s has not left the session of %r: %s", gateway, name, error)
+            log.debug("gateway %s has not released the session of %r: %s", gateway, name, error)
             return False
         return True
 
@@ -155,7 +155,7 @@ async def _farewell(client: Client, keeper: PositionWriter, consumers: list[Cons
             async with client.broker.leaving.turns:
                 await _for_listener(client, keeper, consumers, written + SETTING)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
-        log.debug("%s: its consumers are left where they were: %s", client, error)
+        log.debug("%s: its consumers keep their positions: %s", client, error)
     finally:
         keeper.give_up()
 

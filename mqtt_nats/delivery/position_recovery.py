@@ -239,9 +239,9 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
         if await _set_consumers(client, side, keeper, live) and await keeper.flush():
             break
         if not await still_owner(client):
-            raise RequestTimeout("the session is somebody else's, or nobody can tell")
+            raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
     else:
-        raise RequestTimeout("somebody else writes the position of the session")
+        raise RequestTimeout("another connection writes the position of the session")
     keeper.strict = False
     for identifier, owed in position.released.items():
         machine.owe(identifier, owed, owed > valid)

@@ -171,7 +171,7 @@ class PositionWriter:
             broker.store.put(target, expected_block(self._sequence), position, PositionOp(self))
         except TooLarge as error:
             self.give_up()
-            self.client.end(QuotaExceeded(f"its position cannot be stored: {error}"))
+            self.client.end(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
         broker.link.kick()
 
     def look_back(self) -> None:
@@ -205,7 +205,7 @@ class PositionWriter:
         if error.err_code in WRONG_LAST_SEQUENCE:
             self.client.broker.spawn(self._look(), f"position of {self.client.client_id}")
             return
-        log.error("%s: its position cannot be stored: %s", self.client, error)
+        log.error("%s: the position of the session cannot be stored: %s", self.client, error)
         self.give_up()
         self.client.refused(error)
 

@@ -103,7 +103,7 @@ class Reconciling:
                 side.attempts = 0
                 self._let_go(client, side, names, unclear)
                 return
-            log.info("%s: deliveries or acknowledgements were lost: they come again", client)
+            log.info("%s: deliveries or acknowledgements were lost: its consumers deliver again", client)
             await rebind_consumers(client, side)
             side.attempts += 1
             if side.attempts < ATTEMPTS:  # nats-servers that lost each other may confirm changes that are not made

@@ -89,7 +89,7 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
             if topic_filter not in denied:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows filters that this gateway refuses
-            log.warning("%s: its subscription %r is not continued: %s", client, subject, error)
+            log.warning("%s: its subscription %r is not resumed: %s", client, subject, error)
     draining = record.v5.draining if record.v5 is not None else []
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
@@ -414,4 +414,4 @@ async def keep_taken(client: Client) -> None:
     if keeper is not None and keeper.live and not await keeper.flush():
         if keeper.moved:
             raise Conflict(client.client_id)
-        raise QuotaExceeded("its position cannot be stored")
+        raise QuotaExceeded("the position of the session cannot be stored")

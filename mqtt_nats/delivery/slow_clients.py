@@ -92,7 +92,7 @@ def look_after(broker: Broker) -> None:
         outlet = client.outlet
         stall = side.stall
         if stall is not None and not stall.waking and now - stall.since > LONGEST:
-            client.end(QuotaExceeded("it has not read for too long"))
+            client.end(QuotaExceeded("the client has not read for too long"))
         elif outlet.clogged:
             if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
                 looked += len(outlet.chunks)
@@ -114,7 +114,7 @@ def give_up(client: Client, side: DurableDelivery) -> None:
     if stall is None:
         if not machine.open:  # the session is being resumed
             return
-        log.info("%s does not read: its messages are left to JetStream", client)
+        log.info("%s does not read: its messages wait in JetStream", client)
         side.stall = SlowClient()
         stop(side)
     elif stall.waking:
@@ -236,7 +236,7 @@ def relieve(broker: Broker) -> None:
     total = sum(load for load, _ in loads)
     if total <= most:
         return
-    log.warning("%d bytes wait for clients that do not read: the largest are relieved", total)
+    log.warning("%d bytes wait for clients that do not read (max_unread_bytes): the longest queues are emptied", total)
     for load, client in loads:
         if total <= goal:
             return
@@ -250,4 +250,4 @@ def relieve(broker: Broker) -> None:
         if unread <= most:
             return
         unread -= client.outlet.held
-        client.end(QuotaExceeded("it does not read, and too much waits for all who do not"))
+        client.end(QuotaExceeded("the client does not read, and max_unread_bytes is exceeded"))

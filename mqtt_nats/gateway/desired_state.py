@@ -70,7 +70,7 @@ class Fleet:
         try:
             wishes = await self._store.all()
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.warning("what the gateways were asked to do cannot be read yet: %s", error)
+            log.warning("requests to all gateways cannot be read yet: %s", error)
         for wish in wishes:
             self._done[wish.kind, wish.name] = wish.identity
         await self._plugins.start({wish.name: wish.loaded for wish in wishes if wish.kind == "plugin"})
@@ -90,7 +90,7 @@ class Fleet:
             try:
                 wishes = await self._store.all()
             except (ApiError, NoResponders, RequestTimeout) as error:
-                log.debug("wishes: %s", error)
+                log.debug("requests to all gateways: %s", error)
                 wishes, wait = [], SOON
             # A received wish may be on its way into the stream still, so it counts in addition.
             latest = {(wish.kind, wish.name): wish for wish in (*wishes, *heard)}

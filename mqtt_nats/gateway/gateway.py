@@ -111,11 +111,11 @@ class Gateway:
                 part()
             except StartupError as error:
                 problems.append(str(error))
-                log.error("not changed: %s", error)
+                log.error("the former files stay in use: %s", error)
             except Exception as error:  # the former state stays in force
                 problems.append(describe(error))
-                log.exception("not changed")
-        log.info("what other files say now is in force" if problems else "files are read again")
+                log.exception("the former files stay in use")
+        log.info("the other files are read again" if problems else "files are read again")
         return problems
 
     async def connect(self) -> None:

@@ -144,7 +144,7 @@ async def _passed(link: NatsConnection) -> bool:
             await link.fence()
             return True
         except TimeoutError:
-            log.debug("the server has not handled yet what was sent again")
+            log.debug("nats-server has not processed the repeated messages yet")
     return False
 
 

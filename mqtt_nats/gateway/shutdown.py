@@ -48,6 +48,6 @@ def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, sec
 
 def _cut(loop: asyncio.AbstractEventLoop) -> None:
     names = sorted(f"{task.get_name()} ({task.get_coro()})" for task in asyncio.all_tasks(loop))
-    log.error("the gateway ends without waiting for %s", "; ".join(names))
+    log.error("the gateway stops without waiting for %s", "; ".join(names))
     logging.shutdown()
     os._exit(1)

@@ -120,7 +120,7 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
             properties["will_delay_interval"] = delay
         will = Will(after.topic, after.payload, after.qos, after.retain, properties or None)
     if broker.takers.of(will.topic) is not None:
-        raise NotAuthorized("such a topic cannot have a will")
+        raise NotAuthorized("a plugin handles this topic: it cannot have a will")
     return will
 
 

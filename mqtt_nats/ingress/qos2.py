@@ -166,7 +166,7 @@ class Inbound:
         first = session.v5.first if session.v5 is not None else 0
         for record in await broker.held.held(client.token):
             if record.late(former, session.time_ns) or 0 < record.epoch < first:
-                log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
+                log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
                 await broker.held.delete(record.seq)
             else:
                 records.append(record)
@@ -208,7 +208,7 @@ class Inbound:
         broker = client.broker
         for record in await retry_until_answered(client, lambda: broker.held.held(client.token)):
             if record.epoch < epoch and record.seq not in known:
-                log.info("%s: removing a publish that came too late (sequence %d)", client, record.seq)
+                log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
                 await retry_until_answered(client, partial(broker.held.delete, record.seq))
 
     def publish(
@@ -295,7 +295,7 @@ class Inbound:
                 Acknowledgement.stored(operation, b"")
                 return
             if found is not None:
-                log.info("removing a stray held publish of %r (sequence %d)", client.client_id, found.seq)
+                log.info("a held publish of %r without a session is removed (sequence %d)", client.client_id, found.seq)
                 stray = found.seq
                 await retry_until_answered(client, lambda: broker.held.delete(stray))
             else:

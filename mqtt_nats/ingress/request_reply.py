@@ -263,11 +263,11 @@ class Replying:
         if request is None or not _receives(client, request):
             if qos:
                 raise NotAuthorized("the request was not for this client, or can no longer be answered")
-            log.debug("%s: nobody waits for its answer", client)
+            log.debug("%s: no NATS client waits for this answer", client)
             return None
         if request.asked and client.guarded is not None and not client.guarded.may_publish(request.asked, qos, False):
             if qos:
-                raise NotAuthorized("the request wants to be answered on a topic that is not permitted")
+                raise NotAuthorized("the response topic of the request is not permitted")
             return None
         return request
 

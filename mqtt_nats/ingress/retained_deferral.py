@@ -79,9 +79,9 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             if linked == broker.linked and broker.link.online:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("retained messages wait: %s", error)
+            log.debug("retained messages wait for JetStream: %s", error)
         except Exception:
-            log.exception("retained messages wait")
+            log.exception("retained messages could not be stored")
         here.clear()  # a client that was here may have moved before the other records can be read
         await asyncio.sleep(RETRY)
     broker.withholding = None
@@ -90,11 +90,11 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
     for operation in dropped:
         broker.retained_now(operation)
     for client in [client for client, is_here in here.items() if not is_here]:
-        log.info("%s: what it was to retain is not stored from here", client)
+        log.info("%s: this gateway does not store its retained message", client)
         if client.alive and here[client] is None:
             client.close()
         elif client.alive:
-            log.info("%s: the session has moved", client)
+            log.info("%s: another connection has claimed the session", client)
             client.taken_over()
 
 

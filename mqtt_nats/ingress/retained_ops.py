@@ -53,7 +53,7 @@ class RetainedOp(PendingStore):
         parent = self.parent
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):
             self.broker.not_retained += 1
-            log.debug("a message is not retained: there are as many as there may be")
+            log.debug("a message is not retained: max_retained is reached")
             if parent is not None:
                 parent.stored(b"")
         elif parent is not None:

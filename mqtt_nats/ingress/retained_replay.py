@@ -367,7 +367,7 @@ def close_gate(client: Client, gate: Gate) -> None:
         client.broker.table.changed(gate.found)
     if gate.dropped:
         client.broker.round.dropped += gate.dropped
-        log.debug("%s: %d messages came while it was sent older ones, and were dropped", client, gate.dropped)
+        log.debug("%s: %d messages that came while retained messages were sent were dropped", client, gate.dropped)
     for choice, message in gate.end():
         if client.alive:
             client.deliver(choice, message)

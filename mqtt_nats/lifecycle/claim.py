@@ -103,7 +103,7 @@ async def forget_second(client: Client) -> None:
             if found is not None:
                 await end_session(broker, *found)
     except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
-        log.debug("%s: what it has at its second key is not known: %s", client, error)
+        log.debug("%s: the record at its second key cannot be read: %s", client, error)
 
 
 async def _load(client: Client, connect: Connect, key: str) -> Claim:
@@ -201,7 +201,7 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
         except PoisonedRecord:  # a record that this gateway has not written
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("%s: nothing tells yet whether it has claimed its session: %s", client, error)
+            log.debug("%s: it is not known yet whether it has claimed its session: %s", client, error)
         await asyncio.sleep(pause)
         pause = min(2 * pause, SETTLING)
 
@@ -218,7 +218,7 @@ async def _leave(client: Client, expected: int, continued: bool) -> bool:
     if found is None or found[0].v5 is None or found[0].v5.nonce != mine.v5.nonce:
         return True
     record, client.epoch = found
-    log.info("%s: it was refused, and has claimed its session: that is left", client)
+    log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
         await _delay_wills(client, record)
     else:

@@ -119,7 +119,9 @@ class Banning:
         self.bans.put(one)
         if known:
             return
-        log.warning("banned: %s, by %s: %s", one, one.by or "nobody", one.reason or "no reason given")
+        log.warning(
+            "%s is banned by %s: %s", one, one.by or "an unknown administrator", one.reason or "no reason given"
+        )
         error = MqttError("banned", ReasonCode.ADMINISTRATIVE_ACTION)
         for client in list(self._broker.connections):
             if client.alive and client.client_id and self._is_about(one, client):
@@ -151,7 +153,7 @@ class Banning:
         if found["lifted"]:
             self._unsaved.pop((one.kind, one.value), None)
             if self.bans.get(one.kind, one.value) is not None:
-                log.warning("not banned any more: %s", one)
+                log.warning("ban lifted: %s", one)
             self.bans.remove(one.kind, one.value)
         else:
             self._set(one)

@@ -89,7 +89,7 @@ async def reap(broker: Broker, dead: Entry) -> None:
         for start in range(0, len(owned), AT_ONCE):
             await asyncio.gather(*(_session(broker, dead, *one) for one in owned[start : start + AT_ONCE]))
         sessions += len(owned)
-    log.info("gateway %s: %d wills and %d sessions dealt with", dead.identity, wills, sessions)
+    log.info("gateway %s: %d wills and %d sessions were taken over", dead.identity, wills, sessions)
 
 
 async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:

@@ -53,7 +53,7 @@ def called(entry: Entry) -> str:
 async def _let_go(client: Client) -> None:
     """End a connection whose session another gateway may have dealt with."""
     if await still_owner(client) or client.alive:  # claimed later, or unknown: no other gateway deals with the session
-        client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
+        client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
 
 
 class Lease:
@@ -115,7 +115,7 @@ class Lease:
         taken = {one.info[NAME] for one in entries if one.identity not in dead}
         name = settings.name or free_name(wanted, taken)
         if name in taken:
-            log.warning("another gateway has the name %s: give each its own", name)
+            log.warning("another gateway has the name %s: give each gateway a name of its own", name)
         self.info |= {NAME: name, PROCESS: own}
         log.info("this gateway has the id %s and the name %s", self.broker.identity, name)
         return [one for one in entries if one.identity in dead and one.info[NAME] == name]
@@ -134,7 +134,9 @@ class Lease:
             sequence, holder = await self.store.lease(entry.identity)
             if holder != self.broker.identity:  # else an earlier attempt of this gateway was stored
                 return  # another gateway was faster
-        log.warning("gateway %s had this gateway's name and is dead: dealing with its clients", called(entry))
+        log.warning(
+            "gateway %s had the name of this gateway and is dead: its wills and sessions are taken over", called(entry)
+        )
         await publish_wills(self.broker, entry)
         self._reaping.add(entry.identity)
         self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
@@ -165,7 +167,7 @@ class Lease:
             await self.broker.generation.check()
             await self._judge()
         except (ApiError, NoResponders, RequestTimeout) as error:
-            log.debug("leases of others: %s", error)
+            log.debug("leases of other gateways: %s", error)
 
     @property
     def obstacle(self) -> str:
@@ -173,7 +175,7 @@ class Lease:
         return self._complaint() if self._refusal and not self._lasts() else ""
 
     def _complaint(self) -> str:
-        return "the gateway's lease is not renewed" + (f": {self._refusal}" if self._refusal else "")
+        return "the lease of the gateway is not renewed" + (f": {self._refusal}" if self._refusal else "")
 
     def _lasts(self) -> bool:
         """Whether the lease lasts for at least the time between two renewals, by both clocks."""
@@ -247,7 +249,7 @@ class Lease:
             self._healthy_since = None
             known, self._refusal = self._refusal, explain(error)
             if isinstance(error, ApiError) and error.err_code not in TRANSIENT and not known:
-                log.warning("%s; unless it soon is, nobody new is let in", self._complaint())
+                log.warning("%s; new clients are refused when the lease ends", self._complaint())
             raise
 
     async def _renew(self) -> None:
@@ -268,7 +270,7 @@ class Lease:
                     # This gateway's own write came late, or the lease has lapsed and no other gateway has taken it.
                     self._sequence, self._registration = sequence, registration
                     continue
-                log.error("this gateway was taken for dead: its clients have been dealt with")
+                log.error("this gateway was considered dead: another gateway has taken over its wills and sessions")
                 identity = self._begin_anew()
         self._until = begun[0] + self.ttl, begun[1] + self.ttl
         self._held.set()
@@ -291,7 +293,7 @@ class Lease:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
             elif client.record is not None:  # its session is being claimed under the former id
-                client.end(MqttError("this gateway was taken for dead", ReasonCode.SERVER_UNAVAILABLE))
+                client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
         return broker.identity
 
     async def _judge(self) -> None:
@@ -313,7 +315,9 @@ class Lease:
                     )
                 except LeaseTaken:
                     continue  # the gateway is alive, or another gateway was faster
-                log.warning("gateway %s has not renewed its lease: dealing with its clients", called(entry))
+                log.warning(
+                    "gateway %s has not renewed its lease: its wills and sessions are taken over", called(entry)
+                )
                 self._reaping.add(entry.identity)
                 self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
@@ -346,7 +350,7 @@ class Lease:
             work.result()
             await self.store.remove(entry.identity)
         except (ApiError, NoResponders, RequestTimeout, LeaseTaken) as error:
-            log.warning("the clients of gateway %s are not all dealt with: %s", entry.identity, error)
+            log.warning("not all wills and sessions of gateway %s are taken over: %s", entry.identity, error)
         finally:
             work.cancel()
             self._reaping.discard(entry.identity)

@@ -51,7 +51,7 @@ def watch(broker: Broker) -> None:
 
 def _begin(broker: Broker) -> None:
     stood = monotonic() - broker.clock.read
-    log.warning("the gateway stood still for %.1f s", stood)
+    log.warning("the gateway process did not run for %.1f s", stood)
     broker.store.excuse(stood)
     broker.clock.now = now = asyncio.get_running_loop().time()
     _read_clock(broker)

@@ -118,7 +118,7 @@ class Quotas:
         use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
         if most is not None and use.sessions >= most:
             self._refuse("max_sessions", who)
-            raise QuotaExceeded(f"more than {most} sessions of one user or address")
+            raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
         use.add(1, 0)
 
     def claimed(self, record: SessionRecord) -> None:
@@ -268,7 +268,7 @@ class Quotas:
     def _refuse(self, limit: str, who: str) -> None:
         """Count a refusal by a limit; it is logged once in a while for each user or address."""
         self._counted(limit)
-        text = "%s is reached by %s: more is refused"
+        text = "limit %s is reached by %s: further requests are refused"
         log_failure(log, logging.WARNING, "quota", text, limit, who, extra=once(f"{limit} {who}"))
 
     @staticmethod

@@ -85,8 +85,8 @@ class Readiness:
         lease = broker.lease.obstacle if broker.lease is not None else ""
         reason = (stored or lease) if broker.online.is_set() else "not connected to NATS"
         if reason and not self.reason:
-            what = "nobody new is let in" if reason == lease else "what has to be stored is not acknowledged"
-            log.warning("not ready: %s; %s until that is over", reason, what)
+            what = "new clients are refused" if reason == lease else "publishes are not acknowledged"
+            log.warning("not ready: %s; %s", reason, what)
         elif self.reason and not reason:
             log.warning("ready again")
         self.reason = reason

@@ -46,7 +46,7 @@ async def _report(broker: Broker, reply: bytes) -> None:
     found = await report(broker)
     body = orjson.dumps(found)
     if len(body) > broker.link.max_payload:  # nats-server would end the connection
-        log.warning("the counters of %d tenants are more than NATS takes at a time", len(found["tenants"]))
+        log.warning("the counters of %d tenants do not fit into one NATS message", len(found["tenants"]))
         body = orjson.dumps({**found, "tenants": {}})
     broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
     broker.link.kick()

@@ -66,6 +66,8 @@ class Subscriptions(Plugin[SubscriptionOptions]):
 def _for(one: Wanted, client: ClientView) -> Subscription | None:
     text = filled(one.filter, client)
     if text is None:
-        log.info("%s gets no subscription of %r: its name must not stand there", client, one.filter)
+        log.info(
+            "%s: no subscription of %r: the client id or user name cannot be a level of a filter", client, one.filter
+        )
         return None
     return Subscription(text, one.qos, one.no_local, one.retain_as_published, one.retain_handling)

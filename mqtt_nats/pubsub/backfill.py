@@ -109,7 +109,7 @@ async def _repair(broker: Broker, found: Filter, since: float) -> None:
         found.backlog.reset()
         await asyncio.sleep(RETRY)
     if sum(broker.fanout.sent) > before:
-        log.info("messages of %r were delivered after the connection to NATS had been lost", found.text)
+        log.info("messages of %r that were published while NATS was not connected are delivered", found.text)
 
 
 async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, object]) -> int:

@@ -27,7 +27,7 @@ class Transform:
     def __init__(self, source: str, target: str) -> None:
         tokens = source.split(".")
         if any(not one or " " in one for one in tokens) or ">" in tokens[:-1]:
-            raise ValueError(f"{source!r} is no subject")
+            raise ValueError(f"{source!r} is not a subject")
         self._open = tokens[-1] == ">"
         if self._open:
             tokens.pop()

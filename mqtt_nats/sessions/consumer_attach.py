@@ -190,7 +190,7 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
     assert record.v5 is not None
     await broker.generation.check()  # no consumer may be created in a stream in which the session does not count
     if not client.alive:
-        raise MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY)
+        raise MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY)
     last = int((await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
     start: int | None
     if side.replaced is not None:
@@ -204,7 +204,7 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
         side.overlap.begin_anew(attachment)
         record.v5.was.pop(attachment.key, None)
     elif source.last:
-        lost = "what the client has not acknowledged would not be sent again"
+        lost = "messages that the client has not acknowledged cannot be redelivered"
         start = min(source.last + 1, source.forgotten_from or source.last + 1)
     else:
         lost = "messages since it was removed are lost"
@@ -285,7 +285,7 @@ async def bring_back(
         info = await consumer_info(broker.inbox, MESSAGES, name)
         if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
             return True
-        log.info("consumer %s does not send again what is pending: it is told to", name)
+        log.info("consumer %s does not redeliver its pending messages: redelivery is requested", name)
         before = source.again
 
         def come(before: int = before) -> int:
@@ -303,7 +303,7 @@ async def bring_back(
             await asyncio.sleep(STEP)
     if refused is not None:
         raise refused
-    log.warning("consumer %s does not send again all that is pending", name)
+    log.warning("consumer %s does not redeliver all its pending messages", name)
     return False
 
 

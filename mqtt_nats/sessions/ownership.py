@@ -52,7 +52,7 @@ async def still_owner(client: Client) -> bool:
                 "%s: its session is gone: it has ended elsewhere, or was lost", client, extra=once("session gone")
             )
         else:
-            log.info("%s: the session has moved", client)
+            log.info("%s: another connection has claimed the session", client)
         client.taken_over()
         return False
     return True

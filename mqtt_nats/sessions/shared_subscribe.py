@@ -140,7 +140,7 @@ async def forget_later(client: Client) -> None:
         for member in (client.shares or {}).values():
             await groups.leave(member.group, client.hash, member.note)
     except (ApiError, NoResponders, RequestTimeout) as error:
-        log.warning("%s: a shared subscription may go on without it: %s", client, error)
+        log.warning("%s: it could not leave its shared subscriptions: %s", client, error)
 
 
 async def rejoin_shared(client: Client) -> None:
@@ -153,7 +153,7 @@ async def rejoin_shared(client: Client) -> None:
         try:
             members[text] = Membership(client, text, wanted)
         except (TopicFilterInvalid, ValueError) as error:
-            log.warning("%s: its subscription %r is not continued: %s", client, text, error)
+            log.warning("%s: its subscription %r is not resumed: %s", client, text, error)
     client.shares = members
     await join(client, list(members.values()))
 

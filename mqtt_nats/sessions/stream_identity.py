@@ -93,7 +93,7 @@ class StreamIdentity:
             if client.durable_side is None and v5 is not None:
                 _count_anew(v5, mark.floor)
             elif v5 is not None and v5.generation != mark.id:
-                client.end(MqttError("the stream of messages was replaced", ReasonCode.SERVER_BUSY))
+                client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
 
 
 def adopt(client: Client, side: DurableDelivery) -> None:
@@ -104,7 +104,7 @@ def adopt(client: Client, side: DurableDelivery) -> None:
     assert v5 is not None
     if v5.generation != generation.id and generation.id:
         if v5.generation:
-            log.warning("%s: its session goes on with another stream %s", client, MESSAGES)
+            log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
             side.replaced = generation.floor
             if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
                 v5.fresh = generation.floor + 1

@@ -120,12 +120,12 @@ class CatchUpReader:
                     break
                 await self._signal()
             except (NoResponders, RequestTimeout, TimeoutError) as error:
-                log.debug("what %s has missed: %s", member.client, error)
+                log.debug("%s: missed messages cannot be read yet: %s", member.client, error)
                 self._broken = True
             except ApiError as error:
                 self._broken = True
                 if error.err_code not in TRANSIENT and not self._over:
-                    log.warning("%s gets what it has missed from its consumers: %s", member.client, error)
+                    log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
                     live.give_back(member.client, member.side)
         self._broker.link.unsubscribe_raw(self._sid)
         if self._name:

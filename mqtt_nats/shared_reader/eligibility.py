@@ -94,7 +94,7 @@ class PositionSupport:
                     self._live.allowed = not self._why
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = asyncio.get_running_loop().time()
-                log.debug("who else serves sessions: %s", error)
+                log.debug("other gateways cannot be listed: %s", error)
 
     async def _look(self) -> None:
         why = "" if self._wanted == "always" else await self._against()

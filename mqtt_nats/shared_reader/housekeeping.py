@@ -41,7 +41,7 @@ async def keep_up(live: SharedReaderSessions) -> None:
         try:
             look(live)
         except Exception:
-            log.exception("looking for sessions that keep up")
+            log.exception("the search for sessions that keep up failed")
 
 
 def look(live: SharedReaderSessions) -> None:

@@ -233,7 +233,7 @@ class SharedReaderSessions:
     def _look_after(self, member: Member) -> None:
         """Move a session for which too many messages wait back to its consumers."""
         if member.side.machine.crowd > self.queue_most:
-            log.info("%s has fallen behind: its consumers go on", member.client)
+            log.info("%s has fallen behind: its consumers deliver its messages", member.client)
             self.give_back(member.client, member.side)
 
     def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:

@@ -216,10 +216,10 @@ class Listener:
         where, kind = self.settings.listen, f"listener_{verdict.name.lower()}"
         extra = once(f"{where} {kind}")
         if verdict is Verdict.FULL:
-            text = "listener %s has %d connections: more are closed at once"
+            text = "listener %s has %d connections: further connections are closed"
             log_failure(log, logging.WARNING, kind, text, where, self._door.connections, extra=extra)
         else:
-            text = "listener %s: %s is not let in: %s"
+            text = "listener %s: a connection from %s is refused: %s"
             log_failure(log, logging.WARNING, kind, text, where, host, verdict.value, extra=extra)
         return False
 
@@ -244,7 +244,7 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("listener %s accepts nobody for a while: %s", self.settings.listen, error.strerror)
+                log.error("listener %s: accepting is paused: %s", self.settings.listen, error.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
                 loop.call_later(AGAIN, self._again, listening, new, spawn)
@@ -270,7 +270,7 @@ class Listener:
                 async with asyncio.timeout(self._timeout):
                     found = await _read_header(accepted)
                 if not self._named(protocol, found or address[:2]):
-                    raise BadHeader("the client is not let in")
+                    raise BadHeader("the connection is refused")
             secure: dict[str, Any] = {}
             if self._context is not None:
                 left = max(0.1, self._timeout - (loop.time() - begun))

@@ -116,7 +116,7 @@ def _normal_origins(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_paths(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
-        raise ValueError("nobody could connect: give a path, such as /mqtt, or * for any")
+        raise ValueError("no client can connect: give a path, such as /mqtt, or * for any")
     for one in value:
         if one != ANY_PATH and not _PATH.fullmatch(one):
             raise ValueError(f"{one!r} is no path: expected something like /mqtt, without ? and #, or * for any")

@@ -85,7 +85,9 @@ class PacedConnection(Connection):
         if not seconds or handler is None:
             return
         if seconds > self.settings.rate_pause:
-            handler.broken(MqttError("far more than its rate at once", ReasonCode.MESSAGE_RATE_TOO_HIGH))
+            handler.broken(
+                MqttError("the client exceeds message_rate or byte_rate by far", ReasonCode.MESSAGE_RATE_TOO_HIGH)
+            )
             return
         loop = asyncio.get_running_loop()
         if self._timer is not None:

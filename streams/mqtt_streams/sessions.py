@@ -401,7 +401,7 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
     subs = {}
     for subject in list(subs_reader.values):
         if not is_subject(subject):
-            raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is no subject")
+            raise PoisonedRecord(f"session record: subs has {subject[:64]!r}, which is not a subject")
         subs[subject] = subs_reader.number(subject, 0, 2)
     cons = {
         sid: _consumer(raw, f"session record: consumer of {sid[:64]!r}", client_hash, stored_id)

@@ -64,7 +64,7 @@ def test_lines_are_postgres_verifiers(file: Path) -> None:
         (f"user:SCRAM-SHA-256$4096:{KEY}${KEY}", "32 bytes"),
         (f"user:{POSTGRES}x", "base64"),
         (f"user:{POSTGRES} ", "base64"),
-        (f"first:{POSTGRES}", "the user of line 1 is there twice"),
+        (f"first:{POSTGRES}", "the user of line 1 is repeated"),
     ],
 )
 def test_a_bad_line_is_named_and_not_shown(file: Path, line: str, named: str) -> None:

@@ -66,9 +66,7 @@ async def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         listening.setblocking(False)
         client = stack.enter_context(socket.create_connection(listening.getsockname()))
         found = Handshakes(listening, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), asyncio.Protocol)
-        assert await aeventually(
-            lambda: "administrators are not let in for a while: Too many open files" in caplog.text
-        )
+        assert await aeventually(lambda: "accepting is paused: Too many open files" in caplog.text)
         full = False
         client.sendall(b"this is no TLS")
         assert await aeventually(lambda: ended([client]) == 1, 5)

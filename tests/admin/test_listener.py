@@ -133,7 +133,7 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
         assert stranger.get("/healthz").text == "ok\n"
         assert "default-src 'none'" in stranger.get("/").headers["content-security-policy"]
         assert stranger.get("/nothing").status_code == 401
-    assert admin.http.get("/nothing").json() == {"error": "there is nothing at /nothing"}
+    assert admin.http.get("/nothing").json() == {"error": "the path /nothing does not exist"}
     assert TOKEN not in caplog.text
 
 

@@ -18,9 +18,9 @@ from tests.admin.support import TOKEN
 FILES = {"admin_tls_cert": Path(__file__), "admin_tls_key": Path(__file__)}
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"admin_listen": "0.0.0.0:9883"}, "can be reached by others: set admin_token, or admin_tls_client_ca"),
-    ({"admin_listen": "gateway.test:9883"}, "can be reached by others"),
-    ({"admin_listen": "[::]:9883", **FILES}, "can be reached by others"),
+    ({"admin_listen": "0.0.0.0:9883"}, "can be reached from other machines: set admin_token or admin_tls_client_ca"),
+    ({"admin_listen": "gateway.test:9883"}, "can be reached from other machines"),
+    ({"admin_listen": "[::]:9883", **FILES}, "can be reached from other machines"),
     ({"admin_listen": "127.0.0.1:9883", "admin_token": "short"}, "admin_token: "),
     ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\n"}, "admin_token: it has white space or control"),
     ({"admin_listen": "127.0.0.1:9883", "admin_token": f"a {TOKEN}"}, "admin_token: it has white space or control"),

@@ -89,7 +89,7 @@ def test_nothing_for_a_while(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> N
         ({"topic": "a/#/b"}, "a/#/b"),
         ({"client": "a", "lasts": "always"}, "lasts"),
         ({"client": "a", "lasts": "61m"}, "lasts"),
-        ({"client": "a", "lasts": "soon"}, "'soon' is no time"),
+        ({"client": "a", "lasts": "soon"}, "'soon' is not a duration"),
         ({"client": "a", "for": "1s"}, "for: there is no such argument"),
     ],
 )

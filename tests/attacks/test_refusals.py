@@ -140,4 +140,4 @@ def test_refusals_have_a_budget_and_a_count(
     assert len(lines) < kinds * (RECORDS_BURST + 25), lines
     assert max(map(len, lines), default=0) < LINE_MAX
     if refusal.attempt not in (before, client_ids):  # they are logged at level DEBUG
-        assert [line for line in lines if "more like this were left out" in line], lines
+        assert [line for line in lines if "more records of this kind were omitted" in line], lines

@@ -142,5 +142,5 @@ async def test_what_cannot_be_a_topic_is_not_answered(gateway: InProcess, reques
 
 @pytest.mark.parametrize("value", ["", "a.*", "a.>", ".a", "a.", "a b", "$JS", "$MQTT.x", "_INBOX"])
 def test_prefixes_that_are_none(value: str) -> None:
-    with pytest.raises(ValidationError, match="is no beginning of replies"):
+    with pytest.raises(ValidationError, match="is not a prefix of reply subjects"):
         Settings(reply_prefixes=(value,))

@@ -233,7 +233,7 @@ async def test_keys_are_kept_while_their_url_does_not_answer(
     for number, answer in enumerate([(500, b""), (200, b"rubbish"), (200, signer.keys("oct"))], 1):
         service.answer = lambda path, body, answer=answer: answer  # type: ignore[misc]
         one.tokens.reload()()
-        await aeventually(lambda number=number: caplog.text.count("gives no keys") == number, 30)  # type: ignore[misc]
+        await aeventually(lambda number=number: caplog.text.count("no keys can be read") == number, 30)  # type: ignore[misc]
         assert isinstance(await one.check(fresh(signer)), Allow)
     monkeypatch.setattr(tokens, "KEPT", -1.0)
     one.tokens.reload()()

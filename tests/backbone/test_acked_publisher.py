@@ -193,7 +193,7 @@ async def test_why_it_goes_on_is_said_when_the_reason_changes(monkeypatch: pytes
         await aeventually(lambda: len(bench.link.out) >= 1)
         bench.sent()
         bench.answer("a", b"", NO_RESPONDERS)
-    assert logged.messages == ["JetStream does not store: nobody answers, on $MQTT.msgs.s; 1 publishes wait"]
+    assert logged.messages == ["JetStream does not store: no server answers, on $MQTT.msgs.s; 1 publishes wait"]
     logged.clear()
     monkeypatch.setattr(outage, "PROBE_MOST", 0.03)
     await aeventually(lambda: len(bench.link.out) >= 4)

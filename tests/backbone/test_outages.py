@@ -75,7 +75,7 @@ async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: p
     bench.sent()
     bench.answer("held", b"", NO_RESPONDERS)
     assert (bench.stalled, bench.store.outages) == (True, ["$MQTT_qos2in"])
-    assert "nobody answers, on $MQTT.qos2.in.token.1; 2 publishes wait" in caplog.text
+    assert "no server answers, on $MQTT.qos2.in.token.1; 2 publishes wait" in caplog.text
     bench.put("message 3")
     bench.acknowledge("acknowledgement")
     bench.put("held later", subject=HELD)
@@ -91,7 +91,7 @@ async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: p
     bench.answer("held")
     assert (bench.stalled, bench.store.outages) == (False, [])
     assert bench.sent() == ["removal", "held later", "removal later"], "in order, and nothing of another stream again"
-    assert "publishes to $MQTT_qos2in go on; 3 are sent again" in caplog.text
+    assert "JetStream stores again to $MQTT_qos2in; 3 publishes are sent again" in caplog.text
 
 
 async def test_outages_of_several_streams_end_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +342,6 @@ async def test_a_look_that_fails_is_not_hurried(
         "JetStream does not store: ValueError, when asked what is stored already; 1 publishes wait",
         "JetStream still does not store: NoResponders, when asked what is stored already",
     ]
-    assert [record.message for record in caplog.records if "go on" in record.message] == [
-        "publishes to $MQTT_msgs go on; 0 are sent again"
+    assert [record.message for record in caplog.records if "stores again" in record.message] == [
+        "JetStream stores again to $MQTT_msgs; 0 publishes are sent again"
     ]

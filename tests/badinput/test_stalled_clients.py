@@ -24,7 +24,7 @@ SIZE = 100_000
 COUNT = 90
 """Messages that are pending for a client: fewer than its window, more than what sockets hold."""
 
-LEFT = "its messages are left to JetStream"
+LEFT = "its messages wait in JetStream"
 AGAIN = "reads again"
 ENV = {"MQTT_NATS_STALL_TIME": "0.5"}
 
@@ -181,7 +181,7 @@ def test_a_stalled_client_that_is_not_heard_of_is_closed(quick: Gateway, name: s
         assert client.subscribe((name, 1)) == [1]
         fill(quick, name)
         left(quick, name)
-        eventually(lambda: mentions(quick, name, "nothing came in time"), PATIENCE)
+        eventually(lambda: mentions(quick, name, "keep alive timeout"), PATIENCE)
     with Raw.connected(quick.port, name, clean=False, patience=PATIENCE) as client:
         read(client, COUNT, dup=True)
         quiet(client)
@@ -270,10 +270,10 @@ def test_too_much_that_cannot_be_had_again(nats_server: NatsServer, gateway_fact
         for number in range(150):
             publisher.send(raw.publish(f"{name}/0", payload(number)))
             publisher.ping()
-        eventually(lambda: "the largest are relieved" in gateway.log, PATIENCE)
+        eventually(lambda: "the longest queues are emptied" in gateway.log, PATIENCE)
         assert not mentions(gateway, f"{name}0", "does not read")
         fill(gateway, f"{name}/1", 150)
-        eventually(lambda: mentions(gateway, f"{name}1", "it does not read"), PATIENCE)
+        eventually(lambda: mentions(gateway, f"{name}1", "max_unread_bytes is exceeded"), PATIENCE)
         publisher.send(raw.publish(f"{name}/0", payload(999)))
         publisher.ping()
         numbers: list[int] = []

@@ -214,7 +214,7 @@ async def test_the_server_has_no_room_for_the_lease(nats_factory: NatsFactory, g
     """Nobody new is let in, so the gateway is not ready, and says why; it is again when there is room."""
     server = nats_factory(config="jetstream { max_file_store: 3MB }")
     gateway = gateway_factory(server, "--gateway-lease", "4", "--admin-listen", "127.0.0.1:0")
-    reason = f"the gateway's lease is not renewed: {FULL}"
+    reason = f"the lease of the gateway is not renewed: {FULL}"
     with Raw5.open(gateway.port, "filler") as filler:
         fill5(filler, "full")
         await _without_room(server, gateway, reason)
@@ -234,7 +234,7 @@ async def _without_room(server: NatsServer, gateway: Gateway, reason: str) -> No
 
         await says(503, reason)
         begin = reason[:80]  # the log shortens what is long
-        assert re.search(rf"not ready: {re.escape(begin)}.*; nobody new is let in until that is over", gateway.log)
+        assert re.search(rf"not ready: {re.escape(begin)}.*; new clients are refused", gateway.log)
         assert gateway.log.count(f"WARNING mqtt_nats.broker: {begin}") == 1
         with Raw(gateway.port) as client:
             client.send(connect("refused"))

@@ -229,7 +229,7 @@ def test_times(text: str, length: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1w", "1.5h", "s", "\u0661s"])
 def test_times_that_are_none(text: str) -> None:
-    with pytest.raises(StartupError, match="is no time such as"):
+    with pytest.raises(StartupError, match="is not a duration such as"):
         seconds(text)
 
 
@@ -247,7 +247,7 @@ def test_the_commands(nats_server: NatsServer, pair: tuple[Inside, Inside]) -> N
     assert (found["kind"], found["value"], found["until"]) == ("user", "mal\x1blory", 0.0)
     assert "is not banned any more" in run("remove", "user", "mal\x1blory")
     assert run("remove", "user", "mal\x1blory").startswith("user mal\\u{1b}lory is not banned: ")
-    assert "is no time" in run("add", "client", "x", "--for", "ever")
+    assert "is not a duration" in run("add", "client", "x", "--for", "ever")
 
 
 def test_who_has_no_name_bans(

@@ -83,7 +83,7 @@ def test_rules(rules: tuple[str, ...], host: str, let_in: bool) -> None:
     [
         (("deny 10.0.0.0/8",), "the last entry must be"),
         (("deny 10.0.0.1/8", "allow all"), "not the network"),
-        (("deny ten", "allow all"), "no network such as"),
+        (("deny ten", "allow all"), "not a network such as"),
         (("refuse all",), "expected `allow NETWORK` or `deny NETWORK`"),
         (("allow",), "expected `allow NETWORK`"),
     ],

@@ -79,7 +79,9 @@ def test_records_of_one_kind_have_a_budget_and_those_left_out_are_counted(writte
     assert written.handler.left_out == 1000 - BURST
     written.now += SUMMARY_S
     written.handler.tick()
-    assert written.lines[-1].endswith(f"WARNING test: {1000 - BURST} more like this were left out: refused: %s")
+    assert written.lines[-1].endswith(
+        f"WARNING test: {1000 - BURST} more records of this kind were omitted: refused: %s"
+    )
     written.handler.tick()
     written.now += SUMMARY_S
     written.handler.tick()
@@ -93,12 +95,12 @@ def test_what_goes_on_for_ever_is_written_at_the_rate(written: Written) -> None:
         for number in range(100):
             written.log.info("refused: %s", number)
         written.now += 1.0
-    refused = [line for line in written.lines if "more like this" not in line]
-    told = [line for line in written.lines if "more like this" in line]
+    refused = [line for line in written.lines if "more records of this kind" not in line]
+    told = [line for line in written.lines if "more records of this kind" in line]
     assert BURST + 98 <= len(refused) <= BURST + 101
     assert len(told) in (9, 10)
     written.handler.summarize()
-    told = [line for line in written.lines if "more like this" in line]
+    told = [line for line in written.lines if "more records of this kind" in line]
     assert sum(int(line.split("test: ")[1].split()[0]) for line in told) + len(refused) == 10_000
 
 
@@ -129,7 +131,7 @@ def test_the_same_text_once_in_a_while(written: Written) -> None:
     written.now += REPEAT_S
     written.log.warning("goes on: %s", "disk full", extra=once("disk full"))
     assert written.lines[-2].endswith("goes on: disk full")
-    assert written.lines[-1].endswith("5 more like this were left out: goes on: %s")
+    assert written.lines[-1].endswith("5 more records of this kind were omitted: goes on: %s")
 
 
 def test_texts_that_are_all_different_have_the_budget_of_their_kind(written: Written) -> None:
@@ -196,4 +198,4 @@ def test_what_was_left_out_is_told_at_the_end(written: Written) -> None:
     for number in range(100):
         written.log.warning("%d", number)
     written.handler.close()
-    assert written.lines[-1].endswith("80 more like this were left out: %d")
+    assert written.lines[-1].endswith("80 more records of this kind were omitted: %d")

@@ -84,7 +84,10 @@ async def there(js: JetStreamContext, client_id: str) -> bool:
 @BOTH
 async def test_sessions_end_in_time(run: Run, js: JetStreamContext, shift: float) -> None:
     gateway = run(shift)
-    assert f"the clock here is 400 s {'ahead of' if shift > 0 else 'behind'} nats-server's" in gateway.log
+    assert (
+        f"the clock of this machine is 400 s {'ahead of' if shift > 0 else 'behind'} the clock of nats-server"
+        in gateway.log
+    )
     long = await RawClient5.connect5(gateway.port, "long", session_expiry_interval=300)
     short = await RawClient5.connect5(gateway.port, "short", session_expiry_interval=1)
     await long.disconnect5()

@@ -58,7 +58,7 @@ def test_what_is_no_seed(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "user"
     seed = wrong_seeds()[kind]
     file.write_bytes(seed)
-    with pytest.raises(StartupError, match=r"^nats_nkey: .*/user does not hold the seed of a user's nkey"):
+    with pytest.raises(StartupError, match=r"^nats_nkey: .*/user does not contain the seed of a user nkey"):
         nkey_file(file)
     file.write_bytes(creds(seed))
     with pytest.raises(StartupError, match=r"^nats_creds: .*/user is not a credentials file, it needs the seed"):

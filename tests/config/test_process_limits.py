@@ -123,7 +123,7 @@ def test_clients_that_there_are_no_descriptors_for(nats_server: NatsServer) -> N
             one.close()
         gateway.terminate()
         _, said = gateway.communicate(timeout=60)
-    assert f"the limit is {limit}: 20 clients are let in" in said
+    assert f"the limit is {limit}: at most 20 clients can connect" in said
 
 
 def closed(client: socket.socket) -> bool:

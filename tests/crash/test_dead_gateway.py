@@ -194,7 +194,7 @@ async def test_gateway_that_was_taken_for_dead(cluster: tuple[NatsServer, list[G
     # Which reason it is told depends on how far the other gateway has got with its session.
     assert (await client.expect(Disconnect, SOON)).reason in (0x8E, 0x89)
     await client.expect_closed()
-    await aeventually(lambda: "was taken for dead" in first.log)
+    await aeventually(lambda: "was considered dead" in first.log)
     again = await connect(first, "client", will=Will("wills/stopped", b"y", 0, False))
     await watch.quiet()
     again.drop()
@@ -244,7 +244,7 @@ async def test_gateway_that_was_taken_for_dead_and_dies(
     os.kill(first.pid, signal.SIGSTOP)
     try:
         await watch.complete(await watch.message("wills/stopped", b"", SOON))
-        await aeventually(lambda: "wills and 1 sessions dealt with" in second.log)
+        await aeventually(lambda: "wills and 1 sessions were taken over" in second.log)
     finally:
         os.kill(first.pid, signal.SIGCONT)
     await connect(first, "new", will=Will("wills/new", b"", 1, False))

@@ -51,7 +51,7 @@ async def test_devices_come_back_under_other_client_ids_after_a_power_cut(
     gateway.start()
     for number in range(5):
         await device(gateway.port, f"device-{number}-after", f"devices/{number}", clients)
-    assert "had this gateway's name and is dead" in gateway.log
+    assert "had the name of this gateway and is dead" in gateway.log
     async with await RawClient5.connect5(gateway.port, "watcher") as watcher:
         await watcher.subscribe5(Subscription("devices/+", 1))
         states = await watcher.messages(5)

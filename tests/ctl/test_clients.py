@@ -124,7 +124,7 @@ def test_kick(fleet: Fleet, several: list[Raw5]) -> None:
     assert (len(would["clients"]), would["dry_run"]) == (3, True)
     assert "3 clients would be disconnected" in fleet.text("clients", "kick", "--match", "c-several-*", "--dry-run")
     found, complaint = fleet.part("clients", "kick", "c-several-0", "c-nobody", "--reason", "firmware")
-    assert complaint == "not everybody who is meant: c-nobody is not connected"
+    assert complaint == "not all clients are disconnected: c-nobody is not connected"
     assert found["clients"] == [{"client": "c-several-0", "gateway": fleet.ids[0]}]
     assert found["absent"] == ["c-nobody"]
     several[0].answer(DISCONNECT, reason=KICKED)
@@ -154,7 +154,7 @@ def test_kicking_where_a_gateway_does_not_answer(
     monkeypatch.setattr(clients, "ask", ask)
     found, complaint = fleet.part("clients", "kick", "--match", "c-several-*")
     assert (len(found["clients"]), found["silent"]) == (1, ["gone"])
-    assert complaint == "not everybody who is meant: gateway gone has not answered"
+    assert complaint == "not all clients are disconnected: gateway gone has not answered"
 
 
 def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +180,17 @@ def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch:
     asyncio.run(begin())
     assert told[0] == {"kick": told[0]["kick"]}
     assert told[-1] == {"kick": told[0]["kick"], "stop": True}
-    eventually(lambda: "nobody waits for it any more: 1 clients stay" in fleet.two.log)
+    eventually(lambda: "the command that disconnects clients has ended: 1 clients stay connected" in fleet.two.log)
     assert len(names(fleet, "--match", "c-several-*", "--gateway", fleet.ids[1])) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("clients", "kick"), 1, "nobody is named"),
+        (("clients", "kick"), 1, "no client is selected"),
         (("clients", "kick", "c-nobody"), 1, "not connected: c-nobody"),
-        (("clients", "kick", "--address", "x/y"), 1, "is no network such as"),
-        (("clients", "kick", "x", "--over", "ages"), 2, "over: 'ages' is no time such as"),
+        (("clients", "kick", "--address", "x/y"), 1, "is not a network such as"),
+        (("clients", "kick", "x", "--over", "ages"), 2, "over: 'ages' is not a duration such as"),
         (("clients", "list", "--gateway", "nobody"), 1, "gateway nobody does not run"),
         (("clients", "list", "--limit", "-1"), 2, "limit: "),
         (("clients", "list", "--colour", "red"), 2, "No such option"),

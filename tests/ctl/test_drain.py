@@ -89,7 +89,7 @@ def test_a_gateway_that_is_gone_is_named(
     assert f"gateway {identity} has not answered: its clients are not shown" in fleet.text("clients")
     refused = fleet.run("sessions", "clean", "--match", "c-nobody")
     assert refused.status == 1
-    assert refused.text == f"gateway {identity} has not answered: nobody knows who is connected there"
+    assert refused.text == f"gateway {identity} has not answered: its connected clients are not known"
     late = fleet.run("drain", identity)
     assert late.status == 1
     assert late.text.startswith(f"gateway {identity} does not answer")

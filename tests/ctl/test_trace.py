@@ -285,7 +285,7 @@ def test_durations() -> None:
     ("arguments", "status", "text"),
     [
         (("start", "topic", "a/#/b"), 1, "is no topic filter"),
-        (("start", "topic", "a", "--for", "long"), 2, "'long' is no time such as"),
+        (("start", "topic", "a", "--for", "long"), 2, "'long' is not a duration such as"),
         (("start", "topic", "a", "--for", "always"), 2, "an hour at most"),
         (("start", "topic", "a", "--for", "61m"), 2, "an hour at most"),
         (("start", "client", ""), 2, "the client id is empty"),

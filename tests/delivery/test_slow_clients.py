@@ -432,7 +432,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     assert not ended
     stall.since -= LONGEST
     look_after(broker)
-    assert [str(error) for error in ended] == ["it has not read for too long"]
+    assert [str(error) for error in ended] == ["the client has not read for too long"]
     assert LONGEST < BACKSTOP_S
 
 

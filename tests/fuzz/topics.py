@@ -131,7 +131,7 @@ def _topic(raw: bytes) -> tuple[int, bool]:
     name = _name(raw)
     if name is None or (subject := _encoded(name)) is None:
         return 0, True
-    expect(_legal(subject), f"{subject!r} is no subject")
+    expect(_legal(subject), f"{subject!r} is not a subject")
     expect(subjects.subject_to_topic(subject) == name, f"{subject!r} is {subjects.subject_to_topic(subject)!r}")
     expect(subjects.wire_topic(subject.encode()) == name, f"clients are sent {subjects.wire_topic(subject.encode())!r}")
     return 1, False
@@ -157,7 +157,7 @@ def _filter(raw: bytes, other: bytes) -> tuple[int, bool]:
         return 0, True
     expect(legal, f"the filter {text!r} has subjects")
     for one in found:
-        expect(_legal(one, wildcards=True), f"{one!r} is no subject")
+        expect(_legal(one, wildcards=True), f"{one!r} is not a subject")
     expect(subjects.subject_to_filter(found[0]) == text, f"{found[0]!r} is {subjects.subject_to_filter(found[0])!r}")
     name = _name(other)
     if name is not None:
@@ -209,7 +209,7 @@ def _mapping(parts: list[str]) -> tuple[int, bool]:
     applies = _nats_matches(source, subject)
     expect(applies or found == subject, f"{source!r} is not about {subject!r}, and makes {found!r} of it")
     if _legal(goal.replace("$", "").replace("{{", "").replace("}}", ""), wildcards=True):
-        expect(not found or _legal(found) or len(found) > MAX_SUBJECT_BYTES, f"{found!r} is no subject")
+        expect(not found or _legal(found) or len(found) > MAX_SUBJECT_BYTES, f"{found!r} is not a subject")
     return 1, False
 
 

@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "the ACL file {directory}/acl.toml: defalt: unknown setting: did you mean",
     ),
     "seed": ('nats_nkey = "{directory}/none"', "nats_nkey = '{directory}/none': path does not point to a file"),
-    "no seed": ('nats_nkey = "{directory}/acl.toml"', "nats_nkey: {directory}/acl.toml does not hold the seed of"),
+    "no seed": ('nats_nkey = "{directory}/acl.toml"', "nats_nkey: {directory}/acl.toml does not contain the seed of"),
     "no credentials": (
         'nats_creds = "{directory}/acl.toml"',
         "nats_creds: {directory}/acl.toml is not a credentials file",

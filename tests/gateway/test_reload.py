@@ -23,4 +23,4 @@ def test_what_fails_in_one_part_is_told_and_the_others_are_read(caplog: pytest.L
     assert read == ["last"]
     assert first == "FILE, line 1: expected a rule"
     assert second.startswith("RuntimeError at test_reload.py:")
-    assert "not changed: FILE" in caplog.text
+    assert "the former files stay in use: FILE" in caplog.text

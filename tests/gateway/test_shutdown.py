@@ -35,7 +35,7 @@ def test_a_task_that_does_not_end_is_named_and_left() -> None:
     done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stdout == "done\n"
-    assert "ends without waiting for the deaf one (" in done.stderr
+    assert "stops without waiting for the deaf one (" in done.stderr
 
 
 def test_what_ends_by_itself_is_left_alone() -> None:

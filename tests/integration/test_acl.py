@@ -278,9 +278,9 @@ async def test_a_will_that_is_not_permitted_any_more(ruled: Ruled) -> None:
 async def test_a_file_that_is_wrong_changes_nothing(ruled: Ruled, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mqtt_nats.gateway")
     ruled.write("[[rules]]\neffect = 'maybe'\ntopics = '#'\n")
-    assert "not changed: the ACL file" in caplog.text
+    assert "the former files stay in use: the ACL file" in caplog.text
     assert "files are read again" not in caplog.text
-    assert "what other files say now is in force" in caplog.text
+    assert "the other files are read again" in caplog.text
     async with await RawClient.connect(ruled.port, "own") as client:
         assert await client.subscribe("open/+", "elsewhere") == (0, 0x80)
 

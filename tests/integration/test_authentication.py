@@ -445,7 +445,7 @@ def test_startup_errors(nats_server: NatsServer, gateway_factory: GatewayFactory
     for text, arguments, named in (
         (None, ["--scram-file", str(file)], "scram_file"),
         ("ann:nna\n", ["--scram-file", str(file)], f"{file}, line 1: expected user:SCRAM-SHA-256"),
-        (None, ["--no-allow-anonymous"], "nobody could connect"),
+        (None, ["--no-allow-anonymous"], "no client can connect"),
     ):
         if text is not None:
             file.write_text(text, encoding="utf-8")

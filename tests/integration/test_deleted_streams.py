@@ -57,7 +57,7 @@ async def test_a_stream(local: Gateway, js: JetStreamContext, stream: str) -> No
         async with await RawClient.connect(local.port, "durable", clean=False) as durable:
             await publisher.deliver("c", b"y", 2)
             await durable.receive("c", b"y", qos=2)
-        assert await aeventually(lambda: f"stream {stream} was gone" in local.log)
+        assert await aeventually(lambda: f"stream {stream} was deleted" in local.log)
 
 
 async def test_the_consumer_of_the_timers(local: Gateway, js: JetStreamContext) -> None:

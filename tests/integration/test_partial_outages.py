@@ -136,7 +136,7 @@ async def test_what_a_session_holds_does_not_outlive_its_record(
         cut_off.kill()
         found = re.search(r"this gateway has the id (\w+)", cut_off.log)
         assert found is not None
-        done = re.compile(rf"gateway {found[1]}: \d+ wills and \d+ sessions dealt with")
+        done = re.compile(rf"gateway {found[1]}: \d+ wills and \d+ sessions were taken over")
         await aeventually(lambda: done.search(other.log), PATIENCE)
         assert (await js.stream_info("$MQTT_qos2in")).state.messages == 0
 

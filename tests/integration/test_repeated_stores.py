@@ -147,7 +147,7 @@ async def test_a_release_that_another_gateway_has_made_long_ago(
         await publisher.expect_ack(PUBCOMP, 1)
         await asyncio.sleep(2)  # what is tested is that time passes
         proxy.away = False
-        await aeventually(lambda: "publishes to $MQTT_msgs go on" in late.log)
+        await aeventually(lambda: "JetStream stores again to $MQTT_msgs" in late.log)
         async with await RawClient.connect(late.port, "probe") as probe:
             await probe.deliver("a/b", b"2", 1)
     assert await stored(js) == 2

@@ -217,7 +217,7 @@ async def test_what_can_be_asked_for_in_the_account_of_a_tenant(place: Place, ac
     service = await nats.connect(accounts.url, user="acme", password="acme-pw")
     identity = place.broker("acme").identity
     answer = await service.request(ASK.decode(), orjson.dumps({"ask": "drain", "gateway": identity}), PATIENCE)
-    assert "only the gateway's own account" in orjson.loads(answer.data)["error"]
+    assert "only from its own account" in orjson.loads(answer.data)["error"]
     answer = await service.request(RELOAD.decode(), orjson.dumps({"id": "x", "gateway": ""}), PATIENCE)
     assert orjson.loads(answer.data)["problems"] == _not_here()
     await service.close()

@@ -90,4 +90,4 @@ def test_much_work_in_one_write(nats_server: NatsServer, gateway_factory: Gatewa
                 for reader in readers:
                     reader.close()
             victim.send(raw5.disconnect())
-    assert "taken for dead" not in busy.log
+    assert "considered dead" not in busy.log

@@ -40,10 +40,10 @@ def test_the_first_that_fits_counts_and_nothing_is_mapped_twice() -> None:
 @pytest.mark.parametrize(
     ("source", "target", "text"),
     [
-        ("a..b", "b", "'a..b' is no subject"),
-        ("", "b", "'' is no subject"),
-        ("a.>.b", "b", "'a.>.b' is no subject"),
-        ("a b", "b", "'a b' is no subject"),
+        ("a..b", "b", "'a..b' is not a subject"),
+        ("", "b", "'' is not a subject"),
+        ("a.>.b", "b", "'a.>.b' is not a subject"),
+        ("a b", "b", "'a b' is not a subject"),
         ("a.>", "b", "both sides of a mapping end with >"),
         ("a", "b.>", "both sides of a mapping end with >"),
         ("a.*", "b.$2", "'a.*' has no wildcard 2"),

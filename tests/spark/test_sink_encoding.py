@@ -312,7 +312,7 @@ class TestColumns:
             ([("key", StringType())], "column 'key' cannot be written: drop it; there are topic, payload, qos"),
             ([("Payloads", StringType())], "column 'Payloads' cannot be written: did you mean 'payload'?"),
             ([("Sequence", LongType())], "column 'Sequence' cannot be written: it is given by the store: .drop"),
-            ([("payload", StringType()), ("PAYLOAD", StringType())], "column 'PAYLOAD' is there twice"),
+            ([("payload", StringType()), ("PAYLOAD", StringType())], "column 'PAYLOAD' is repeated"),
             ([("payload", LongType())], "column 'payload' is BIGINT; it must be BINARY or STRING: cast it"),
             ([("qos", DoubleType())], "column 'qos' is DOUBLE; it must be INT: cast it"),
             ([("retain", IntegerType())], "column 'retain' is INT; it must be BOOLEAN: cast it"),

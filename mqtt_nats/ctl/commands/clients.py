@@ -157,7 +157,7 @@ async def kick(inbox: RequestInbox, asked: Kicked) -> dict[str, Any]:
     """
     chosen = (asked.clients, asked.match, asked.user, asked.address, asked.listener, asked.slow, asked.everybody)
     if not any(chosen):
-        raise Refused("nobody is named: give client ids, --match, --user, --address, --listener, --slow or --everybody")
+        raise Refused("no client is selected: give ids, --match, --user, --address, --listener, --slow or --everybody")
     answers = await _kick(inbox, asked)
     kicked = [{"client": one["value"], "gateway": one["gateway"]} for one in answers.items]
     absent = sorted(set(asked.clients) - {one["client"] for one in kicked})
@@ -201,7 +201,7 @@ def left(asked: Kicked, found: dict[str, Any]) -> str:
     """Return the named clients that are not connected, and the gateways that have not answered, as text."""
     parts = [f"{plain(one)} is not connected" for one in found["absent"]]
     parts += [f"gateway {one} has not answered" for one in found["silent"]]
-    return f"not everybody who is meant: {'; '.join(parts)}" if parts else ""
+    return f"not all clients are disconnected: {'; '.join(parts)}" if parts else ""
 
 
 VERBS: Final = (

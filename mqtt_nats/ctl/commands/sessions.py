@@ -276,7 +276,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
         Refused: no session is selected, or a gateway does not say which clients are connected.
     """
     if not (asked.clients or asked.match or asked.orphans):
-        raise Refused("nothing is named: give client ids, --match or --orphans")
+        raise Refused("no session is selected: give client ids, --match or --orphans")
     # Records are read before the connected clients are: a client that connects later writes a newer record.
     written: dict[str, int] = {}
     for client_id in asked.clients:
@@ -287,7 +287,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
             written[one.client_id] = one.seq
     connected, silent = await _connected(inbox, surely=True)
     if silent:
-        raise Refused(f"gateway {', '.join(silent)} has not answered: nobody knows who is connected there", 504)
+        raise Refused(f"gateway {', '.join(silent)} has not answered: its connected clients are not known", 504)
     wanted = dict.fromkeys(asked.clients)
     consumers: list[tuple[str, str]] = []
     if asked.match:

@@ -213,7 +213,7 @@ async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
         Refused: no change is given, there is no such stream, or the servers are too few.
     """
     if asked.replicas is None and asked.retention is None:
-        raise Refused("nothing is asked for: give --replicas or --retention")
+        raise Refused("no change is requested: give --replicas or --retention")
     names = [name for name in EVERY if asked.stream in ("all", name)]
     if not names:
         raise Refused(
@@ -222,7 +222,7 @@ async def change(inbox: RequestInbox, asked: Change) -> dict[str, Any]:
     if asked.retention is not None and MESSAGES not in names:
         raise Refused(f"--retention is about {MESSAGES}: the others keep what belongs to a session or a topic")
     if asked.retention is not None and asked.retention < 1:
-        raise Refused("messages are kept for a second at least")
+        raise Refused("the shortest retention is one second")
     found: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
     for name in names:

@@ -92,7 +92,7 @@ def check(schema: StructType, has_topic: bool) -> tuple[str, ...]:
                 hint = f"did you mean {near[0]!r}?" if near else f"drop it; there are {', '.join(COLUMNS)}"
             raise OptionError(f"column {field.name!r} cannot be written: {hint}")
         if name in names:
-            raise OptionError(f"column {field.name!r} is there twice")
+            raise OptionError(f"column {field.name!r} is repeated")
         if not column.fits(field.dataType):
             has = field.dataType.simpleString().upper()
             raise OptionError(f"column {field.name!r} is {has}; it must be {column.types}: cast it")

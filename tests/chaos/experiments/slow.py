@@ -164,7 +164,7 @@ async def _unread(setting: Setting) -> Result:
         await publisher.publish(numbered("backlog", load.backlog, 100), 1)
         stored = time.monotonic() - begun
         held = [name for name in stuck if name.startswith("wide")]
-        await aeventually(lambda: all(slow.mentions(name, "left to JetStream") for name in held), 60)
+        await aeventually(lambda: all(slow.mentions(name, "wait in JetStream") for name in held), 60)
         slow.compare(control, slow.delays("stuck", begun, time.monotonic()))
         result.figures["rss_stuck_mb"] = round(slow.memory.now / MIB)
 
@@ -285,7 +285,7 @@ async def _retained(setting: Setting) -> Result:
             one.stop()
         changed = topics[:: count // CHANGED][:CHANGED]
         await publisher.publish([(topic, b"new ".ljust(size, b".")) for topic in changed], 1, retain=True)
-        await aeventually(lambda: slow.mentions("durable", "left to JetStream"), 60)
+        await aeventually(lambda: slow.mentions("durable", "wait in JetStream"), 60)
         for one in clients.values():
             one.go_on()
         await _progress(
