@@ -12,30 +12,32 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import anyio
 import click
 from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
-from mqtt_nats.access.settings import AccessSettings
 from mqtt_nats.base.errors import StartupError, first_error
-from mqtt_nats.base.limit_settings import ClientLimits
 from mqtt_nats.base.logs import configure
+from mqtt_nats.config import systemd
 from mqtt_nats.config.build_info import build
-from mqtt_nats.config.embedded_login import CONTEXT, find_login, logged_in, seed_for
+from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, logged_in, seed_for
+from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
-from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name, flag_name, has_flag
+from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
 from mqtt_nats.ctl.group import Ctl
 from mqtt_nats.gateway.embedded import run_server
 from mqtt_nats.gateway.shutdown import run_to_end
 from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.gateway.supervisor import supervise
 from mqtt_nats.transport.listener_settings import Bound, join_address
+
+log = logging.getLogger("mqtt_nats.gateway")
 
 LABELS = {
     "tcp": ("MQTT", ""),
@@ -44,48 +46,6 @@ LABELS = {
     "wss": ("WSS", "; WebSocket over TLS"),
 }
 """What a listener is called, and what is said of it besides, by its type."""
-
-
-def _setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One flag for each of these settings that has one; their values are checked by Settings."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names):
-            field = Settings.model_fields[name]
-            if not has_flag(name):
-                continue
-            flag, kind = flag_name(name), field.annotation
-            shown = f"{field.description} [{env_name(name)}; default: {default_text(field.default)}]"
-            if kind is bool or bool in get_args(kind):
-                option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=shown)
-            else:
-                option = click.option(flag, name, metavar=_metavar(name, kind), help=shown)
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def _metavar(name: str, kind: Any) -> str:
-    if name in ("listen", "admin_listen"):
-        return "HOST:PORT"
-    if name == "nats":
-        return "URL[,URL]"
-    if name == "data":
-        return "DIR"
-    text = str(kind)
-    if "Path" in text:
-        return "FILE"
-    return "TEXT" if "str" in text or "Literal" in text else "NUMBER"
-
-
-def default_text(value: Any) -> str:
-    """A default as a user would write it; "none" for None."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ",".join(value) or "none"
-    return "none" if value is None or value == {} else str(value)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -100,16 +60,11 @@ _config_option = click.option(
     metavar="FILE",
     help=f"TOML file with settings, by the names of the flags with underscores. [{ENV_PREFIX}CONFIG]",
 )
-_all_options = _setting_options(
-    *sorted(
-        Settings.model_fields, key=lambda name: (name in ClientLimits.model_fields, name in AccessSettings.model_fields)
-    )
-)
 
 
-@command.command()
+@command.command(cls=SettingsCommand)
 @_config_option
-@_all_options
+@setting_options()
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates, users and rules are read again.
 
@@ -121,22 +76,28 @@ def serve(config: Path | None, **flags: Any) -> None:
     raise_open_files()
     warn_of_few(settings)
     run_to_end(run, settings)
+    log.info("stopped")
 
 
-@command.command("check-config")
+@command.command("check-config", cls=SettingsCommand)
 @_config_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-@_all_options
-def check_config(config: Path | None, as_json: bool, **flags: Any) -> None:
+@click.option("--quiet", is_flag=True, help="Print errors and warnings only.")
+@setting_options()
+def check_config(config: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Show what `serve` would start with, and where each value comes from; secrets are hidden.
 
-    Flags, environment and file are those of `serve`. What is wrong is said in one line: values, unknown keys, variables
-    and options of plugins, and the files of users, rules, keys and certificates. NATS is not asked.
+    Flags, environment and file are those of `serve`. Every error has a line with the setting or the file: values,
+    unknown keys, variables and options of plugins, and the files of users, rules, keys and certificates. What is valid
+    and not safe is a warning. NATS is not asked.
     """
     from mqtt_nats.gateway.check_config import check, shown
 
-    rows = check(flags, config)
-    say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
+    rows, warnings = check(flags, config)
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
+    if not quiet:
+        say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
 
 
 @command.command()
@@ -182,7 +143,7 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
 
 @command.group(cls=Ctl)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"TOML file. [{ENV_PREFIX}CONFIG]")
-@_setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")), "data")
+@setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")), "data")
 @click.pass_context
 def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
@@ -235,7 +196,10 @@ def main() -> None:
         error = group
     # Not from within the clause: Python 3.11.2, Debian's, would wrap SystemExit in a group.
     if error is not None:
-        click.echo(f"mqtt-nats: {first_error(error)}", err=True)
+        first = first_error(error)
+        assert isinstance(first, StartupError)
+        for line in first.problems:
+            click.echo(f"mqtt-nats: {line}", err=True)
         sys.exit(1)
 
 
@@ -252,6 +216,7 @@ async def run(settings: Settings) -> None:
         nonlocal ready
         ready = True
         _announce(settings, addresses)
+        systemd.notify("READY=1")
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -264,11 +229,13 @@ async def run(settings: Settings) -> None:
                     # The kernel (Linux) passes SIGTERM on to nats-server, and its files have what it acknowledged.
                     os._exit(128 + number)
                 stop.set()
+                systemd.notify("STOPPING=1")
                 if not ready:  # no client to drain
                     starting.cancel()
 
     async with anyio.create_task_group() as group:
         await group.start(stop_on_signal)
+        group.start_soon(systemd.keep_alive)
         with starting:
             async with _with_server(settings) as settings:
                 if settings.workers > 1:
@@ -293,35 +260,44 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
         group.cancel_scope.cancel()
 
 
-def _nats_commands(settings: Settings) -> list[str]:
-    """How the nats CLI shows what is stored."""
-    if seed_for(settings.data, settings.nats) != settings.nats_nkey or settings.nats_nkey is None:
-        return [f"nats --server {settings.nats_display} stream ls -a"]
-    context = shlex.quote(str((settings.data / CONTEXT).resolve()))
-    return [f"export NATS_CONTEXT={context}", "nats stream ls -a"]
+def _hints(settings: Settings, addresses: list[Bound]) -> list[str]:
+    """Return commands that work with these settings, on this machine and without credentials of their own."""
+    found: list[str] = []
+    plain = [bound for bound in addresses if bound.type == "tcp"]
+    open_to_all = [one for one in settings.all_listeners if one.type == "tcp" and settings.is_open(one)]
+    if settings.acl_file is None and len(plain) == len(open_to_all) == 1:
+        (bound,) = plain
+        client = f"-h {'127.0.0.1' if bound.host in ('0.0.0.0', '::') else bound.host} -p {bound.port}"
+        found += [f"mosquitto_sub {client} -t 'home/#' -v", f"mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5"]
+    if settings.nats_nkey is not None and seed_for(settings.data, settings.nats) == settings.nats_nkey:
+        context = shlex.quote(str((settings.data / CONTEXT).resolve()))
+        return [*found, f"export NATS_CONTEXT={context}", "nats stream ls -a"]
+    login = any(getattr(settings, way) is not None for way in WAYS) or any("@" in url for url in settings.nats)
+    if not login and not settings.requires_tls(settings.nats):
+        found.append(f"nats --server {settings.nats_display} stream ls -a")
+    return found
 
 
-def _announce(settings: Settings, addresses: list[Bound]) -> None:
-    """Say what listens where and what to try."""
-    lines = [f"mqtt-nats {__version__} ({build()})"]
+def _served(settings: Settings, addresses: list[Bound]) -> Iterator[str]:
+    """Yield a line for each address and for NATS."""
     for bound in addresses:
         if bound.type == "admin":
             scheme = "http" if settings.admin_tls_cert is None else "https"
-            lines += [f"ADMIN {scheme}://{join_address(bound.host, bound.port)}/  (dashboard, metrics, API)"]
+            yield f"ADMIN {scheme}://{join_address(bound.host, bound.port)}/  (dashboard, metrics, API)"
             continue
         name, over = LABELS[bound.type]
-        lines += [f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"]
+        yield f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"
     where = f"embedded, data in {settings.data}" if settings.embedded else "running already"
-    lines += [f"NATS  {settings.nats_display}  ({where})"]
-    plain = [bound for bound in addresses if bound.type == "tcp"]
-    if plain:
-        host, port, _ = plain[0]
-        client = f"-h {'127.0.0.1' if host in ('0.0.0.0', '::') else host} -p {port}"
-        lines += [
-            "",
-            "Try in other terminals:",
-            f"  mosquitto_sub {client} -t 'home/#' -v",
-            f"  mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5",
-            *(f"  {command}" for command in _nats_commands(settings)),
-        ]
-    say("\n".join(lines), until_left=False)
+    yield f"NATS  {settings.nats_display}  ({where})"
+
+
+def _announce(settings: Settings, addresses: list[Bound]) -> None:
+    """Print the addresses and commands to try on a terminal; elsewhere, and with JSON, log the addresses."""
+    if settings.log_format == "json" or not sys.stdout.isatty():
+        for line in _served(settings, addresses):
+            log.info("serving: %s", line)
+        return
+    hints = _hints(settings, addresses)
+    lines = [f"mqtt-nats {__version__} ({build()})", *_served(settings, addresses)]
+    lines += ["", "Try in other terminals:", *(f"  {hint}" for hint in hints)] if hints else []
+    say("\n".join(lines))

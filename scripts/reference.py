@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqtt_nats.access.settings import KINDS
-from mqtt_nats.base.limit_settings import ClientLimits
-from mqtt_nats.cli import default_text
+from mqtt_nats.base.limit_settings import ClientLimits, with_unit
 from mqtt_nats.codec import errors
 from mqtt_nats.codec.reasons import ConnackCode, ReasonCode, connack_code
+from mqtt_nats.config.options import default_text
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from mqtt_nats.transport.listener_settings import ListenerSettings
 from mqtt_streams.definitions import EVERY, load_definition
@@ -98,7 +98,7 @@ def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _default(field: Any) -> str:
-    return "needed" if field.is_required() else f"`{default_text(field.default)}`"
+    return "needed" if field.is_required() else f"`{default_text(with_unit(field.default, field))}`"
 
 
 def settings(limits: bool) -> str:
@@ -107,7 +107,7 @@ def settings(limits: bool) -> str:
         (
             f"`{name}`",
             f"`{flag_name(name)}`" if has_flag(name) else "–",
-            f"`{default_text(field.default)}`",
+            f"`{default_text(with_unit(field.default, field))}`",
             field.description or "",
         )
         for name, field in Settings.model_fields.items()

@@ -87,7 +87,7 @@ def test_from_open_to_closed(nats_server: NatsServer, tmp_path: Path) -> None:
     gateway = terminal.start(serve.strip(), "gateway.log")
     watcher: LoggedProcess | None = None
     try:
-        wait_ready(gateway, r"^MQTTS +127\.0\.0\.1:(\d+)", PATIENCE)
+        wait_ready(gateway, r"\bMQTTS +127\.0\.0\.1:(\d+)", PATIENCE)
         watcher = terminal.start(watch.strip(), "watch.log")
 
         def heard() -> bool:

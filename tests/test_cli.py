@@ -14,8 +14,11 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats import __version__
+from mqtt_nats.cli import _announce, _hints
 from mqtt_nats.config.build_info import build
+from mqtt_nats.config.options import GROUPS
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
+from mqtt_nats.transport.listener_settings import Bound
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
@@ -74,6 +77,16 @@ def test_help_names_every_setting_but_no_flag_for_a_secret() -> None:
     assert "--config FILE" in done.stdout
 
 
+def test_help_has_groups_and_begins_with_listen() -> None:
+    for command in ("serve", "check-config"):
+        lines = run(command, "--help").stdout.splitlines()
+        headings = [line.rstrip(":") for line in lines if line and line[0] != " " and line.endswith(":")]
+        assert headings == ["Options", *GROUPS]
+        assert lines[lines.index("Gateway:") + 1].startswith("  --listen HOST:PORT ")
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(Settings.model_fields)
+
+
 def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
     assert_refused(run("serve", "--max-inflight", "many"), "max_inflight", "'many'")
     assert_refused(run("serve", MQTT_NATS_LISTEN="here"), "listen", "'here'", "HOST:PORT")
@@ -81,6 +94,24 @@ def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text("listn = 1", encoding="utf-8")
     assert_refused(run("serve", "--config", str(file)), "'listn'", "'listen'", str(file))
+    assert_refused(run("serve", "--connect-timeout", "soon"), "connect_timeout", "expected a duration such as 30s")
+
+
+def test_every_bad_setting_has_a_line_with_its_origin(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("max_inflight = 0\nlistn = 1\n[[listeners]]\nlisten = 'x'\n", encoding="utf-8")
+    done = run("serve", "--config", str(file), "--max-queued", "no", MQTT_NATS_BACKLOG="0")
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 5
+    for setting, origin in (
+        ("'listn'", f"{file}, line 2"),
+        ("max_inflight", f"({file}:1)"),
+        ("listeners[1].listen", f"({file}:3)"),
+        ("max_queued", "(--max-queued)"),
+        ("backlog", "(MQTT_NATS_BACKLOG)"),
+    ):
+        assert any(line.startswith("mqtt-nats: ") and setting in line and origin in line for line in lines), setting
 
 
 def test_an_unknown_flag_is_wrong_usage() -> None:
@@ -137,18 +168,75 @@ def test_it_serves_beside_a_nats_server_until_a_signal(
 ) -> None:
     gateway = gateway_factory(nats_server)
     assert gateway.nats_url == nats_server.url
-    assert f"mosquitto_sub -h 127.0.0.1 -p {gateway.port}" in gateway.log
+    assert f"INFO mqtt_nats.gateway: serving: MQTT  127.0.0.1:{gateway.port}  (MQTT 3.1.1, 5.0)" in gateway.log
+    assert "Try in other terminals" not in gateway.log
     gateway.process.send(number)
     assert gateway.wait() == 0
+    assert gateway.log.splitlines()[-1].endswith(" INFO mqtt_nats.gateway: stopped")
+
+
+FILES = {"tls_cert": __file__, "tls_key": __file__}
+TCP = Bound("0.0.0.0", 1884, "tcp")
+TLS = Bound("127.0.0.1", 8883, "tls")
+
+
+@pytest.mark.parametrize(
+    ("given", "bound", "hints"),
+    [
+        ({"allow_anonymous": True, "listen": "0.0.0.0:1884"}, TCP, ["mosquitto_sub", "mosquitto_pub", "nats"]),
+        ({"nats": "tls://h:1"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
+        ({"nats_user": "u", "nats_password": "p"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
+        ({"nats": "nats://u:p@h:1"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
+        ({"password_file": __file__}, TCP, ["nats"]),
+        ({"acl_file": __file__}, TCP, ["nats"]),
+        (
+            {"listeners": [{"listen": "127.0.0.1:8883", "type": "tls", "tls_cert": __file__, "tls_key": __file__}]},
+            TLS,
+            ["nats"],
+        ),
+        ({"nats_user": "u", "acl_file": __file__}, TCP, []),
+    ],
+)
+def test_hints_are_commands_that_work_with_the_settings(
+    given: dict[str, object],
+    bound: Bound,
+    hints: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _announce(Settings.load(given), [bound])
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"mqtt-nats {__version__} ")
+    assert [line.split()[0] for line in shown.partition("Try in other terminals:\n")[2].splitlines()] == hints
+    assert "0.0.0.0 -p" not in shown
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(False, "text"), (True, "json")])
+def test_without_a_terminal_and_with_json_the_addresses_are_logged(
+    terminal: bool,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    _announce(Settings.load({"log_format": kind}), [TCP])
+    assert capsys.readouterr().out == ""
+    assert caplog.messages == [
+        "serving: MQTT  0.0.0.0:1884  (MQTT 3.1.1, 5.0)",
+        "serving: NATS  nats://127.0.0.1:4222  (running already)",
+    ]
 
 
 def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
     arguments = ["--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data")]
     gateway = gateway_factory("", *arguments)
-    commands = [line.strip() for line in gateway.log.partition("Try ")[2].splitlines()[1:] if line.strip()]
-    assert len(commands) >= 3
-    assert f"-p {gateway.port}" in commands[0]
-    assert commands[2:] == [f"export NATS_CONTEXT={(tmp_path / 'data').resolve()}/nats.json", "nats stream ls -a"]
+    data = tmp_path / "data"
+    settings = Settings(data=data, nats=(gateway.nats_url,), nats_nkey=data / "nats.nk")
+    context = f"export NATS_CONTEXT={data.resolve()}/nats.json"
+    assert _hints(settings, [])[-2:] == [context, "nats stream ls -a"]
     children = psutil.Process(gateway.pid).children(recursive=True)
     assert [child.name() for child in children] == ["nats-server"]
     gateway.process.interrupt()

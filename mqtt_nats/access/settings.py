@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
+from mqtt_nats.base.limit_settings import DURATION
+
 if TYPE_CHECKING:
     from mqtt_nats.transport.listener_settings import ListenerSettings
 
@@ -125,7 +127,7 @@ class TokenSettings(_Settings):
     audience: Texts | None = Field(
         default=None, description="Of which one has to be in `aud`; unset: tokens with an `aud` are denied."
     )
-    leeway: float = Field(
+    leeway: Annotated[float, DURATION] = Field(
         default=10, ge=0, le=300, allow_inf_nan=False, description="Seconds by which clocks may differ."
     )
     user_claim: str = Field(default="sub", min_length=1, description="Claim with the name of the user.")
@@ -137,7 +139,7 @@ class TokenSettings(_Settings):
     tenant_claim: str | None = Field(
         default=None, min_length=1, description="Claim that has to be there, with the tenant of the user."
     )
-    refresh: float = Field(
+    refresh: Annotated[float, DURATION] = Field(
         default=600, ge=10, le=86_400, allow_inf_nan=False, description="Seconds after which a URL is read again."
     )
     tls_ca: FilePath | None = Field(
@@ -159,7 +161,9 @@ class HttpSettings(_Settings):
 
     type: Literal["http"]
     url: Url = Field(description="Where to ask, by POST: https, or http on loopback.")
-    timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which the answer must be there.")
+    timeout: Annotated[float, DURATION] = Field(
+        default=5, gt=0, le=9, description="Seconds in which the answer must be there."
+    )
     concurrency: int = Field(default=20, ge=1, le=1000, description="Questions at the same time.")
     token_file: FilePath | None = Field(
         default=None, description="File with a token that is sent along, `Authorization: Bearer`."
@@ -196,7 +200,9 @@ class NatsSettings(_Settings):
         "denied; with `wanted`, and an `account` of `*`, the ACL file alone says what they may do. Who comes with a "
         "JWT is denied in either case.",
     )
-    timeout: float = Field(default=5, gt=0, le=9, description="Seconds in which nats-server must have answered.")
+    timeout: Annotated[float, DURATION] = Field(
+        default=5, gt=0, le=9, description="Seconds in which nats-server must have answered."
+    )
     concurrency: int = Field(default=10, ge=1, le=1000, description="Connections at the same time.")
 
     @model_validator(mode="after")
@@ -274,6 +280,11 @@ class AccessSettings(BaseModel):
     def is_near(self, listener: ListenerSettings) -> bool:
         """Whether a listener is reachable from this machine only."""
         return is_loopback(parse_host(listener.listen)) and not listener.proxy_protocol
+
+    def exposes_passwords(self, listener: ListenerSettings) -> bool:
+        """Whether passwords cross the network without encryption on the way to a listener."""
+        asks = set(self.chain_of(listener)) - {SCRAM} and listener.use_identity is None
+        return bool(asks) and not (listener.secure or self.is_near(listener) or listener.proxy_protocol)
 
     def check_access(self, listeners: Sequence[ListenerSettings], entries: Sequence[ListenerSettings]) -> None:
         """Check that each listener admits some clients, and all clients only where a setting allows it.

@@ -86,7 +86,7 @@ class AccessControl:
         if listener.use_identity is not None:
             return Chain([CertificateUsers(listener.use_identity)], None, False)
         chain = settings.chain_of(listener)
-        if set(chain) - {SCRAM} and not (listener.secure or settings.is_near(listener) or listener.proxy_protocol):
+        if settings.exposes_passwords(listener):
             log.warning("listener %s: passwords are sent without encryption: use TLS", listener.listen)
         users = self._current_users if SCRAM in chain else None
         asked = [one for name in chain if name != SCRAM for one in settings.all_authenticators if one.called == name]

@@ -72,11 +72,13 @@ def read_toml(path: Path, what: str) -> tuple[dict[str, Any], str]:
         raise StartupError(f"the {what} {path} is not valid TOML: {error}") from None
 
 
-def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Return the values of the configuration file, and the lines of each setting and of each entry of a table.
+def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
+    """Return the values of the configuration file, the lines of each setting and of each entry of a table, and errors.
+
+    A setting that is not in ``known`` is an error, and has no value.
 
     Raises:
-        StartupError: the file cannot be read, or has settings that are not in ``known``.
+        StartupError: the file cannot be read.
     """
     values, text = read_toml(path, "configuration file")
     names = list(known)
@@ -87,9 +89,8 @@ def read_file(path: Path, known: Iterable[str]) -> tuple[dict[str, Any], dict[st
         for key in values
         if key not in names
     ]
-    if unknown:
-        raise StartupError("; ".join(unknown))
-    return values, where | entries_of(text, values)
+    values = {name: value for name, value in values.items() if name in names}
+    return values, where | entries_of(text, values), unknown
 
 
 def _line(lines: Sequence[int]) -> str:

@@ -14,8 +14,18 @@ TABLE: Final = frozenset({"dict_type", "mapping_type", "model_type", "model_attr
 class StartupError(Exception):
     """The gateway cannot start or continue, or a command cannot do its work.
 
-    ``str()`` is one line with the error and the remedy. The command line prints it and exits with status 1.
+    Each argument is one line with an error and the remedy; ``str()`` has all in one line. The command line prints the
+    lines and exits with status 1.
     """
+
+    def __str__(self) -> str:
+        """Return all errors in one line."""
+        return "; ".join(self.problems)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The errors, one line each."""
+        return self.args
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
 
 from mqtt_nats.base.networks import parse_network, parse_rules
@@ -29,6 +31,60 @@ def _check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(parse_network(one)) for one in value)
 
 
+_UNITS_S: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1, "ms": 0.001, "": 1}
+_PART: Final = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)"
+_DURATION: Final = re.compile(f"(?:{_PART}(?:ms|[dhms]))+|{_PART}")
+_SIZES: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``30s``, ``1h30m``, ``7d``, ``500ms``, or of a number, which has the unit seconds.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    if not _DURATION.fullmatch(text):
+        raise ValueError("expected a duration such as 30s, 1h30m or 7d")
+    return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(f"{_PART}(ms|[dhms]|)", text))
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in the form that `parse_duration` reads."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    text = ""
+    for unit in ("d", "h", "m"):
+        count, seconds = divmod(seconds, _UNITS_S[unit])
+        text += f"{count:.0f}{unit}" if count else ""
+    return text + f"{seconds:g}s" if seconds or not text else text
+
+
+def _size_text(size: int) -> str:
+    return next((f"{size // factor}{unit}" for unit, factor in _SIZES if size and not size % factor), str(size))
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = parse_duration(value.strip())
+    return int(found) if found.is_integer() else found
+
+
+DURATION: Final = BeforeValidator(_seconds)
+"""Validator of a setting in seconds, which can be given as a duration."""
+
+
+def with_unit(value: Any, field: FieldInfo) -> Any:
+    """Return a setting's value for display: a duration such as ``1h30m``, a size such as ``1MiB``, else unchanged."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    kinds = (field.annotation, *get_args(field.annotation))
+    parts = [*field.metadata, *kinds, *(part for kind in kinds for part in get_args(kind))]
+    if DURATION in parts:
+        return duration_text(value)
+    return _size_text(int(value)) if ByteSize in parts else value
+
+
 MOST_BYTES: Final = 2**63 - 1
 
 MOST_SECONDS: Final = 9_223_372_036
@@ -37,7 +93,7 @@ MOST_SECONDS: Final = 9_223_372_036
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 PacketSize = Annotated[ByteSize, Field(ge=64, le=268_435_460)]
-Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Seconds = Annotated[float, DURATION, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 Inflight = Annotated[int, Field(ge=1, le=16384)]
 Sixteen = Annotated[int, Field(ge=1, le=65535)]
 Bytes = Annotated[ByteSize, Field(ge=1, le=MOST_BYTES)]
@@ -116,15 +172,18 @@ class ClientLimits(BaseModel):
         default=None, description="The same for an address, also counting those that are not let in."
     )
     flapping_window: Seconds = Field(default=60.0, description="Seconds over which such connections are counted.")
-    flapping_ban: Count = Field(default=300, description="Seconds for which a client or address is banned by that.")
+    flapping_ban: Annotated[Count, DURATION] = Field(
+        default=300, description="Seconds for which a client or address is banned by that."
+    )
     max_qos: Qos = Field(
         default=2, description="Highest QoS that clients may publish with, and that subscriptions are granted."
     )
-    max_client_id_length: Annotated[int, Field(ge=23, le=65535)] = Field(
-        default=256, description="Bytes of a client id; it is stored with every message, session and consumer."
+    max_client_id_length: Annotated[ByteSize, Field(ge=23, le=65535)] = Field(
+        default=ByteSize(256),
+        description="Bytes of a client id; it is stored with every message, session and consumer.",
     )
-    max_topic_length: Annotated[int, Field(ge=1, le=65535)] = Field(
-        default=3800, description="Bytes of a topic or filter; NATS takes no more than the default."
+    max_topic_length: Annotated[ByteSize, Field(ge=1, le=65535)] = Field(
+        default=ByteSize(3800), description="Bytes of a topic or filter; NATS takes no more than the default."
     )
     max_filters: Count = Field(default=1000, description="Filters in one SUBSCRIBE or UNSUBSCRIBE.")
     max_cache_bytes: Annotated[ByteSize, Field(ge=1024 * 1024, le=MOST_BYTES)] = Field(

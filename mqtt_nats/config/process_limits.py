@@ -108,11 +108,8 @@ def complete() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def say(text: str, *, until_left: bool = True) -> None:
-    """Print lines to standard output.
-
-    Args:
-        until_left: the reader may close the pipe, as `head` does; click then ends the command without an error.
+def say(text: str) -> None:
+    """Print lines to standard output. The reader may close a pipe, as `head` does: click then ends the command.
 
     Raises:
         StartupError: the lines cannot be written.
@@ -120,7 +117,7 @@ def say(text: str, *, until_left: bool = True) -> None:
     try:
         click.echo(text)
     except OSError as error:
-        if until_left and isinstance(error, BrokenPipeError):
+        if isinstance(error, BrokenPipeError):
             raise
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)  # otherwise Python writes the buffered rest again at exit, and fails again

@@ -6,9 +6,9 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -24,6 +24,7 @@ from mqtt_nats.access.settings import KINDS, AccessSettings
 from mqtt_nats.base.config_files import is_json, nearest, read_file, without_secrets, without_userinfo
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.base.limit_settings import (
+    DURATION,
     MOST_BYTES,
     MOST_SECONDS,
     ClientLimits,
@@ -95,14 +96,14 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         default=Path("data"), description="Directory for the data of the embedded nats-server, and the login there."
     )
 
-    session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
+    session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
         default=None,
         ge=1,
         le=0xFFFFFFFE,
         description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); `never`: until "
         "the client or an operator ends it. `max_sessions` bounds their number.",
     )
-    max_session_expiry_interval: Annotated[int | None, BeforeValidator(_never_is_none)] = Field(
+    max_session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
         default=604_800,
         ge=1,
         le=0xFFFFFFFE,
@@ -123,14 +124,14 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         "pod; workers, and further gateways of a host, have a number behind it. A gateway that starts with the name of "
         "a dead one publishes the wills of that one before it accepts clients.",
     )
-    gateway_lease: int = Field(
+    gateway_lease: Annotated[int, DURATION] = Field(
         default=20,
         ge=1,
         le=3600,
         description="Seconds after which a gateway that is not heard of any more is taken for dead, so that another "
         "one publishes its clients' wills; less than 20 is not safe in a cluster, where a leader has to be elected.",
     )
-    drain_time: float = Field(
+    drain_time: Annotated[float, DURATION] = Field(
         default=0.0,
         ge=0,
         le=86_400,
@@ -145,7 +146,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
     max_packet_size: PacketSize = Field(
         default=ByteSize(_MIB),
-        description="Largest MQTT packet accepted, in bytes (`1MiB` is understood).",
+        description="Largest MQTT packet accepted, in bytes.",
     )
     connect_packet_size: PacketSize = Field(
         default=ByteSize(8 * 1024),
@@ -194,7 +195,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     topic_alias_maximum: int = Field(
         default=32, ge=0, le=65535, description="Topic aliases that a 5.0 client may use for its publishes."
     )
-    server_keep_alive: int | None = Field(
+    server_keep_alive: Annotated[int | None, DURATION] = Field(
         default=None,
         ge=1,
         le=65535,
@@ -213,7 +214,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
     backlog: Count = Field(default=4096, description="Connections that the kernel queues before we accept them.")
 
-    message_retention: int = Field(
+    message_retention: Annotated[int, DURATION] = Field(
         default=86_400,
         ge=1,
         le=MOST_SECONDS,
@@ -257,7 +258,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         description="Options of plugins, `[plugins.NAME]` in the file. Those that have such a table, empty or not, are "
         "loaded at the start, unless it says `load = false`.",
     )
-    sys_interval: float = Field(
+    sys_interval: Annotated[float, DURATION] = Field(
         default=60.0,
         ge=0,
         le=MOST_SECONDS,
@@ -269,6 +270,9 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
     log_level: Annotated[Literal["debug", "info", "warning", "error", "critical"], BeforeValidator(_lower)] = Field(
         default="info", description="Least severe messages that are logged."
+    )
+    log_connections: bool = Field(
+        default=True, description="Log each connection that begins, and each that ends with the cause of its end."
     )
     log_format: Annotated[Literal["text", "json"], BeforeValidator(_lower)] = Field(
         default="text", description="Log lines for people, or JSON objects with the ids of what they are about."
@@ -339,29 +343,40 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         (Kubernetes sets some for a service of this name), unknown keys of the file are errors.
         Raises StartupError.
         """
-        values, _ = gather(flags, config)
+        found = gather(flags, config)
+        problems = found.unknown
         try:
-            return cls(**values)
+            settings = cls(**found.values)
         except ValidationError as error:
-            raise StartupError(_one_line(error, values)) from None
+            problems = [*problems, *_problems(error, found)]
+        if problems:
+            raise StartupError(*problems)
+        return settings
 
 
-def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the merged values of flags, environment and file, and the origins of each value (for the file with lines).
+class Sources(NamedTuple):
+    """What flags, environment and file say together."""
 
-    The origins also contain the named entries of tables in the file, as `tenants.acme`.
+    values: dict[str, Any]
+    origins: dict[str, list[str]]
+    """Origins of each value, for the file with lines, also of named entries of tables, such as `tenants.acme`."""
+    unknown: list[str]
+    """Errors about settings of the file that do not exist."""
 
-    Arguments as for :meth:`Settings.load`.
+
+def gather(flags: Mapping[str, Any], config: Path | None = None) -> Sources:
+    """Return the merged values of flags, environment and file. Arguments as for :meth:`Settings.load`.
 
     Raises:
-        StartupError: a source cannot be read, or has unknown settings.
+        StartupError: a source cannot be read.
     """
     if config is None and (named := os.environ.get(ENV_PREFIX + "CONFIG")):
         config = Path(named)
     values: dict[str, Any] = {}
     origins: dict[str, list[str]] = {}
+    unknown: list[str] = []
     if config is not None:
-        values, lines = read_file(config, Settings.model_fields)
+        values, lines, unknown = read_file(config, Settings.model_fields)
         origins = {name: [f"{config}:{line}" for line in found] or [str(config)] for name, found in lines.items()}
     try:
         environment = EnvSettingsSource(Settings)()
@@ -374,7 +389,7 @@ def gather(flags: Mapping[str, Any], config: Path | None = None) -> tuple[dict[s
     # A flag or an environment variable replaces a table of the file as a whole.
     origins = {name: where for name, where in origins.items() if name.partition(".")[0] not in environment | given}
     origins |= {name: [env_name(name)] for name in environment} | {name: [flag_name(name)] for name in given}
-    return values | environment | given, origins
+    return Sources(values | environment | given, origins, unknown)
 
 
 def env_name(setting: str) -> str:
@@ -421,21 +436,25 @@ def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
     return f"{name}: {message}"
 
 
-def _one_line(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Return all errors in one line, without the values of secrets."""
+def _problems(error: ValidationError, found: Sources) -> list[str]:
+    """Return a line for each error, with the origin of the setting and without the values of secrets."""
     problems = []
     for detail in error.errors(include_url=False, include_context=False):
-        message = worded(detail)
-        name = str(detail["loc"][0]) if detail["loc"] else ""
-        if not name:
-            problems.append(message)
-            continue
-        shown = ""
-        if name in TABLES:
-            problems.append(_of_entry(detail["loc"], detail["type"], message))
-            continue
+        problem, where = worded(detail), detail["loc"]
+        name = str(where[0]) if where else ""
         field = Settings.model_fields.get(name)
-        if field is not None and not is_secret(field) and name != "nats":
-            shown = f" = {str(without_secrets(values.get(name)))[:80]!r}"
-        problems.append(f"{name}{shown}: {message}")
-    return "invalid setting: " + "; ".join(dict.fromkeys(problems))
+        if name in TABLES:
+            problem = _of_entry(where, detail["type"], problem)
+        elif name:
+            shows = field is not None and not is_secret(field) and name != "nats"
+            shown = f" = {str(without_secrets(found.values.get(name)))[:80]!r}" if shows else ""
+            problem = f"{name}{shown}: {problem}"
+        problems.append(f"invalid setting: {problem}{_at(where, found.origins)}")
+    return list(dict.fromkeys(problems))
+
+
+def _at(where: tuple[int | str, ...], origins: Mapping[str, Sequence[str]]) -> str:
+    """Return the origin of a setting, or of the entry of a table, in brackets; empty where there is none."""
+    found = origins.get(".".join(map(str, where[:2]))) or origins.get(str(where[0]) if where else "", ())
+    number = where[1] if len(where) > 1 and isinstance(where[1], int) and where[1] < len(found) else 0
+    return f" ({found[number]})" if found else ""

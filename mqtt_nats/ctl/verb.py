@@ -13,9 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
-
-UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
+from mqtt_nats.base.limit_settings import parse_duration
 
 TEXT_LENGTH: Final = 65_535
 """Most characters of a text argument; no MQTT string is longer."""
@@ -74,17 +72,20 @@ class Verb:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of ``90``, ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
+    """Return the seconds of a duration such as ``90s``, ``15m``, ``2h`` or ``7d``; ``always`` is 0.
 
     Raises:
         Refused: the text has another form.
     """
     if text == "always":
         return 0.0
-    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    if found is None or not int(found[1]):
+    try:
+        found = parse_duration(text)
+    except ValueError:
+        found = 0.0
+    if not found:
         raise Refused(f"{text!r} is not a duration such as 90s, 15m, 2h, 7d or always")
-    return float(int(found[1]) * UNITS[found[2] or "s"])
+    return found
 
 
 def _length(given: object) -> object:

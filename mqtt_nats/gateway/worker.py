@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from mqtt_nats.gateway.shutdown import run_to_end
 from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.gateway.supervisor import DRAINED, FAILED, READY
 from mqtt_nats.transport.listener_settings import Bound
+
+log = logging.getLogger("mqtt_nats.gateway")
 
 
 class Report:
@@ -91,6 +94,7 @@ def main() -> int:
     drained = False
     try:
         drained = run_to_end(partial(run, report), settings)
+        log.info("stopped")
     except* StartupError as group:
         failure = first_error(group)
     if failure is not None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.base.limit_settings import DURATION
 from mqtt_nats.codec import TopicNameInvalid
 from mqtt_nats.ingress.interceptors import Taken
 from mqtt_nats.plugins.base import Options, Plugin
@@ -18,7 +19,7 @@ BEGINNING: Final = "$delayed/"
 class DelayedOptions(Options):
     """Options of the plugin."""
 
-    max_delay: int = Field(
+    max_delay: Annotated[int, DURATION] = Field(
         default=4_294_967, ge=1, le=4_294_967_295, description="Longest delay that is accepted, in seconds."
     )
 

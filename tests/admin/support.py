@@ -27,7 +27,7 @@ def address(gateway: Gateway) -> str:
     """Where the admin listener of a gateway process is, as it announces it."""
 
     def said() -> re.Match[str] | None:
-        return re.search(r"^ADMIN +(https?://\S+)/ ", gateway.log, re.MULTILINE)
+        return re.search(r"\bADMIN +(https?://\S+)/ ", gateway.log, re.MULTILINE)
 
     eventually(said, PATIENCE, what="the admin listener")
     found = said()

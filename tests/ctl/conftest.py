@@ -52,7 +52,7 @@ guests = ["bob"]
 
 def attend(gateway: Gateway) -> Gateway:
     """Wait until a gateway accepts clients that was launched."""
-    gateway.port = int(wait_ready(gateway.process, r"^MQTT +127\.0\.0\.1:(\d+)", STARTING))
+    gateway.port = int(wait_ready(gateway.process, r"\bMQTT +127\.0\.0\.1:(\d+)", STARTING))
     return gateway
 
 

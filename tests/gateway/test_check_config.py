@@ -17,7 +17,7 @@ from mqtt_nats.base.config_files import entries_of, lines_of
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.check_config import OTHERS, _text
+from mqtt_nats.gateway.check_config import OTHERS, _text, _unsafe, check
 from mqtt_nats.load.command import bench
 from pyspark_mqtt_nats.jobs.flags import HIDDEN, secret_name
 from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed
@@ -126,7 +126,8 @@ def test_the_table(tmp_path: Path) -> None:
     assert lines["setting"] == "from" + " " * 14 + "value"
     assert re.fullmatch(r"--max-queued +7", lines["max_queued"])
     assert re.fullmatch(r"--local-dispatch +false", lines["local_dispatch"])
-    assert re.fullmatch(r"default +1048576", lines["max_packet_size"])
+    for name, value in (("max_packet_size", "1MiB"), ("message_retention", "1d"), ("connect_timeout", "15s")):
+        assert re.fullmatch(f'default +"{value}"', lines[name])
 
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -178,6 +179,58 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "authority": ('nats_tls_ca = "{directory}/acl.toml"', "the TLS files for NATS cannot be used: "),
 }
+
+
+@pytest.mark.usefixtures("install")
+def test_all_errors_are_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files and plugins together; of values and unknown variables, where the files are not read yet."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text('defalt = "deny"\n', encoding="utf-8")
+    text = f"""
+acl_file = "{bad}"
+password_file = "{bad}"
+nats_tls_ca = "{bad}"
+
+[[listeners]]
+listen = "127.0.0.1:0"
+type = "tls"
+tls_cert = "{bad}"
+tls_key = "{bad}"
+
+[plugins.delayd]
+"""
+    file = write(tmp_path, text)
+    with pytest.raises(StartupError) as caught:
+        check({}, file)
+    assert len(caught.value.problems) == 5
+    for named in ("the ACL file", "line 1: expected user:", "NATS cannot be used", "listener 127.0.0.1:0", "'delayd'"):
+        assert sum(named in problem for problem in caught.value.problems) == 1, named
+    monkeypatch.setenv("MQTT_NATS_MAX_INFLIHGT", "3")
+    with pytest.raises(StartupError) as caught:
+        check({"max_inflight": "0", "max_queued": "0"}, file)
+    assert len(caught.value.problems) == 3
+
+
+UNSAFE: dict[str, tuple[dict[str, Any], str]] = {
+    "passwords": ({"listen": "0.0.0.0:1", "password_file": __file__}, "listener 0.0.0.0:1: passwords are sent without"),
+    "open": ({"listen": "0.0.0.0:1", "allow_anonymous": True}, "listener 0.0.0.0:1: every client that reaches it"),
+    "token": ({"admin_listen": "0.0.0.0:1", "admin_token": "x" * 16}, "admin_listen 0.0.0.0:1: the token is sent"),
+    "login": ({"nats": "nats://u:p@h:1"}, "nats nats://h:1: the login is sent without encryption"),
+    "lease": ({"gateway_lease": "5s"}, "gateway_lease: less than 20 s is not safe"),
+    "retention": ({"retention": "interest"}, "retention = interest: nats-server can lose"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_what_is_not_safe_is_a_warning(name: str) -> None:
+    given, wanted = UNSAFE[name]
+    (warning,) = _unsafe(Settings.load(given))
+    assert warning.startswith(wanted)
+
+
+def test_quiet_prints_warnings_only() -> None:
+    assert run("--quiet") == ""
+    assert run("--quiet", "--gateway-lease", "5s").startswith("warning: gateway_lease: ")
 
 
 def test_the_admin_listener_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ class Gateway:
     @property
     def nats_url(self) -> str:
         """URL of NATS, as it prints it."""
-        match = re.search(r"^NATS +(\S+)", self.log, re.MULTILINE)
+        match = re.search(r"\bNATS +(\w+://\S+)", self.log, re.MULTILINE)
         assert match is not None
         return match.group(1)
 
@@ -73,7 +73,7 @@ class Gateway:
             self.port = port
         self.port = self.port or free_port()
         self.launch()
-        self.port = int(wait_ready(self.process, r"^MQTT +127\.0\.0\.1:(\d+)", _START_WAIT))
+        self.port = int(wait_ready(self.process, r"\bMQTT +127\.0\.0\.1:(\d+)", _START_WAIT))
 
     def launch(self) -> None:
         """Start without waiting, for starts that fail."""

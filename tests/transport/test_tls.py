@@ -366,7 +366,7 @@ def test_addresses(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp
     names = {found[4][0] for found in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)}
     config = write_config(tmp_path / "gateway.toml", {**tls(pair), "listen": "localhost:0"})
     gateway = gateway_factory(nats_server, "--config", config)
-    addresses = re.findall(r"^MQTTS (\S+):(\d+) ", gateway.log, re.MULTILINE)
+    addresses = re.findall(r"\bMQTTS (\S+):(\d+) ", gateway.log, re.MULTILINE)
     assert {host.strip("[]") for host, _ in addresses} == names
     for host, port in addresses:
         plain = socket.create_connection((host.strip("[]"), int(port)), PATIENCE)
@@ -401,7 +401,7 @@ def test_only_these(nats_server: NatsServer, gateway_factory: GatewayFactory, tm
     command = [sys.executable, "-m", "mqtt_nats", "serve", "--nats", nats_server.url, "--config", config]
     try:
         process.start(command, None, ROOT)
-        port = int(wait_ready(process, r"^MQTTS +127\.0\.0\.1:(\d+)  \(MQTT 3\.1\.1, 5\.0; TLS\)", PATIENCE))
+        port = int(wait_ready(process, r"\bMQTTS +127\.0\.0\.1:(\d+)  \(MQTT 3\.1\.1, 5\.0; TLS\)", PATIENCE))
         wait_ready(process, r"^(NATS) ", PATIENCE)
         assert "MQTT " not in process.text.partition("NATS")[0].replace("(MQTT ", "")
         assert "Try in other terminals" not in process.text
