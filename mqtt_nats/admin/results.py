@@ -388,6 +388,21 @@ class PluginChange(TypedDict):
     loaded: bool
 
 
+class LogLevel(TypedDict):
+    """The level in force of a logger of a gateway."""
+
+    gateway: str
+    logger: str
+    level: str
+
+
+class LogLevels(TypedDict):
+    """Log levels of gateways; ``silent`` are the gateways that have not answered."""
+
+    loggers: list[LogLevel]
+    silent: list[str]
+
+
 class Reloaded(TypedDict):
     """A gateway that has read its files again."""
 
@@ -401,6 +416,8 @@ RESULTS: Final[Mapping[str, Any]] = {
     "hooks": Hooks,
     "acl.check": Decisions,
     "drain": DrainResult,
+    "log.list": LogLevels,
+    "log.level": LogLevels,
     "clients.list": ConnectedClients,
     "clients.show": ClientDetails,
     "clients.kick": Kicked,

@@ -6,8 +6,8 @@ computed only for records that are written.
 
 A client can cause most records at any rate, with names that it chooses. So the handler writes a burst of
 :data:`RECORDS_BURST` records of a kind, then :data:`RECORDS_PER_S`, and at intervals the number of omitted records.
-The kind of a record is its text without arguments, unless the record names its kind. Records of level DEBUG have no
-budget. Every argument and every record is shortened.
+:func:`frequent` gives a kind a budget of its own. The kind of a record is its text without arguments, unless the record
+names its kind. Records of level DEBUG have no budget. Every argument and every record is shortened.
 """
 
 from __future__ import annotations
@@ -78,6 +78,11 @@ def once(text: str) -> dict[str, Any]:
 def spoken(text: str) -> dict[str, Any]:
     """Return the argument ``extra`` of a record that is written and makes :func:`once` omit later ones of ``text``."""
     return {"spoken": text}
+
+
+def frequent(kind: str, per_s: float, **fields: Any) -> dict[str, Any]:
+    """Return the argument ``extra`` of a record whose kind has a budget of ``per_s`` records per second."""
+    return {"kind": kind, "per_s": per_s, "fields": fields}
 
 
 def log_failure(
@@ -164,7 +169,8 @@ class _Kind:
     __slots__ = ("bucket", "left_out", "level", "logger", "text")
 
     def __init__(self, record: logging.LogRecord, now: float) -> None:
-        self.bucket = Bucket(RECORDS_PER_S, RECORDS_BURST, now)
+        per_s: float = getattr(record, "per_s", RECORDS_PER_S)
+        self.bucket = Bucket(per_s, max(per_s, RECORDS_BURST), now)
         self.left_out = 0
         self.logger, self.level, self.text = record.name, record.levelno, str(record.msg)
 
@@ -294,6 +300,34 @@ def tick() -> None:
 def left_out() -> int:
     """Return the number of records that the process has omitted since its start."""
     return sum(handler.left_out for handler in _handlers())
+
+
+LOGGER: Final = "mqtt_nats"
+"""Logger above all loggers of the gateway."""
+
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+
+def set_level(logger: str, level: str) -> None:
+    """Set the least severe level of a logger's records; ``level`` "default": the level of the logger above it.
+
+    Raises:
+        ValueError: the process has no such logger, or the level is unknown.
+    """
+    if logger not in levels():
+        raise ValueError(f"there is no logger {logger!r}")
+    if level not in (*LEVELS, "default"):
+        raise ValueError(f"{level!r} is not a level: expected {', '.join(LEVELS)} or default")
+    logging.getLogger(logger).setLevel(logging.NOTSET if level == "default" else level.upper())
+
+
+def levels() -> dict[str, str]:
+    """Return the level in force of each logger of the gateway, by the names of the loggers, in their order."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(f"{LOGGER}.")]
+    return {
+        name: logging.getLevelName(logging.getLogger(name).getEffectiveLevel()).lower()
+        for name in (LOGGER, *sorted(names))
+    }
 
 
 def configure(level: str, kind: Format, worker: int = 0) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS
-from mqtt_nats.base.logs import log_failure, once, shorten
+from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refuse
 from mqtt_nats.client.disconnect import fall_silent, handle_disconnect, leave
@@ -74,6 +74,7 @@ class Client(JobRunner):
     __slots__ = (
         "__weakref__",
         "access",
+        "asked",
         "durable_side",
         "epoch",
         "expires",
@@ -103,6 +104,8 @@ class Client(JobRunner):
         super().__init__(broker, connection)
         self.terms: Terms = TERMS
         """Limits and options that the client has set in CONNECT."""
+        self.asked = ""
+        """Client id in CONNECT, for the log: the client may have it, as ``client_id``, after its authentication."""
         self.token = ""
         self.epoch = 0
         """Stream sequence of the session record that this connection wrote last; 0 = the session is not claimed."""
@@ -144,11 +147,16 @@ class Client(JobRunner):
 
     def __str__(self) -> str:
         """Return the client's name for logs."""
-        return f"client {shorten(self.client_id)!r}"
+        name = self.client_id or self.asked
+        return f"client {shorten(name)!r}" if name else "a client without an id"
 
     def log_fields(self) -> dict[str, Any]:
         """Return the ids for a log record about the client."""
-        return {"gateway": self.broker.identity, "client": self.client_id, "connection": self.connection.number}
+        return {
+            "gateway": self.broker.identity,
+            "client": self.client_id or self.asked,
+            "connection": self.connection.number,
+        }
 
     def packets(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order."""
@@ -194,7 +202,7 @@ class Client(JobRunner):
         if self.state is State.NEW:
             connect, *packets = packets
             assert isinstance(connect, Connect)  # the decoder lets nothing else come first
-            self.state = State.OPENING
+            self.state, self.asked = State.OPENING, connect.client_id
             self.connection.hold(Hold.HANDSHAKE)
             self.version, self.terms = max(connect.protocol_level, 4), terms(connect)
             self.authentication = begin(self, connect)
@@ -377,8 +385,12 @@ class Client(JobRunner):
         """Close the connection because of an error; a will is published."""
         if self.state is State.ENDED:
             return
-        level = logging.DEBUG if self.state is State.NEW else logging.INFO
-        log_failure(log, level, error.reason.name.lower(), "%s from %s: %s", self, self.connection.peer, error)
+        kind = error.reason.name.lower()
+        if self.greeted:  # the end of an accepted connection has a record of its own: `hooks.calls.disconnected`
+            FAILURES[kind] += 1
+        else:
+            level = logging.DEBUG if self.state is State.NEW else logging.INFO
+            log_failure(log, level, kind, "%s from %s is refused: %s", self, self.connection.peer, error)
         self.why = error
         self.say_goodbye(error)
         self.close()

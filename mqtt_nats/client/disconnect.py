@@ -215,8 +215,10 @@ def end_silent(connections: Iterable[Client], now: float) -> None:
         if connection.settings is not known:  # read once: this runs twice a second for every connection
             known, timeout = connection.settings, connection.settings.connect_timeout
         if client.alive and connection.expired(now, timeout):
-            silent = "keep alive timeout" if connection.decoder.version else "no CONNECT within connect_timeout"
-            client.end(MqttError(silent, ReasonCode.KEEP_ALIVE_TIMEOUT))
+            if connection.decoder.version:
+                client.end(MqttError("keep alive timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
+            else:
+                client.end(MqttError("no CONNECT within connect_timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
             if client.version != 5:  # a 5.0 client gets DISCONNECT first
                 connection.abort()
         elif client.unanswered and now - connection.opened > timeout + CLOCK_STEP:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.access.acl import Identity, Permissions, Rule, Rules
+from mqtt_nats.base.logs import levels, set_level
 from mqtt_nats.base.networks import parse_host
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
@@ -18,6 +19,7 @@ from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
 from mqtt_nats.ingress.server_publish import unretain
 from mqtt_nats.lifecycle.expiry import end_session
 from mqtt_nats.observability.counters import snapshot
+from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.host import Host
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.hashing import name_hash, registered_as
@@ -251,7 +253,26 @@ async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[An
     yield {"connections": len(control.broker.connections), "seconds": control.broker.settings.drain_time}
 
 
+async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Set the level of a logger, if the question has one; yield the levels in force, of all loggers or of this one."""
+    logger, level = str(question.get("logger") or ""), str(question.get("level") or "")
+    if control.powers.stop is None:
+        raise Refusal("the log levels of a gateway belong to its own account")
+    if level:
+        try:
+            set_level(logger, level)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
+        log.warning("an administrator has set the log level of %s to %s", logger, level)
+        for broker in control.broker.tenants.values():
+            follow(broker)
+    for name, found in levels().items():
+        if name == logger or not level:
+            yield {"logger": name, "level": found}
+
+
 ANSWERS: Final = {
+    "log.levels": _log_levels,
     "counters": _counters,
     "listeners": _listeners,
     "hooks": _hooks,

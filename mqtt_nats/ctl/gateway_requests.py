@@ -111,9 +111,7 @@ async def gather(
     """
     link = inbox.link
     if len(body) > link.max_payload:
-        raise Refused(
-            f"the request is too large: NATS takes {link.max_payload:,} bytes, and this has {len(body):,}", 413
-        )
+        raise Refused(f"the request is too large: NATS takes {link.max_payload:,} bytes, not {len(body):,}", 413)
     pages: dict[str, list[dict[str, Any]]] = {}
     complete: set[str] = set()
     change = asyncio.Event()

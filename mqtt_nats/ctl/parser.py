@@ -7,6 +7,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from shutil import get_terminal_size
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -20,6 +21,7 @@ from mqtt_nats.ctl.commands import trace_output as tracing
 from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.progress_bar import bar
+from mqtt_nats.ctl.tables import WIDTH
 from mqtt_nats.ctl.verb import Arguments, Verb
 from mqtt_nats.ctl.verbs import VERBS
 
@@ -28,6 +30,7 @@ GROUPS = {
     "bans": "Client ids, user names and addresses that may not connect.",
     "clients": "Clients that are connected.",
     "cluster": "Gateways and nats-servers.",
+    "log": "Levels of the log.",
     "plugins": "Plugins of gateways.",
     "retained": "Retained messages.",
     "sessions": "Sessions, of clients that are connected or not.",
@@ -71,10 +74,13 @@ def command_of(verb: Verb, name: str) -> click.Command:
     parameters: list[click.Parameter] = [_positional(one, fields[one]) for one in ordered]
     parameters += [_option(one, field) for one, field in fields.items() if one not in ordered]
     parameters.append(click.Option(["--json", "as_json"], is_flag=True, help="For programs."))
+    parameters.append(click.Option(["--wide"], is_flag=True, help="All columns, also on a narrow terminal."))
 
     @click.pass_context
     def run(context: click.Context, /, **given: Any) -> None:
-        as_json = given.pop("as_json")
+        as_json, wide = given.pop("as_json"), given.pop("wide")
+        if sys.stdout.isatty() and not wide:
+            WIDTH.set(get_terminal_size().columns)
         if given.get("payload") == "-":
             given |= {"payload": b64encode(sys.stdin.buffer.read()).decode(), "base64": True}
         arguments = checked(verb.arguments, given, context)

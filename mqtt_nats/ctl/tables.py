@@ -4,17 +4,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 CELL: Final = 60
 """Most characters of a name in a table."""
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with aligned columns."""
-    every = [heading, *rows]
-    widths = [max(len(row[column]) for row in every) for column in range(len(heading))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
+WIDTH: Final[ContextVar[int]] = ContextVar("mqtt_nats_width", default=0)
+"""Most characters of a line of a table; 0: no limit, as for programs and files."""
+
+CELL_LEAST: Final = 12
+"""Characters to which a cell is shortened at most, so that a table fits the terminal."""
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]], drop: str = "", none: str = "none") -> list[str]:
+    """Return lines with aligned columns, within `WIDTH`.
+
+    Args:
+        drop: headings, separated by commas, of the columns that are left out where the terminal is too narrow, the
+            least important first; then the widest cells are shortened.
+        none: the line of a table without rows.
+    """
+    if not rows:
+        return [none]
+    every = [list(heading), *map(list, rows)]
+    hidden = []
+    for name in filter(None, drop.split(", ")):
+        if _fits(every):
+            break
+        column = every[0].index(name)
+        hidden.append(name)
+        every = [row[:column] + row[column + 1 :] for row in every]
+    widths = _widths(every)
+    while not _fits(every) and max(widths) > CELL_LEAST:
+        column = widths.index(max(widths))
+        most = max(CELL_LEAST, widths[column] - (sum(widths) + 2 * len(widths) - 2 - WIDTH.get()))
+        for row in every:
+            row[column] = row[column] if len(row[column]) <= most else row[column][: most - 1] + "…"
+        widths = _widths(every)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
+    return [*lines, f"--wide also shows: {', '.join(hidden)}"] if hidden else lines
+
+
+def _widths(every: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[column]) for row in every) for column in range(len(every[0]))]
+
+
+def _fits(every: Sequence[Sequence[str]]) -> bool:
+    widths = _widths(every)
+    return not WIDTH.get() or sum(widths) + 2 * (len(widths) - 1) <= WIDTH.get()
 
 
 def sheet(*entries: tuple[str, str]) -> list[str]:
@@ -40,12 +79,12 @@ def span(seconds: float) -> str:
 
 
 def quantity(size: float) -> str:
-    """Return a rounded number of bytes as text."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+    """Return a rounded number of bytes as text, in the units of the settings."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+        size /= 1024
+    return f"{size:.1f} TiB"
 
 
 def plain(text: str) -> str:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from mqtt_nats.access.authenticator import IGNORE, Credentials, Denied
+from mqtt_nats.base.logs import frequent, shorten
 from mqtt_nats.codec import Connect, MqttError, NotAuthorized, ReasonCode, Subscribe, Subscription, Unsubscribe, Will
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Notice
 from mqtt_nats.hooks.events import (
@@ -47,6 +49,34 @@ if TYPE_CHECKING:
 
 E = TypeVar("E")
 V = TypeVar("V")
+
+log = logging.getLogger("mqtt_nats.connections")
+
+CONNECTIONS_PER_S: Final = 100.0
+"""Records per second about connections that begin, and about connections that end."""
+
+CAUSES: Final = {
+    ReasonCode.KEEP_ALIVE_TIMEOUT: "keep alive timeout",
+    ReasonCode.ADMINISTRATIVE_ACTION: "administrator",
+    ReasonCode.SERVER_SHUTTING_DOWN: "shutdown",
+    ReasonCode.USE_ANOTHER_SERVER: "shutdown",
+    ReasonCode.NOT_AUTHORIZED: "not authorized",
+    ReasonCode.MAXIMUM_CONNECT_TIME: "not authorized",
+    ReasonCode.QUOTA_EXCEEDED: "limit",
+    ReasonCode.MESSAGE_RATE_TOO_HIGH: "limit",
+    ReasonCode.MALFORMED_PACKET: "protocol error",
+    ReasonCode.PROTOCOL_ERROR: "protocol error",
+    ReasonCode.TOPIC_NAME_INVALID: "protocol error",
+    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED: "protocol error",
+    ReasonCode.TOPIC_ALIAS_INVALID: "protocol error",
+    ReasonCode.PACKET_TOO_LARGE: "protocol error",
+    ReasonCode.PAYLOAD_FORMAT_INVALID: "protocol error",
+    ReasonCode.QOS_NOT_SUPPORTED: "protocol error",
+}
+"""Causes of ends of connections by the gateway, by reason code; every other reason code is `error`."""
+
+DISCONNECTS: Final = ("client", "taken over", "lost", *dict.fromkeys(CAUSES.values()), "error")
+"""All causes of ends of connections: DISCONNECT of the `client`, takeover, loss, and those of the gateway."""
 
 
 async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
@@ -125,29 +155,44 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
 
 
 def connected(client: Client, present: bool) -> None:
-    """Count and announce a connection whose CONNACK has been written."""
+    """Count, log and announce a connection whose CONNACK has been written."""
     client.broker.counters.connects += 1
+    if client.broker.settings.log_connections:
+        text = "%s from %s is connected: MQTT %s, %s, keep alive %d s, %s"
+        version = "5.0" if client.version == 5 else "3.1.1"
+        user = "anonymous" if client.user is None else f"user {shorten(client.user)!r}"
+        kind = "session resumed" if present else "new session"
+        connection = client.connection
+        extra = frequent("connected", CONNECTIONS_PER_S)
+        log.info(text, client, connection.peer, version, user, connection.keepalive, kind, extra=extra)
     client.broker.presence.connected(client, present)
     chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
     if chain is not None:
         chain.emit(Connected(ClientView(client), present))
 
 
+def _end_of(client: Client) -> tuple[str, ReasonCode, str]:
+    """Return the cause of a connection's end (one of `DISCONNECTS`), its reason code, and its text."""
+    if client.taken:
+        return "taken over", ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
+    if client.sent_disconnect:
+        return "client", ReasonCode.NORMAL_DISCONNECTION, "the client has sent DISCONNECT"
+    if client.why is not None:
+        return CAUSES.get(client.why.reason, "error"), client.why.reason, str(client.why)
+    return "lost", ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
+
+
 def disconnected(client: Client) -> None:
-    """Count and announce the end of a connection, unless its CONNACK was never written."""
+    """Count, log and announce the end of a connection, unless its CONNACK was never written."""
     if client.taken and client.epoch:
         session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     if not client.greeted:
         return
-    if client.taken:
-        how, reason, text = "taken over", ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
-    elif client.sent_disconnect:
-        how, reason, text = "client", ReasonCode.NORMAL_DISCONNECTION, "the client has left"
-    elif client.why is not None:
-        how, reason, text = "error", client.why.reason, str(client.why)
-    else:
-        how, reason, text = "lost", ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
-    client.broker.counters.leave(how)
+    cause, reason, text = _end_of(client)
+    client.broker.counters.leave(cause)
+    if client.broker.settings.log_connections or client.why is not None:
+        extra = frequent("disconnected", CONNECTIONS_PER_S, cause=cause, reason_code=f"0x{reason:02X}")
+        log.info("%s from %s is disconnected: %s", client, client.connection.peer, text, extra=extra)
     client.broker.presence.disconnected(client, reason, text)
     chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
     if chain is not None:

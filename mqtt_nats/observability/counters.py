@@ -14,6 +14,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.logs import FAILURES, left_out
+from mqtt_nats.hooks.calls import DISCONNECTS
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -83,8 +84,8 @@ class Counters:
         """Sessions and SUBSCRIBE packets of which a limit has refused a part or all, by the setting."""
         self.filters_refused: dict[str, int] = dict.fromkeys(FILTER_LIMITS, 0)
         """Filters of SUBSCRIBE packets that a limit has refused, by the limit."""
-        self.disconnects = {"client": 0, "taken over": 0, "lost": 0, "error": 0}
-        """Ends of accepted connections: by DISCONNECT (`client`), takeover, loss, or by the gateway (`error`)."""
+        self.disconnects = dict.fromkeys(DISCONNECTS, 0)
+        """Ends of accepted connections, by cause."""
         self.dropped: dict[str, int] = {}
         """Messages that a client did not get, by reason; :meth:`drops` returns all reasons."""
         self.reconnects = 0
@@ -120,9 +121,9 @@ class Counters:
         """Count refused filters of a SUBSCRIBE packet; ``limit`` is one of `FILTER_LIMITS`."""
         self.filters_refused[limit] += count
 
-    def leave(self, how: str) -> None:
-        """Count the end of an accepted connection."""
-        self.disconnects[how] += 1
+    def leave(self, cause: str) -> None:
+        """Count the end of an accepted connection; ``cause`` is one of `DISCONNECTS`."""
+        self.disconnects[cause] += 1
 
     def drops(self, broker: Broker) -> dict[str, int]:
         """Return the numbers of messages that a client did not get, by reason."""

@@ -25,7 +25,8 @@ LAST: Final = -2_000_000_000
 
 
 def follow(broker: Broker) -> None:
-    """Add the hooks of the message log if the log level is `debug`."""
+    """Add the hooks of the message log if the log level is `debug`, else remove them; called again after a change."""
+    broker.hooks.remove_all(OWNER)
     if not log.isEnabledFor(logging.DEBUG):
         return
     hooks = broker.hooks

@@ -497,4 +497,4 @@ class Connection:
     def peer(self) -> str:
         """Address and port of the client, for logs."""
         name = self.source or address(self.transport)
-        return "unknown" if name is None else f"{name[0]}:{name[1]}"
+        return self.host or "unknown" if name is None else f"{name[0]}:{name[1]}"

@@ -14,6 +14,7 @@ import pytest
 from mqtt_nats.base.logs import (
     FAILURES,
     KINDS_MOST,
+    LOGGER,
     NAME_LENGTH,
     RECORDS_BURST,
     REPEAT_S,
@@ -24,8 +25,11 @@ from mqtt_nats.base.logs import (
     Json,
     Text,
     about,
+    frequent,
+    levels,
     log_failure,
     once,
+    set_level,
     spoken,
 )
 
@@ -102,6 +106,40 @@ def test_what_goes_on_for_ever_is_written_at_the_rate(written: Written) -> None:
     written.handler.summarize()
     told = [line for line in written.lines if "more records of this kind" in line]
     assert sum(int(line.split("test: ")[1].split()[0]) for line in told) + len(refused) == 10_000
+
+
+def test_a_kind_may_have_a_budget_of_its_own(written: Written) -> None:
+    for number in range(300):
+        written.log.info("connected: %d", number, extra=frequent("connected", 100.0))
+    assert len(written.lines) == 100
+    written.now += 1.0
+    for number in range(300):
+        written.log.info("connected: %d", number, extra=frequent("connected", 100.0))
+    assert len(written.lines) == 200
+
+
+def test_levels_of_loggers() -> None:
+    name = "mqtt_nats.test_levels"
+    log = logging.getLogger(name)
+    before = levels()
+    assert before[name] == before[LOGGER]
+    try:
+        set_level(name, "debug")
+        assert log.isEnabledFor(logging.DEBUG)
+        assert levels() == {**before, name: "debug"}
+        set_level(name, "default")
+        assert levels() == before
+        for logger, level, wrong in (
+            ("mqtt_nats.nothing", "debug", "no logger"),
+            ("", "debug", "no logger"),
+            ("asyncio", "debug", "no logger"),
+            (name, "loud", "is not a level: expected debug, info"),
+        ):
+            with pytest.raises(ValueError, match=wrong):
+                set_level(logger, level)
+        assert levels() == before
+    finally:
+        log.setLevel(logging.NOTSET)
 
 
 def test_one_kind_may_have_several_texts(written: Written) -> None:

@@ -93,6 +93,36 @@ def test_hooks(fleet: Fleet) -> None:
         ), text
 
 
+def test_log_levels(fleet: Fleet) -> None:
+    """Of one gateway or all, of one logger; the message log begins and ends with its level."""
+    one, two = fleet.ids
+
+    def level(logger: str) -> dict[str, str]:
+        return {each["gateway"]: each["level"] for each in fleet.json("log")["loggers"] if each["logger"] == logger}
+
+    def publishes(topic: str) -> bool:
+        with Raw5.open(fleet.one.port, "c-logged") as client:
+            client.send(publish(topic, b"1"))
+            client.quiet()
+        return f"publishes on {topic!r}" in fleet.one.log
+
+    assert level("mqtt_nats.messages") == {one: "info", two: "info"}
+    assert not publishes("logged/1")
+    text = fleet.text("log", "level", "mqtt_nats.messages", "debug", "--gateway", one)
+    assert re.search(rf"^{one} +mqtt_nats\.messages +debug$", text, re.MULTILINE)
+    assert level("mqtt_nats.messages") == {one: "debug", two: "info"}
+    assert publishes("logged/2")
+    assert "an administrator has set the log level of mqtt_nats.messages to debug" in fleet.one.log
+    fleet.text("log", "level", "mqtt_nats", "warning")
+    assert level("mqtt_nats.broker") == {one: "warning", two: "warning"}
+    fleet.text("log", "level", "mqtt_nats.messages", "default")
+    fleet.text("log", "level", "mqtt_nats", "default")
+    assert level("mqtt_nats.messages") == {one: "info", two: "info"}
+    assert not publishes("logged/3")
+    assert fleet.run("log", "level", "mqtt_nats.nothing", "debug").text == "there is no logger 'mqtt_nats.nothing'"
+    assert fleet.run("log", "level", "mqtt_nats", "loud").status == 2
+
+
 def decisions(fleet: Fleet, *arguments: str) -> dict[tuple[str, int], tuple[bool, str]]:
     """By access and QoS, at the first gateway."""
     found = fleet.json("acl", "check", *arguments, "--gateway", fleet.ids[0])["decisions"]

@@ -271,7 +271,7 @@ def test_many_records_are_read_in_pages(fleet: Fleet, away: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("clean",), 1, "nothing is named"),
+        (("clean",), 1, "no session is selected"),
         (("show", "c-nobody"), 1, "there is no session of c-nobody"),
         (("list", "--state", "asleep"), 2, "Invalid value for '--state'"),
         (("list", "--limit", "many"), 2, "limit: "),

@@ -89,9 +89,11 @@ async def test_a_gateway_that_logs_json(nats_server: NatsServer, gateway_factory
         return [json.loads(line) for line in found]
 
     def told() -> list[dict[str, Any]]:
-        return [one for one in lines() if one.get("client") == "talkative" and one["level"] == "info"]
+        return [one for one in lines() if one.get("cause")]
 
     (found,) = await aeventually(told)
+    assert (found["client"], found["level"]) == ("talkative", "info")
+    assert (found["cause"], found["reason_code"]) == ("protocol error", "0x82")
     assert isinstance(found["connection"], int)
     assert re.fullmatch(r"\w{8}", found["gateway"])
     assert "client 'talkative' from 127.0.0.1:" in found["message"]

@@ -35,7 +35,7 @@ def shown(found: list[dict[str, Any]]) -> str:
     rows = [
         [one["kind"], cell(one["value"]), _end(one["until"]), cell(one["by"]), plain(one["reason"])] for one in found
     ]
-    return "\n".join(table(["what", "who", "until", "set by", "reason"], rows))
+    return "\n".join(table(["what", "who", "until", "set by", "reason"], rows, "set by"))
 
 
 def _end(until: float) -> str:

@@ -19,6 +19,10 @@ RENEWED: Final = 5.0
 """Seconds between two renewals of a disconnection in progress at the gateways."""
 
 
+LEAST: Final = "MQTT, subs, from, user, connected, dropped, gateway, in flight"
+"""Columns of the clients that a narrow terminal leaves out, the first ones first."""
+
+
 class Selection(Arguments):
     """Selection of clients; a client has to match all given criteria."""
 
@@ -98,7 +102,7 @@ def shown(found: dict[str, Any]) -> str:
     ]
     heading = ["client", "gateway", "user", "from", "MQTT", "connected", "subs"]
     heading += ["in flight", "queued", "unread", "dropped", ""]
-    return "\n".join([*table(heading, rows), *missing(found["silent"], "its clients"), *rest(found, "clients")])
+    return "\n".join([*table(heading, rows, LEAST), *missing(found["silent"], "its clients"), *rest(found, "clients")])
 
 
 async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
@@ -146,7 +150,9 @@ def shown_one(one: dict[str, Any]) -> str:
         [cell(each["filter"]), str(each["qos"]), "yes" if each["no_local"] else "", str(each["identifier"] or "")]
         for each in one["subscribed"]
     ]
-    return "\n".join([*lines, "", *table(["subscription", "QoS", "no local", "identifier"], rows)])
+    return "\n".join(
+        [*lines, "", *table(["subscription", "QoS", "no local", "identifier"], rows, none="no subscriptions")]
+    )
 
 
 async def kick(inbox: RequestInbox, asked: Kicked) -> dict[str, Any]:

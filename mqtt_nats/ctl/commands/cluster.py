@@ -10,7 +10,7 @@ from typing import Any, Final
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import present
 from mqtt_nats.ctl.servers import servers
-from mqtt_nats.ctl.tables import ago, table
+from mqtt_nats.ctl.tables import ago, quantity, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -122,15 +122,16 @@ def shown(found: dict[str, Any]) -> str:
         connections = "" if one["connections"] is None else f"{one['connections']:,}"
         about = [", ".join(one["listen"]), one["version"], *times, connections, one["nats"] or ""]
         rows.append([one["id"], one["name"], one["state"], *about])
-    lines = table(
-        ["gateway", "name", "state", "listens on", "version", "started", "alive", "connections", "nats-server"], rows
-    )
+    heading = ["gateway", "name", "state", "listens on", "version", "started", "alive", "connections", "nats-server"]
+    lines = table(heading, rows, "started, version, nats-server, alive, listens on", "no gateways")
     nats = found["nats"]
     urls = ", ".join(nats["urls"])
     lines += ["", f"connected to nats-server {nats['connected']} {nats['version']}; known: {urls}", ""]
     lines += table(
         ["nats-server", "version", "cluster", "JetStream", "connections", "leads"],
         [_server_row(one, found["streams"]) for one in nats["servers"]],
+        "cluster, version",
+        "no nats-server answers",
     )
     lines.append("")
     rows = []
@@ -139,9 +140,14 @@ def shown(found: dict[str, Any]) -> str:
             rows.append([one["name"], "", one["obstacle"], "", "", "", ""])
             continue
         followers = [f"{peer['name']}{'' if peer['current'] else ' (behind)'}" for peer in one["followers"]]
-        numbers = [f"{one[name]:,}" for name in ("messages", "bytes", "consumers")]
+        numbers = [f"{one['messages']:,}", quantity(one["bytes"]), f"{one['consumers']:,}"]
         rows.append([one["name"], f"{one['replicas']}", one["leader"], ", ".join(followers), *numbers])
-    lines += table(["stream", "replicas", "leader", "followers", "messages", "bytes", "consumers"], rows)
+    lines += table(
+        ["stream", "replicas", "leader", "followers", "messages", "size", "consumers"],
+        rows,
+        "consumers, followers",
+        "no streams",
+    )
     return "\n".join(lines)
 
 

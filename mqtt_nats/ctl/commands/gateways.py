@@ -25,6 +25,9 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 STEP: Final = 0.5
 """Seconds between two requests for the state of a draining gateway."""
 
+LEAST: Final = "subs, queued, unstored, memory, loop lag, slow, up, dropped"
+"""Columns of `status` that a narrow terminal leaves out, the first ones first."""
+
 LIMITED: Final = {"messages": MESSAGES, "retained": RETAINED, "sessions": SESSIONS}
 
 
@@ -54,6 +57,19 @@ class Check(Where):
     address: str = Field(default="", description="From this address.", json_schema_extra={"metavar": "ADDRESS"})
     group: tuple[str, ...] = Field(
         default=(), description="In this group, besides those of the ACL file.", json_schema_extra={"metavar": "NAME"}
+    )
+
+
+class Levels(Where):
+    """Selection of gateways whose log levels are shown."""
+
+
+class Level(Where):
+    """A logger and its new level."""
+
+    logger: str = Field(description="A logger: `mqtt_nats` for all, or one that `log list` shows.")
+    level: Literal["debug", "info", "warning", "error", "critical", "default"] = Field(
+        description="Least severe records that are logged; default: the level of the logger above it."
     )
 
 
@@ -115,7 +131,7 @@ def shown(found: dict[str, Any]) -> str:
     heading += ["unstored", "stored in", "loop lag", "memory"]
     stored = found["stored"]
     counts = {name: "not known" if count is None else f"{count:,}" for name, count in stored.items()}
-    lines = [*table(heading, rows), *missing(found["silent"], "its clients"), ""]
+    lines = [*table(heading, rows, LEAST), *missing(found["silent"], "its clients"), ""]
     lines += sheet(
         ("sessions", counts["sessions"]),
         ("retained messages", counts["retained"]),
@@ -123,6 +139,7 @@ def shown(found: dict[str, Any]) -> str:
         ("JetStream storage", _storage(found["storage"])),
         ("refused stores", _reasons(one.get("refused_stores", {}) for one in found["gateways"])),
         ("dropped", _reasons(one["dropped"] for one in found["gateways"])),
+        ("disconnects", _reasons(one["disconnects"] for one in found["gateways"])),
     )
     return "\n".join(lines)
 
@@ -148,7 +165,7 @@ def _reasons(each: Iterable[Mapping[str, int]]) -> str:
         for reason, count in one.items():
             total[reason] = total.get(reason, 0) + count
     said = (f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(total.items()) if count)
-    return ", ".join(said) or "nothing"
+    return ", ".join(said) or "none"
 
 
 async def listeners(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
@@ -171,7 +188,7 @@ def shown_listeners(found: dict[str, Any]) -> str:
         for one in found["listeners"]
     ]
     heading = ["gateway", "listens on", "type", "connections", "at most", "who gets in"]
-    return "\n".join([*table(heading, rows), *missing(found["silent"], "its listeners")])
+    return "\n".join([*table(heading, rows, "at most, type"), *missing(found["silent"], "its listeners")])
 
 
 def _who(one: dict[str, Any]) -> str:
@@ -202,7 +219,7 @@ def shown_hooks(found: dict[str, Any]) -> str:
         for one in found["hooks"]
     ]
     heading = ["gateway", "point", "callback", "of", "priority", "calls", "failures"]
-    return "\n".join([*table(heading, rows), *missing(found["silent"], "its hooks")])
+    return "\n".join([*table(heading, rows, "priority, of, gateway"), *missing(found["silent"], "its hooks")])
 
 
 async def acl(inbox: RequestInbox, asked: Check) -> dict[str, Any]:
@@ -227,6 +244,29 @@ def shown_acl(found: dict[str, Any]) -> str:
     if any(one["hooks"] for one in found["decisions"]):
         lines.append("hooks of client.authorize are asked after the rules, and have the last word")
     return "\n".join([*lines, *(f"gateway {one} has not answered" for one in found["silent"])])
+
+
+async def log_levels(inbox: RequestInbox, asked: Levels) -> dict[str, Any]:
+    """Return the level in force of each logger of the gateways."""
+    answers = await ask(inbox, "log.levels", gateway=asked.gateway)
+    return {"loggers": answers.items, "silent": answers.silent}
+
+
+async def set_log_level(inbox: RequestInbox, asked: Level) -> dict[str, Any]:
+    """Set the level of a logger, until the gateway is started again; return the levels as `log_levels`.
+
+    Raises:
+        Refused: a gateway has no such logger.
+    """
+    question = {"logger": asked.logger, "level": asked.level}
+    answers = await ask(inbox, "log.levels", question, gateway=asked.gateway)
+    return {"loggers": answers.items, "silent": answers.silent}
+
+
+def shown_levels(found: dict[str, Any]) -> str:
+    """Return the levels as text for a terminal."""
+    rows = [[one["gateway"], one["logger"], one["level"]] for one in found["loggers"]]
+    return "\n".join([*table(["gateway", "logger", "level"], rows), *missing(found["silent"], "its loggers")])
 
 
 async def drain(inbox: RequestInbox, asked: Drained) -> dict[str, Any]:
@@ -296,6 +336,17 @@ VERBS: Final = (
         "Show whether USER may publish to, and subscribe, TOPIC, and which rule decides that. USER - is anonymous.",
         shown_acl,
         ("user", "topic"),
+    ),
+    Verb("log.list", "GET", "/log", Levels, log_levels, "Show the log levels in force.", shown_levels),
+    Verb(
+        "log.level",
+        "POST",
+        "/log/level",
+        Level,
+        set_log_level,
+        "Set the log level of LOGGER in running gateways, until they are started again.",
+        shown_levels,
+        ("logger", "level"),
     ),
     Verb(
         "drain",

@@ -47,7 +47,9 @@ def shown(found: list[dict[str, Any]]) -> str:
             state = "loaded" if plugin["loaded"] else ""
             numbers = [f"{calls:,}", f"{failures:,}"] if hooks else ["", ""]
             rows.append([one["id"], plugin["name"], state, plugin["package"], *numbers, points])
-    return "\n".join(table(["gateway", "plugin", "state", "package", "calls", "failures", "hooks"], rows))
+    return "\n".join(
+        table(["gateway", "plugin", "state", "package", "calls", "failures", "hooks"], rows, "package, hooks")
+    )
 
 
 class Where(Arguments):

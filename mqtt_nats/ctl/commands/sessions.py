@@ -167,7 +167,9 @@ def shown(found: dict[str, Any]) -> str:
     ]
     heading = ["client", "user", "connected to", "ends", "subs", "queued", "in flight", "record written", ""]
     silent = [f"gateway {one} has not answered: its clients look as if not connected" for one in found["silent"]]
-    return "\n".join([*table(heading, rows), *silent, *rest(found, "sessions")])
+    return "\n".join(
+        [*table(heading, rows, "record written, user, in flight, subs"), *silent, *rest(found, "sessions")]
+    )
 
 
 def _user(one: dict[str, Any]) -> str:
@@ -259,7 +261,7 @@ def shown_one(one: dict[str, Any]) -> str:
         ]
         for each in one["subscribed"]
     ]
-    lines += ["", *table(["subscription", "QoS", "queued", "in flight", ""], rows)]
+    lines += ["", *table(["subscription", "QoS", "queued", "in flight", ""], rows, none="no subscriptions")]
     return "\n".join([*lines, *(f"gateway {each} has not answered" for each in one["silent"])])
 
 

@@ -191,7 +191,7 @@ def shown(found: dict[str, Any]) -> str:
             ]
         )
     heading = ["stream", "replicas", "leader", "followers", "lag", "messages", "size", "consumers", "kept"]
-    lines = table(heading, rows)
+    lines = table(heading, rows, "kept, lag, consumers, followers, leader")
     for one in found["monitoring"]:
         how = "before each acknowledgement" if one["sync_always"] else f"every {span(one['sync_interval'])}"
         lines.append(f"nats-server {one['name']} writes to the disk {how}")

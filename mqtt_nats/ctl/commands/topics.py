@@ -135,7 +135,13 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
     ]
     heading = ["filter", "client", "gateway", "QoS", "no local", "retain as published", "identifier"]
     below = missing(found["silent"], "its subscriptions")
-    return "\n".join([*table(heading, rows), *below, *rest(found, "subscriptions")])
+    return "\n".join(
+        [
+            *table(heading, rows, "identifier, retain as published, no local, gateway"),
+            *below,
+            *rest(found, "subscriptions"),
+        ]
+    )
 
 
 async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
@@ -195,7 +201,9 @@ def shown_topics(found: dict[str, Any]) -> str:
         for one in found["topics"]
     ]
     heading = ["topic", "stored messages", "retained", "used lately at"]
-    return "\n".join([*table(heading, rows), *missing(found["silent"], "its topics"), *rest(found, "topics")])
+    return "\n".join(
+        [*table(heading, rows, "used lately at"), *missing(found["silent"], "its topics"), *rest(found, "topics")]
+    )
 
 
 VERBS: Final = (
