@@ -31,10 +31,6 @@ from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.gateway.embedded import run_server
-from mqtt_nats.gateway.shutdown import run_to_end
-from mqtt_nats.gateway.sighup import ReloadSignal
-from mqtt_nats.gateway.supervisor import supervise
 from mqtt_nats.transport.listener_settings import Bound, join_address
 
 log = logging.getLogger("mqtt_nats.gateway")
@@ -71,6 +67,8 @@ def serve(config: Path | None, **flags: Any) -> None:
     A flag wins over the environment variable in brackets, which wins over the file. Secrets have no flag:
     MQTT_NATS_NATS_PASSWORD and MQTT_NATS_NATS_TOKEN, or the file. Nor have authenticators, or more listeners.
     """
+    from mqtt_nats.gateway.shutdown import run_to_end  # what a gateway needs is not imported for other commands
+
     settings = Settings.load(flags, config)
     configure(settings.log_level, settings.log_format)
     raise_open_files()
@@ -205,7 +203,9 @@ def main() -> None:
 
 async def run(settings: Settings) -> None:
     """Run the gateway, with its nats-server where it is embedded, until a signal stops it."""
-    from mqtt_nats.gateway.gateway import serve as serve_gateway  # not needed for --help and --version
+    from mqtt_nats.gateway.gateway import serve as serve_gateway
+    from mqtt_nats.gateway.sighup import ReloadSignal
+    from mqtt_nats.gateway.supervisor import supervise
 
     stop = anyio.Event()
     starting = anyio.CancelScope()
@@ -251,6 +251,8 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
     if not settings.embedded:
         yield find_login(settings)
         return
+    from mqtt_nats.gateway.embedded import run_server
+
     async with (
         run_server(settings.data, settings.embedded_port) as server,
         anyio.create_task_group() as group,

@@ -13,7 +13,7 @@ from mqtt_nats.base.logs import levels, set_level
 from mqtt_nats.base.networks import parse_host
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
-from mqtt_nats.control.selection import Refusal, sliced
+from mqtt_nats.control.selection import CONNECTED, RECONNECTED, Refusal, sliced
 from mqtt_nats.hooks.calls import session
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
 from mqtt_nats.ingress.server_publish import unretain
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.audit")
-
-CONNECTED: Final = "the client is connected"
-"""Reason why a session is not ended: its client is connected to this gateway."""
-RECONNECTED: Final = "the client has connected meanwhile"
-"""Reason why a session is not ended: its record was written since it was read."""
 
 
 async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

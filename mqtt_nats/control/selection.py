@@ -22,6 +22,12 @@ SLICE: Final = 200
 """Clients or other items after which `sliced` gives way to the other tasks of the gateway."""
 
 
+CONNECTED: Final = "the client is connected"
+"""Reason why a session is not ended: its client is connected to this gateway."""
+RECONNECTED: Final = "the client has connected meanwhile"
+"""Reason why a session is not ended: its record was written since it was read."""
+
+
 class Refusal(Exception):
     """A question cannot be answered; the text is one line with the reason."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.control.actions import CONNECTED, RECONNECTED
+from mqtt_nats.control.selection import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.backlog import AT_ONCE as LOOKS
 from mqtt_nats.ctl.backlog import Load, Waiting, Waits
 from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress

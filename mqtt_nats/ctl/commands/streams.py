@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-import httpx
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
@@ -147,6 +146,8 @@ async def _monitored(url: str) -> dict[str, Any]:
     Raises:
         Refused: no nats-server answers there.
     """
+    import httpx  # needed by this verb only
+
     base = url if "://" in url else f"http://{url}"
     try:
         async with httpx.AsyncClient(timeout=MONITORING) as client:
