@@ -22,6 +22,7 @@ import click
 from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
+from mqtt_nats.access.settings import DEVICE_COST, PEOPLE_COST, Cost, parse_cost
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config import systemd
@@ -98,6 +99,13 @@ def check_config(config: Path | None, as_json: bool, quiet: bool, **flags: Any) 
         say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
 
 
+def _cost(text: str | None) -> Cost | None:
+    try:
+        return None if text is None else parse_cost(text)
+    except ValueError as error:
+        raise click.UsageError(f"--cost: {error}") from None
+
+
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("user")
@@ -105,21 +113,27 @@ def check_config(config: Path | None, as_json: bool, quiet: bool, **flags: Any) 
 @click.option("--delete", is_flag=True, help="Remove the user.")
 @click.option("--scram", is_flag=True, help="FILE is a `scram_file`, for clients that authenticate by SCRAM-SHA-256.")
 @click.option("--tenant", metavar="NAME", help="The tenant that USER belongs to; a user that has one keeps it.")
-def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant: str | None) -> None:
+@click.option(
+    "--cost",
+    metavar="m=KIB,t=PASSES,p=LANES",
+    help=f"Cost of Argon2id, for passwords that people choose {PEOPLE_COST}. [default: {DEVICE_COST}]",
+)
+def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant: str | None, cost: str | None) -> None:
     """Set the password of USER in FILE, which is the gateway's `password_file`.
 
     FILE is created where there is none, and only its owner may read it. It has no password, only what is needed to
     check one. A running gateway reads it again on SIGHUP.
     """
-    if tenant is not None and (scram or delete):
-        raise click.UsageError("--tenant is for users with a password, not for --scram or --delete")
+    for option, value in (("--tenant", tenant), ("--cost", cost)):
+        if value is not None and (scram or delete):
+            raise click.UsageError(f"{option} is for users with a password, not for --scram or --delete")
     if scram:  # not needed for --help and --version
         from mqtt_nats.access.verifiers import delete_user, set_password
     else:
         from mqtt_nats.access.passwords import delete_user
         from mqtt_nats.access.passwords import set_password as set_password_of
 
-        set_password = partial(set_password_of, tenant=tenant)
+        set_password = partial(set_password_of, tenant=tenant, cost=_cost(cost))
 
     try:
         if delete:

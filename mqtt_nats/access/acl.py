@@ -63,9 +63,13 @@ class Who:
     clients: tuple[str, ...] | None = None
     groups: tuple[Group, ...] | None = None
     addresses: tuple[IPv4Network | IPv6Network, ...] | None = None
+    anonymous: bool | None = None
+    """True: clients without an authenticated user only; False: authenticated users only; None: both."""
 
     def includes(self, one: Identity) -> bool:
         """Whether the rule applies to this client."""
+        if self.anonymous is not None and self.anonymous is not (one.user is None):
+            return False
         if self.users is not None and one.user not in self.users:
             return False
         if self.groups is not None and not any(

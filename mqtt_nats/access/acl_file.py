@@ -72,6 +72,7 @@ class _Rule(_OwnRule):
     client: Texts | None = None
     group: Texts | None = None
     address: Networks | None = None
+    anonymous: bool | None = None
 
 
 class _File(_Model):
@@ -124,6 +125,7 @@ def _who(rule: _Rule, groups: dict[str, Group]) -> Who:
         None if rule.client is None else tuple(rule.client),
         None if rule.group is None else tuple(groups[name] for name in rule.group),
         None if rule.address is None else tuple(rule.address),
+        rule.anonymous,
     )
 
 

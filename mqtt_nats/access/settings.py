@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
 
 from mqtt_nats.base.limit_settings import DURATION
 
@@ -81,6 +83,53 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+# Highest cost of Argon2id: 1 GiB, 100 passes, 64 lanes.
+MEMORY_MOST: Final = 1024 * 1024
+PASSES_MOST: Final = 100
+LANES_MOST: Final = 64
+
+_COST: Final = re.compile(r"m=(\d{1,7}),t=(\d{1,3}),p=(\d{1,2})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of Argon2id: memory in KiB, passes over the memory, and lanes.
+
+    Raises:
+        ValueError: the cost is too high or too low.
+    """
+
+    memory: int
+    passes: int
+    lanes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.passes <= PASSES_MOST or not 1 <= self.lanes <= LANES_MOST:
+            raise ValueError(f"t must be from 1 to {PASSES_MOST}, and p from 1 to {LANES_MOST}")
+        if not 8 * self.lanes <= self.memory <= MEMORY_MOST:
+            raise ValueError(f"m must be from 8 * p to {MEMORY_MOST}")
+
+    def __str__(self) -> str:
+        """Return the cost as in the lines of a password file (RFC 9106)."""
+        return f"m={self.memory},t={self.passes},p={self.lanes}"
+
+
+def parse_cost(text: str) -> Cost:
+    """Return the cost that a text such as ``m=4096,t=1,p=1`` names; raises ValueError."""
+    found = _COST.fullmatch(text)
+    if found is None:
+        raise ValueError("expected m=<KiB>,t=<passes>,p=<lanes>, such as m=4096,t=1,p=1")
+    return Cost(*map(int, found.groups()))
+
+
+DEVICE_COST: Final = Cost(4 * 1024, 1, 1)
+"""For random passwords, which devices should have: some milliseconds and 4 MiB for each log-in."""
+
+PEOPLE_COST: Final = Cost(19 * 1024, 2, 1)
+"""For passwords that people choose: the least cost that OWASP recommends, some 25 ms and 19 MiB."""
+
+CostText = Annotated[str, AfterValidator(lambda text: str(parse_cost(text)))]
+
 Url = Annotated[str, BeforeValidator(_check_url)]
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 
@@ -108,6 +157,10 @@ class PasswordSettings(_Settings):
     file: FilePath = Field(description="File with the users and their hashed passwords, written by `mqtt-nats passwd`.")
     concurrency: int = Field(
         default=2, ge=1, le=64, description="Passwords that are verified at the same time, each in a thread."
+    )
+    cost: CostText = Field(
+        default=str(DEVICE_COST),
+        description="Cost of Argon2id (KiB, passes, lanes) with which hashes of other brokers are replaced at log-in.",
     )
 
 
@@ -238,6 +291,11 @@ class AccessSettings(BaseModel):
         default=None,
         description="File with users and their hashed passwords, written by `mqtt-nats passwd`; asked before others.",
     )
+    password_cost: CostText = Field(
+        default=str(DEVICE_COST),
+        description="Cost of Argon2id (KiB, passes, lanes) with which hashes of other brokers in `password_file` are "
+        "replaced at log-in.",
+    )
     scram_file: FilePath | None = Field(
         default=None,
         description="File with users that may authenticate by SCRAM-SHA-256, written by `mqtt-nats passwd --scram`.",
@@ -261,7 +319,8 @@ class AccessSettings(BaseModel):
         """Authenticator of ``password_file``, if set, and ``authenticators``."""
         if self.password_file is None:
             return self.authenticators
-        return (PasswordSettings(type="password", file=self.password_file), *self.authenticators)
+        settings = PasswordSettings(type="password", file=self.password_file, cost=self.password_cost)
+        return (settings, *self.authenticators)
 
     def chain_of(self, listener: ListenerSettings) -> tuple[str, ...]:
         """Return the names of a listener's authenticators, `scram` included where it is allowed."""

@@ -12,11 +12,11 @@ from mqtt_nats.codec import MqttError, ReasonCode
 
 T = TypeVar("T")
 
-WAITING_MOST: Final = 1000
-"""Most CONNECTs that wait for one authenticator."""
+WAITING_MOST: Final = 5000
+"""Most CONNECTs that wait for one authenticator. Each is a connection that the limits before authentication admit."""
 
-WAIT: Final = 5.0
-"""Most seconds for which a CONNECT waits: about as long as clients wait for CONNACK."""
+WAIT: Final = 30.0
+"""Most seconds for which a CONNECT waits. MQTT.js and the Java client of Paho wait as long for CONNACK."""
 
 
 class Crowd:

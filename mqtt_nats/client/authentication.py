@@ -13,6 +13,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
+from mqtt_nats.authenticators.admission_queue import WAIT
 from mqtt_nats.base.errors import describe, ends_task
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.codec import (
@@ -40,6 +41,9 @@ log = logging.getLogger("mqtt_nats.broker")
 # Seconds; an authenticator that has not answered by then denies access.
 AUTHENTICATION: Final = 10.0
 
+# Seconds for the authenticators of a listener, in which a CONNECT may also wait for its turn.
+TURN: Final = WAIT + AUTHENTICATION
+
 # Largest number of messages of a client in one exchange. SCRAM needs two, Kerberos three.
 ROUNDS_MOST: Final = 8
 
@@ -57,7 +61,7 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     credentials = Credentials(client_id, connect.username, connect.password, client.connection)
     verdict = await verdict_of_hooks(client, credentials)
     if isinstance(verdict, Ignore):
-        verdict = await _decision(client.access.authenticate(credentials), immediate=client.access.immediate)
+        verdict = await _decision(client.access.authenticate(credentials), TURN, immediate=client.access.immediate)
     if isinstance(verdict, Denied):
         _log_denial(client, client_id, verdict)
         raise MqttError("access denied", verdict.reason)
@@ -81,7 +85,7 @@ def admit(client: Client, granted: Allow) -> None:
         raise NotAuthorized("the client has disconnected")
     if not granted.valid():  # the access files were reloaded during the authentication
         raise NotAuthorized("the credentials are no longer valid")
-    client.granted, client.user = granted, granted.user
+    client.admit(granted)
     if granted.expires is not None:
         left = granted.expires - time()
         if left <= 0:
@@ -90,11 +94,11 @@ def admit(client: Client, granted: Allow) -> None:
         client.expires = asyncio.get_running_loop().call_later(left, client.end, expired)
 
 
-async def _decision(work: Coroutine[Any, Any, T], *, immediate: bool = False) -> T:
+async def _decision(work: Coroutine[Any, Any, T], seconds: float = AUTHENTICATION, *, immediate: bool = False) -> T:
     try:
         if immediate:
             return await work
-        async with asyncio.timeout(AUTHENTICATION):
+        async with asyncio.timeout(seconds):
             return await work
     except (Exception, asyncio.CancelledError) as error:
         if ends_task(error):

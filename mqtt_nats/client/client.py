@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.access.authenticator import ANONYMOUS
+from mqtt_nats.access.authenticator import ANONYMOUS, Allow
 from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refuse
@@ -74,6 +74,7 @@ class Client(JobRunner):
     __slots__ = (
         "__weakref__",
         "access",
+        "admitted_at",
         "asked",
         "durable_side",
         "epoch",
@@ -129,6 +130,8 @@ class Client(JobRunner):
         """Error for which the gateway has ended the connection; None = it has not."""
         self.access, self.granted = access, ANONYMOUS
         """The authentication of the listener, and its decision; `ANONYMOUS` until then."""
+        self.admitted_at = 0.0
+        """Loop time in seconds at which the client was authenticated; 0 = it was not yet."""
         self.expires: asyncio.TimerHandle | None = None
         """Timer that ends the connection when the credentials expire; None = they do not expire."""
         self.guarded: Guard | None = None
@@ -345,10 +348,15 @@ class Client(JobRunner):
         """Whether the rules withhold a message of a subscription of this QoS; a withheld message is counted."""
         return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
 
+    def admit(self, granted: Allow) -> None:
+        """Set the decision of the authentication."""
+        self.granted, self.user = granted, granted.user
+        self.admitted_at = asyncio.get_running_loop().time()
+
     @property
     def unanswered(self) -> bool:
-        """True while CONNECT waits and the session is not claimed yet."""
-        return self.state is State.OPENING and not self.epoch
+        """True while the CONNECT of an authenticated client waits and the session is not claimed yet."""
+        return self.state is State.OPENING and not self.epoch and self.admitted_at > 0
 
     def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
         """Add a subscription of the client to the routing table of this gateway."""

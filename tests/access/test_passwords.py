@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of users and hashed passwords, and the command that edits it."""
 
+import base64
+import hashlib
 import os
+import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from argon2 import PasswordHasher
 from click.testing import CliRunner
 
 from mqtt_nats.access import passwords
-from mqtt_nats.access.passwords import PasswordHash, PasswordUsers, delete_user, load, set_password
+from mqtt_nats.access.passwords import PasswordHash, PasswordUsers, delete_user, load, replace_hashes, set_password
+from mqtt_nats.access.settings import PEOPLE_COST, Cost, parse_cost
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
 from tests.harness.nats import ROOT
 
-CHEAP = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+CHEAP = Cost(64, 1, 1)
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "DEVICE_COST", CHEAP)
 
 
 def test_users_and_their_passwords(file: Path) -> None:
@@ -41,7 +45,7 @@ def test_users_and_their_passwords(file: Path) -> None:
     assert found is not None
     assert users.verify("a:b", b"p:q") is not None
     text = file.read_text(encoding="utf-8")
-    assert "$argon2id$v=19$m=19456,t=2,p=1$" in text
+    assert "$argon2id$v=19$m=4096,t=1,p=1$" in text
     assert "pen" not in text
     assert str(found) not in repr(found)
     assert "argon2" not in repr(found)
@@ -145,6 +149,17 @@ HASH = f"$argon2id$v=19$m=64,t=1,p=1${'A' * 22}${'A' * 43}"
         (f"ann:{HASH.replace('p=1', 'p=65')}\n", "p from 1 to 64"),
         ("ann:$argon2i$v=19$m=64,t=1,p=1$AAAAAAAAAAAAAAAAAAAAAA$AAAAAAAAAAAAAAAAAAAAAA\n", "expected user:"),
         ("ann:SCRAM-SHA-256$4096:AAAA$AAAA:AAAA\n", "expected user:$argon2id$"),
+        ("ann:$7$101$AAAA\n", "the hash must be $7$<iterations>"),
+        ("ann:$7$\n", "the hash must be $7$<iterations>"),
+        (f"ann:$6$101$AAAA${'A' * 86}==\n", "the hash must be $7$<iterations>"),
+        (f"ann:$7$101$!${'A' * 86}==\n", "the hash must be $7$<iterations>"),
+        (f"ann:$7$101$AAAA${'A' * 84}\n", "the hash must be $7$<iterations>"),
+        (f"ann:$7$x$AAAA${'A' * 86}==\n", "iterations of $7$ must be a number"),
+        (f"ann:$7$1000001$AAAA${'A' * 86}==\n", "iterations of $7$ must be from 1 to 1000000"),
+        (f"ann:$digest$md5,prefix$AAAA${'A' * 22}==\n", "the hash must be $7$<iterations>"),
+        (f"ann:$digest$sha256,prefix$AAAA${'A' * 22}==\n", "the hash must be $7$<iterations>"),
+        (f"ann:$digest$sha256,middle$AAAA${'A' * 43}=\n", "the hash must be $7$<iterations>"),
+        (f"ann:$7$0$AAAA${'A' * 86}==\n", "iterations of $7$ must be from 1 to 1000000"),
     ],
 )
 def test_lines_that_are_refused(file: Path, text: str, named: str) -> None:
@@ -156,6 +171,80 @@ def test_lines_that_are_refused(file: Path, text: str, named: str) -> None:
     assert str(file) in message
     assert "\n" not in message
     assert "pencil" not in message
+
+
+def mosquitto_line(scheme: str, password: bytes, salt: bytes = b"twelve bytes") -> str:
+    """The text of an entry as mosquitto_passwd writes it, or of one of EMQX with the place of the salt as scheme."""
+    salted = base64.b64encode(salt).decode()
+    if scheme in ("prefix", "suffix"):
+        made = hashlib.sha256(salt + password if scheme == "prefix" else password + salt).digest()
+        return f"$digest$sha256,{scheme}${salted}${base64.b64encode(made).decode()}"
+    if scheme == "7":
+        digest = hashlib.pbkdf2_hmac("sha512", password, salt, 101)
+        return f"$7$101${salted}${base64.b64encode(digest).decode()}"
+    return f"$6${salted}${base64.b64encode(hashlib.sha512(password + salt).digest()).decode()}"
+
+
+@pytest.mark.parametrize("scheme", ["7", "6", "prefix", "suffix"])
+def test_hashes_of_other_brokers(file: Path, scheme: str) -> None:
+    """The right password fits, also beside a tenant; its replacement is always the same Argon2id hash."""
+    file.write_text(f"ann:{mosquitto_line(scheme, b'pencil')}:acme\n", encoding="utf-8")
+    users = PasswordUsers(load(file))
+    found = users.verify("ann", b"pencil")
+    assert found is not None
+    assert found.foreign
+    for name, password in (("ann", b"pen"), ("ann", b""), ("bob", b"pencil")):
+        assert users.verify(name, password) is None
+    new = found.replaced(b"pencil", CHEAP)
+    assert new == found.replaced(b"pencil", CHEAP)
+    assert not new.foreign
+    assert new.fits(b"pencil")
+    assert not new.fits(b"pen")
+    assert str(new).startswith("$argon2id$v=19$m=64,t=1,p=1$")
+    assert str(new).endswith(":acme")
+    other = PasswordHash(mosquitto_line(scheme, b"pencil", b"another salt"))
+    assert other.replaced(b"pencil", CHEAP).text != new.text
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_passwd") is None, reason="mosquitto_passwd is not installed")
+def test_a_file_of_mosquitto_passwd(file: Path) -> None:
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(file), "ann", "pencil"], check=True, timeout=30)
+    subprocess.run(["mosquitto_passwd", "-b", "-H", "sha512", str(file), "bob", "pen"], timeout=30, capture_output=True)
+    users = PasswordUsers(load(file))
+    found = users.verify("ann", b"pencil")
+    assert found is not None
+    assert found.foreign
+    assert users.verify("ann", b"pen") is None
+
+
+@pytest.mark.usefixtures("cheap")
+def test_replaced_hashes_in_the_file(file: Path) -> None:
+    """An entry that somebody has changed meanwhile stays."""
+    ann, bob = (PasswordHash(mosquitto_line("7", name)) for name in (b"ann", b"bob"))
+    file.write_text(f"ann:{ann}\nbob:{bob}\n", encoding="utf-8")
+    changes = {name: (old, old.replaced(name.encode(), CHEAP)) for name, old in (("ann", ann), ("bob", bob))}
+    set_password(file, "bob", "another")
+    replace_hashes(file, {**changes, "gone": (ann, bob)})
+    users = PasswordUsers(load(file))
+    assert users.find("ann") == changes["ann"][1]
+    assert users.verify("bob", b"another") is not None
+    assert users.find("gone") is None
+
+
+def test_costs() -> None:
+    assert parse_cost("m=19456,t=2,p=1") == PEOPLE_COST
+    assert str(PEOPLE_COST) == "m=19456,t=2,p=1"
+    for text, named in (
+        ("", "expected m=<KiB>"),
+        ("m=64,t=1", "expected m=<KiB>"),
+        ("m=64,t=1,p=1 ", "expected m=<KiB>"),
+        ("m=7,t=1,p=1", "m must be from 8"),
+        ("m=1048577,t=1,p=1", "m must be from 8"),
+        ("m=64,t=0,p=1", "t must be from 1"),
+        ("m=64,t=1,p=65", "p from 1 to 64"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(named)):
+            parse_cost(text)
 
 
 def test_files_that_are_refused(file: Path) -> None:
@@ -216,9 +305,20 @@ def test_the_command_and_tenants(file: Path) -> None:
     done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--tenant", "acme"], input="pencil\n")
     assert (done.exit_code, done.output, load(file)["ann"].tenant) == (0, "ann added\n", "acme")
     for more in ("--scram", "--delete"):
-        done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--tenant", "duck", more], input="x\n")
-        assert done.exit_code == 2
-        assert "--tenant is for users with a password" in done.output
+        for option in (("--tenant", "duck"), ("--cost", "m=64,t=1,p=1")):
+            done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", *option, more], input="x\n")
+            assert done.exit_code == 2
+            assert f"{option[0]} is for users with a password" in done.output
+
+
+def test_the_command_and_costs(file: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--cost", "m=72,t=3,p=2"], input="pencil\n")
+    assert (done.exit_code, done.output) == (0, "ann added\n")
+    assert "ann:$argon2id$v=19$m=72,t=3,p=2$" in file.read_text(encoding="utf-8")
+    done = runner.invoke(command, ["passwd", str(file), "ann", "--stdin", "--cost", "high"], input="pencil\n")
+    assert done.exit_code == 2
+    assert "--cost: expected m=<KiB>,t=<passes>,p=<lanes>" in done.output
 
 
 @pytest.mark.usefixtures("cheap")

@@ -2,6 +2,8 @@
 """Work for CONNECTs: so much at the same time, so many that wait, and a flood from one address keeps nobody out."""
 
 import asyncio
+import errno
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,14 +12,15 @@ import pytest
 
 from mqtt_nats.access import passwords
 from mqtt_nats.access.authenticator import IGNORE, Allow, Denied
-from mqtt_nats.access.passwords import PasswordHash, set_password
+from mqtt_nats.access.passwords import PasswordHash, load, set_password
 from mqtt_nats.access.settings import PasswordSettings
 from mqtt_nats.authenticators.admission_queue import Crowd
 from mqtt_nats.authenticators.passwords import PasswordFile
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import MqttError, ReasonCode
 from tests.access.test_chain import credentials
-from tests.access.test_passwords import CHEAP
+from tests.access.test_passwords import CHEAP, mosquitto_line
+from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
 
@@ -126,7 +129,7 @@ async def test_work_that_fails() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "DEVICE_COST", CHEAP)
     found = tmp_path / "passwords"
     set_password(found, "ann", "pencil")
     return found
@@ -184,6 +187,113 @@ async def test_a_change_while_a_password_is_verified(file: Path, monkeypatch: py
     users.reload()()
     go.set()
     assert isinstance(await checking, Denied)
+    monkeypatch.setattr(PasswordHash, "fits", fits)
+    assert isinstance(await users.check(credentials("ann", b"pencil")), Denied)
+    assert isinstance(await users.check(credentials("ann", b"another")), Allow)
+    await users.close()
+
+
+async def test_who_comes_back_soon_costs_no_computation(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the file is read again; a wrong password is verified each time."""
+    verified: list[bytes] = []
+    fits = PasswordHash.fits
+
+    def spy(self: PasswordHash, password: bytes) -> bool:
+        verified.append(password)
+        return fits(self, password)
+
+    monkeypatch.setattr(PasswordHash, "fits", spy)
+    users = known(file)
+    admitted = []
+    for _ in range(3):
+        found = await users.check(credentials("ann", b"pencil"))
+        assert isinstance(found, Allow)
+        admitted.append(found)
+    assert verified == [b"pencil"]
+    for _ in range(2):
+        assert isinstance(await users.check(credentials("ann", b"pen")), Denied)
+    assert verified == [b"pencil", b"pen", b"pen"]
+    users.reload()()
+    assert all(one.valid() for one in admitted)
+    assert isinstance(await users.check(credentials("ann", b"pencil")), Allow)
+    assert verified == [b"pencil", b"pen", b"pen", b"pencil"]
+    set_password(file, "ann", "pencil")  # another salt
+    users.reload()()
+    assert not any(one.valid() for one in admitted)
+    await users.close()
+
+
+# -- hashes of mosquitto --------------------------------------------------------------------------
+
+
+def of_mosquitto(path: Path) -> Path:
+    path.write_text(
+        "".join(f"{name}:{mosquitto_line('7', name.encode())}\n" for name in ("ann", "bob", "sue")), encoding="utf-8"
+    )
+    return path
+
+
+def schemes(path: Path) -> dict[str, str]:
+    return {name: entry.scheme for name, entry in load(path).items()}
+
+
+async def test_hashes_of_mosquitto_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one write, of those who have logged in; connections outlive it, and reloads before and after it."""
+    monkeypatch.setattr("mqtt_nats.authenticators.passwords.WRITE_PAUSE", 0.05)
+    file = of_mosquitto(tmp_path / "passwords")
+    users, others = (PasswordFile(PasswordSettings(type="password", file=file, cost="m=64,t=1,p=1")) for _ in "12")
+    both = [await users.check(credentials(name, name.encode())) for name in ("ann", "bob")]
+    both += await asyncio.gather(*(users.check(credentials("ann", b"ann")) for _ in range(4)))
+    both.append(await others.check(credentials("ann", b"ann")))
+    assert isinstance(await users.check(credentials("sue", b"wrong")), Denied)
+    users.reload()()  # before anything is written
+    keeping = asyncio.create_task(users.keep())
+    await aeventually(lambda: schemes(file)["bob"] != "$7$101")
+    assert schemes(file) == dict.fromkeys(("ann", "bob"), "$argon2id$v=19$m=64,t=1,p=1") | {"sue": "$7$101"}
+    for one in (users, others):
+        one.reload()()
+    for found in both:
+        assert isinstance(found, Allow)
+        assert found.valid()
+    assert isinstance(await users.check(credentials("ann", b"ann")), Allow)
+    assert isinstance(await users.check(credentials("sue", b"sue")), Allow)
+    await aeventually(lambda: schemes(file)["sue"] != "$7$101")
+    keeping.cancel()
+    for one in (users, others):
+        await one.close()
+
+
+async def test_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning; users get in, also after a reload, which keeps their connections."""
+    monkeypatch.setattr("mqtt_nats.authenticators.passwords.WRITE_PAUSE", 0.01)
+    tries: list[None] = []
+
+    def refuse(*_: object) -> None:
+        tries.append(None)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("mqtt_nats.access.user_file.os.fsync", refuse)
+    file = of_mosquitto(tmp_path / "passwords")
+    users = PasswordFile(PasswordSettings(type="password", file=file, cost="m=64,t=1,p=1"))
+    keeping = asyncio.create_task(users.keep())
+    found = []
+    for number, name in enumerate(("ann", "bob"), 1):
+        found.append(await users.check(credentials(name, name.encode())))
+        await aeventually(lambda number=number: len(tries) == number)  # type: ignore[misc]
+    users.reload()()
+    for one in found:
+        assert isinstance(one, Allow)
+        assert one.valid()
+    assert isinstance(await users.check(credentials("ann", b"ann")), Allow)
+    said = [one.getMessage() for one in caplog.records if "hashes of other brokers" in one.getMessage()]
+    assert said == [
+        f"authenticator password: hashes of other brokers stay in the file: cannot write the users to {file}: "
+        "Read-only file system"
+    ]
+    assert set(schemes(file).values()) == {"$7$101"}
+    keeping.cancel()
     await users.close()
 
 

@@ -29,7 +29,7 @@ CONFIG = f"accounts {{ {', '.join(_EACH)} }}"
 
 @pytest.fixture
 def inside(nats_factory: NatsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "DEVICE_COST", CHEAP)
     users = tmp_path / "passwords"
     set_password(users, "ann", "pw", "acme")
     tenants = {"acme": {"nats_user": "acme", "nats_password": "pw"}}

@@ -116,7 +116,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def place(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "DEVICE_COST", CHEAP)
     service.answer = lambda path, body: (200, b'{"result": "ignore"}')
     return Place(tmp_path, service)
 

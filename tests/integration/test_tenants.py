@@ -115,7 +115,7 @@ def place(accounts: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         {"listen": "127.0.0.1:0", "tenant": "duck", "allow_anonymous": True, "durable_sessions": False},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "HASHER", CHEAP)
+        patch.setattr(passwords, "DEVICE_COST", CHEAP)
         for name, user in USERS.items():
             set_password(users, user, "pw", None if name == "own" else name)
         set_password(users, "bad", "pw", "nowhere")
@@ -351,7 +351,7 @@ def test_a_hook_says_the_tenant(place: Place) -> None:
 
 def test_a_user_who_is_of_another_tenant_now(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is connected has to come again, and then is there."""
-    monkeypatch.setattr(passwords, "HASHER", CHEAP)
+    monkeypatch.setattr(passwords, "DEVICE_COST", CHEAP)
     set_password(place.users, "eve", "pw", "acme")
     place.running.reload()
     connect = raw5.connect("eve", flags=0xC0, tail=field("eve") + field("pw"))

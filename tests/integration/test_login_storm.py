@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices with passwords that all come back at once: everybody gets in, and how long it takes."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mqtt_nats.access.passwords import hash_password
+from mqtt_nats.access.settings import DEVICE_COST, PEOPLE_COST, Cost
+from mqtt_nats.load.packets import connect
+from tests.conftest import GatewayFactory
+from tests.harness.nats import NatsServer
+
+pytestmark = pytest.mark.anyio
+
+DEVICES = 2000
+SECONDS_MOST = 10.0
+ACCEPTED = bytes((0x20, 2, 0, 0))
+
+
+def users(path: Path, count: int, cost: Cost) -> Path:
+    path.write_text(
+        "".join(f"device-{number}:{hash_password(b'pw-%d' % number, cost)}\n" for number in range(count)),
+        encoding="utf-8",
+    )
+    return path
+
+
+async def log_in(port: int, number: int) -> tuple[bytes, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    name = f"device-{number}"
+    writer.write(connect(name, clean=True, user=name, password=f"pw-{number}"))
+    return await reader.readexactly(4), writer
+
+
+async def storm(port: int, count: int) -> tuple[list[bytes], float]:
+    """Log all devices in at once, and end their connections; the CONNACKs, and the seconds until the last."""
+    begun = time.monotonic()
+    found = await asyncio.gather(*(log_in(port, number) for number in range(count)))
+    seconds = time.monotonic() - begun
+    for _, writer in found:
+        writer.close()
+    await asyncio.gather(*(writer.wait_closed() for _, writer in found))
+    return [answer for answer, _ in found], seconds
+
+
+def report(seconds: Sequence[float], what: str) -> None:
+    print(f"\n{what}: {DEVICES} log-ins in {', '.join(f'{one:.1f}' for one in seconds)} s")
+
+
+async def test_costly_hashes_make_clients_wait_and_refuse_nobody(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """200 log-ins take longer than five seconds on a busy machine: all clients are let in, in their turn."""
+    cost = Cost(PEOPLE_COST.memory, 2 * PEOPLE_COST.passes, 1)
+    gateway = gateway_factory(nats_server, "--password-file", str(users(tmp_path / "users", 200, cost)))
+    answers, _ = await storm(gateway.port, 200)
+    assert answers == [ACCEPTED] * 200
+
+
+@pytest.mark.long
+async def test_all_devices_of_a_site_are_in_within_ten_seconds(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """With a hash of the default cost for each device, and then from the cache of verified passwords."""
+    file = users(tmp_path / "users", DEVICES, DEVICE_COST)
+    gateway = gateway_factory(nats_server, "--password-file", str(file))
+    took = []
+    for _ in range(2):
+        answers, seconds = await storm(gateway.port, DEVICES)
+        assert answers == [ACCEPTED] * DEVICES
+        took.append(seconds)
+    report(took, f"{DEVICE_COST}, at first and from the cache")
+    assert max(took) < SECONDS_MOST
