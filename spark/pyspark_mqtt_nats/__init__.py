@@ -5,12 +5,32 @@ Spark finds this package by its name: `spark.read.format("mqtt_nats")` needs no 
 in each Python worker, so the package imports its modules only when `DefaultSource` is used.
 """
 
+import os
+import sys
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_mqtt_nats.source import MqttNatsSource as DefaultSource
 
-__all__ = ["DefaultSource"]
+__all__ = ["DefaultSource", "prepare"]
+
+
+def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Prepare this process for a Spark session: find a Java, and choose the interpreter of the Python workers.
+
+    Spark starts its workers as `python3` of PATH unless PYSPARK_PYTHON is set. That is another interpreter, without
+    this package, when a script is run by `.venv/bin/python` outside an activated environment. So PYSPARK_PYTHON is set
+    to the interpreter of this process, unless it is set already. A script that spark-submit runs is left alone.
+
+    Call it before the session is made. Raises JavaError when no Java is usable.
+    """
+    from pyspark_mqtt_nats import java
+
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return
+    java.ensure(environ)
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def __getattr__(name: str) -> Any:

