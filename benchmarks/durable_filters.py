@@ -18,8 +18,8 @@ from benchmarks import peers
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.storing import Connection
-from mqtt_nats.load import packets
-from mqtt_nats.load.packets import PUBACK, Layout
+from mqtt_nats.mqtt_clients.load import packets
+from mqtt_nats.mqtt_clients.load.packets import PUBACK, Layout
 
 PATIENCE_S: Final = 60.0
 

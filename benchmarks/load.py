@@ -23,8 +23,17 @@ from benchmarks.job import CONNECT_TIMEOUT, CROWD_TIMEOUT, LINGER, ROOT, Job, Me
 from benchmarks.natsclients import NatsPublisher, NatsSubscriber
 from benchmarks.scenarios import Scenario, select
 from benchmarks.stored import drain, retained
-from mqtt_nats.load.clients import Client, Holder, Idle, LoadError, Loop, Publisher, Subscriber, connect_all
-from mqtt_nats.load.packets import DeliveryError, Verifier
+from mqtt_nats.mqtt_clients.load.clients import (
+    Client,
+    Holder,
+    Idle,
+    LoadError,
+    Loop,
+    Publisher,
+    Subscriber,
+    connect_all,
+)
+from mqtt_nats.mqtt_clients.load.packets import DeliveryError, Verifier
 
 DRAIN_TIMEOUT = 45.0
 """Longer than the 30 s after which nats-server repeats a PUBREL that its listener has lost track of."""

@@ -19,10 +19,10 @@ from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.scenarios import USER
-from mqtt_nats.load import packets
-from mqtt_nats.load.answers import packet_at
-from mqtt_nats.load.clients import Client, Connection, Greeting, Loop, connect_all
-from mqtt_nats.load.packets import Layout
+from mqtt_nats.mqtt_clients.load import packets
+from mqtt_nats.mqtt_clients.load.answers import packet_at
+from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, connect_all
+from mqtt_nats.mqtt_clients.load.packets import Layout
 
 SETTLE: Final = 1.5
 """Seconds in which what was begun is written and let go of."""

@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m mqtt_nats`` is the command ``mqtt-nats``."""
+"""The command ``mqtt-nats``, also ``python -m mqtt_nats``. MQTT clients start without the modules of the gateway."""
 
-from mqtt_nats.cli import main
+import sys
+from typing import Final
+
+CLIENTS: Final = ("pub", "sub", "request")
+"""Commands that are MQTT clients: they are short-lived, and the gateway's modules take longer to load than they run."""
+
+
+def main() -> None:
+    """Entry point: run the command line and exit."""
+    if sys.argv[1:2] and sys.argv[1] in CLIENTS:
+        from mqtt_nats.mqtt_clients.commands import COMMANDS
+
+        name = sys.argv[1]
+        COMMANDS[name].main(sys.argv[2:], prog_name=f"mqtt-nats {name}")
+    else:
+        from mqtt_nats.cli import main as run
+
+        run()
+
 
 if __name__ == "__main__":
     main()

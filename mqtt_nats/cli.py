@@ -32,6 +32,7 @@ from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
 from mqtt_nats.ctl.group import Ctl
+from mqtt_nats.mqtt_clients.commands import COMMANDS
 from mqtt_nats.transport.listener_settings import Bound, join_address
 
 log = logging.getLogger("mqtt_nats.gateway")
@@ -176,9 +177,13 @@ def spark(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[HOST:PORT] [OPTIONS]")
 def bench(arguments: tuple[str, ...]) -> None:
     """Load an MQTT broker with messages, and say how fast it was; `bench --help` says more."""
-    from mqtt_nats.load.command import bench as run_bench  # not needed by gateways
+    from mqtt_nats.mqtt_clients.load.command import bench as run_bench  # not needed by gateways
 
     run_bench.main(list(arguments), prog_name="mqtt-nats bench")
+
+
+for client in COMMANDS.values():
+    command.add_command(client)
 
 
 @command.command()
@@ -284,7 +289,7 @@ def _hints(settings: Settings, addresses: list[Bound]) -> list[str]:
     if settings.acl_file is None and len(plain) == len(open_to_all) == 1:
         (bound,) = plain
         client = f"-h {'127.0.0.1' if bound.host in ('0.0.0.0', '::') else bound.host} -p {bound.port}"
-        found += [f"mosquitto_sub {client} -t 'home/#' -v", f"mosquitto_pub {client} -t home/kitchen -q 1 -m 21.5"]
+        found += [f"mqtt-nats sub {client} -t 'home/#' -v", f"mqtt-nats pub {client} -t home/kitchen -q 1 -m 21.5"]
     if settings.nats_nkey is not None and seed_for(settings.data, settings.nats) == settings.nats_nkey:
         context = shlex.quote(str((settings.data / CONTEXT).resolve()))
         return [*found, f"export NATS_CONTEXT={context}", "nats stream ls -a"]

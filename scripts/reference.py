@@ -21,7 +21,7 @@ from mqtt_nats.config.options import default_text
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from mqtt_nats.transport.listener_settings import ListenerSettings
 from mqtt_streams.definitions import EVERY, load_definition
-from scripts import packages
+from scripts import comparison, packages
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -235,6 +235,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "streams": streams,
     "packages": packages.table,
     "package_diagram": packages.diagram,
+    "comparison": comparison.table,
 }
 
 _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -242,7 +243,7 @@ _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Every page with such parts, as it should be."""
-    for path in sorted((ROOT / "docs").rglob("*.md")):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if _PART.search(text):
             yield path, _PART.sub(lambda one: f"<!-- begin: {one[1]} -->\n{TABLES[one[1]]()}\n<!-- end -->", text)

@@ -183,10 +183,10 @@ TLS = Bound("127.0.0.1", 8883, "tls")
 @pytest.mark.parametrize(
     ("given", "bound", "hints"),
     [
-        ({"allow_anonymous": True, "listen": "0.0.0.0:1884"}, TCP, ["mosquitto_sub", "mosquitto_pub", "nats"]),
-        ({"nats": "tls://h:1"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
-        ({"nats_user": "u", "nats_password": "p"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
-        ({"nats": "nats://u:p@h:1"}, TCP, ["mosquitto_sub", "mosquitto_pub"]),
+        ({"allow_anonymous": True, "listen": "0.0.0.0:1884"}, TCP, ["mqtt-nats sub", "mqtt-nats pub", "nats"]),
+        ({"nats": "tls://h:1"}, TCP, ["mqtt-nats sub", "mqtt-nats pub"]),
+        ({"nats_user": "u", "nats_password": "p"}, TCP, ["mqtt-nats sub", "mqtt-nats pub"]),
+        ({"nats": "nats://u:p@h:1"}, TCP, ["mqtt-nats sub", "mqtt-nats pub"]),
         ({"password_file": __file__}, TCP, ["nats"]),
         ({"acl_file": __file__}, TCP, ["nats"]),
         (
@@ -208,7 +208,10 @@ def test_hints_are_commands_that_work_with_the_settings(
     _announce(Settings.load(given), [bound])
     shown = capsys.readouterr().out
     assert shown.startswith(f"mqtt-nats {__version__} ")
-    assert [line.split()[0] for line in shown.partition("Try in other terminals:\n")[2].splitlines()] == hints
+    assert [
+        " ".join(line.split()[: 2 if "mqtt-nats" in line else 1])
+        for line in shown.partition("Try in other terminals:\n")[2].splitlines()
+    ] == hints
     assert "0.0.0.0 -p" not in shown
 
 

@@ -27,8 +27,10 @@ DEFAULT: Final = "default"
 LEASE_LEAST: Final = 20
 """Least seconds of `gateway_lease` that are safe in a cluster."""
 
-OTHERS: Final = frozenset(f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD"))
-"""Environment variables of `mqtt-nats spark` and `mqtt-nats bench`."""
+OTHERS: Final = frozenset(
+    f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD", "CLIENT_PASSWORD")
+)
+"""Environment variables of the other commands: `mqtt-nats spark`, `bench`, `pub`, `sub` and `request`."""
 
 _KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
 """Environment variables that Kubernetes makes for services whose names begin with the gateway's prefix."""

@@ -25,7 +25,16 @@ COUNTING = ("admission", "bans", "bucket", "flapping", "limit_settings", "networ
 FORBIDDEN = {
     "mqtt_nats.codec": (*IO, "mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats", "nats"),
     "mqtt_nats.protocol": (*IO, "mqtt_nats", "pyspark_mqtt_nats", "nats"),
-    "mqtt_nats.load": ("asyncio", "mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats", "nats"),
+    "mqtt_nats.mqtt_clients": (
+        "asyncio",
+        "anyio",
+        "mqtt_nats",
+        "mqtt_streams",
+        "pyspark_mqtt_nats",
+        "nats",
+        "pydantic",
+    ),
+    "mqtt_nats.mqtt_clients.load": ("asyncio", "mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats", "nats"),
     "mqtt_nats.pubsub": ("mqtt_nats.protocol", "mqtt_nats.transport.listener", "nats", "socket"),
     "mqtt_nats.backbone": ("mqtt_nats.codec", "mqtt_nats.protocol"),
     "mqtt_nats.access": ("asyncio", "anyio", "nats", "mqtt_streams", "mqtt_nats.protocol", "mqtt_nats.backbone"),
@@ -38,7 +47,8 @@ FORBIDDEN = {
 ALLOWED = {
     "mqtt_nats.codec": ("mqtt_nats.codec",),
     "mqtt_nats.protocol": ("mqtt_nats.protocol", "mqtt_nats.codec"),
-    "mqtt_nats.load": ("mqtt_nats.load",),
+    "mqtt_nats.mqtt_clients": ("mqtt_nats.mqtt_clients", "mqtt_nats.codec", "mqtt_nats.protocol.qos2_receiver"),
+    "mqtt_nats.mqtt_clients.load": ("mqtt_nats.mqtt_clients.load",),
 }
 
 MAX_LINES = 500

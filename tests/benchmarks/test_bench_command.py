@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 
 from mqtt_nats.access.passwords import set_password
 from mqtt_nats.cli import command
-from mqtt_nats.load.bench import Plan, _Run
-from mqtt_nats.load.command import bench
-from mqtt_nats.load.packets import DeliveryError
+from mqtt_nats.mqtt_clients.load.bench import Plan, _Run
+from mqtt_nats.mqtt_clients.load.command import bench
+from mqtt_nats.mqtt_clients.load.packets import DeliveryError
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -128,7 +128,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_an_error(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that was never sent is one that has not come."""
-    monkeypatch.setattr("mqtt_nats.load.bench.SETTLED", 1.0)
+    monkeypatch.setattr("mqtt_nats.mqtt_clients.load.bench.SETTLED", 1.0)
     run = _Run(Plan("127.0.0.1", gateway.port, 1, 1, qos=0))
     try:
         run.join()
@@ -160,7 +160,7 @@ def test_a_run_lasts_until_something_arrives(gateway: Gateway) -> None:
 
 
 def test_a_broker_that_delivers_nothing(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtt_nats.load.bench.SETTLED", 0.2)
+    monkeypatch.setattr("mqtt_nats.mqtt_clients.load.bench.SETTLED", 0.2)
     run = _Run(Plan("127.0.0.1", gateway.port, 1, 1, qos=0))
     try:
         run.join()

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from benchmarks.natsclients import NatsGreeting, NatsSubscriber, layout_of
-from mqtt_nats.load.clients import Client, Loop
-from mqtt_nats.load.packets import (
+from mqtt_nats.mqtt_clients.load.clients import Client, Loop
+from mqtt_nats.mqtt_clients.load.packets import (
     MAX_BATCH,
     PUBACK,
     PUBREC,

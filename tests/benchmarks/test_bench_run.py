@@ -16,7 +16,7 @@ from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
 from benchmarks.job import Job
 from benchmarks.scenarios import select
-from mqtt_nats.load.packets import DeliveryError
+from mqtt_nats.mqtt_clients.load.packets import DeliveryError
 
 SLOWLY = 300
 """Messages per second where a scenario has a rate: other tests run at the same time."""

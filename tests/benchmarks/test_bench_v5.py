@@ -17,9 +17,9 @@ from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
 from benchmarks.job import Job
 from benchmarks.scenarios import select
-from mqtt_nats.load.answers import Limits, RefusedError, connack, packet_at, shorten, suback
-from mqtt_nats.load.clients import Client, LoadError, Loop, Publisher, connect_all
-from mqtt_nats.load.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
+from mqtt_nats.mqtt_clients.load.answers import Limits, RefusedError, connack, packet_at, shorten, suback
+from mqtt_nats.mqtt_clients.load.clients import Client, LoadError, Loop, Publisher, connect_all
+from mqtt_nats.mqtt_clients.load.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from tests.benchmarks.test_bench_run import SLOWLY
 
 PROPERTIES = bytes.fromhex("03000161 26000162000163")

@@ -18,7 +18,8 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.check_config import OTHERS, _text, _unsafe, check
-from mqtt_nats.load.command import bench
+from mqtt_nats.mqtt_clients.commands import pub
+from mqtt_nats.mqtt_clients.load.command import bench
 from pyspark_mqtt_nats.jobs.flags import HIDDEN, secret_name
 from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed
 
@@ -243,7 +244,8 @@ def test_the_admin_listener_without_its_extra(monkeypatch: pytest.MonkeyPatch) -
 def test_variables_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the environment of who uses these as well."""
     variables = [secret_name(name) for name in HIDDEN]
-    variables += [one.envvar for one in bench.params if isinstance(one, click.Option) and isinstance(one.envvar, str)]
+    options = [one for one in (*bench.params, *pub.params) if isinstance(one, click.Option)]
+    variables += [one.envvar for one in options if isinstance(one.envvar, str)]
     assert set(variables) == OTHERS
     for variable in variables:
         monkeypatch.setenv(variable, "hunter2")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mqtt_nats.load.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, DeliveryError
+from mqtt_nats.mqtt_clients.load.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, DeliveryError
 
 CONNACK, SUBACK, DISCONNECT = 0x20, 0x90, 0xE0
 

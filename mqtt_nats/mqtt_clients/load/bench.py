@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mqtt_nats.load.clients import Client, Greeting, LoadError, Loop, Publisher, Subscriber, connect_all
-from mqtt_nats.load.packets import DeliveryError, Layout, Verifier
+from mqtt_nats.mqtt_clients.load.clients import Client, Greeting, LoadError, Loop, Publisher, Subscriber, connect_all
+from mqtt_nats.mqtt_clients.load.packets import DeliveryError, Layout, Verifier
 
 PATIENCE: Final = 60.0
 """Seconds in which clients are connected."""

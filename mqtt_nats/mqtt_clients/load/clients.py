@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mqtt_nats.load import answers, packets
-from mqtt_nats.load.answers import Limits, RefusedError
-from mqtt_nats.load.packets import Batch, DeliveryError, Layout, Verifier
+from mqtt_nats.mqtt_clients.load import answers, packets
+from mqtt_nats.mqtt_clients.load.answers import Limits, RefusedError
+from mqtt_nats.mqtt_clients.load.packets import Batch, DeliveryError, Layout, Verifier
 
 _READ = 256 * 1024
 _SAMPLES = 1_000_000

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 import click
 
-from mqtt_nats.load.bench import DeliveryError, LoadError, Outcome, Plan, measure
+from mqtt_nats.mqtt_clients.load.bench import DeliveryError, LoadError, Outcome, Plan, measure
 
 OPTIONS = {
     "publishers": (click.IntRange(1, 99_999), "Clients that publish."),
