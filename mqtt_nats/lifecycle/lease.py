@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
 from functools import partial
@@ -39,6 +40,10 @@ log = logging.getLogger("mqtt_nats.broker")
 
 RENEWALS: Final = 4
 """Number of renewals in the time that a lease lasts."""
+
+WATCHING: Final = 4
+"""Number of gateways that look at the leases of all others between two renewals, on average: not every gateway does, as
+the cost would grow with the square of their number."""
 
 CONFIRMED: Final = 5.0
 """Seconds for which CONNECT waits for the renewal of the lease, or for an update of the registration."""
@@ -165,9 +170,18 @@ class Lease:
         """Check the stream of messages, and the leases of the other gateways."""
         try:
             await self.broker.generation.check()
-            await self._judge()
+            if await self.watches():
+                await self._judge()
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("leases of other gateways: %s", error)
+
+    async def watches(self) -> bool:
+        """Whether this gateway reads the leases of all others now, as `WATCHING` of all gateways do on average.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        return random.random() * await self.store.count() < WATCHING
 
     @property
     def obstacle(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.ingress.scheduled import message_due
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer
+from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
 
 if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
@@ -38,6 +39,8 @@ async def take_timers(broker: Broker) -> None:
                 ready = True
             timers = await broker.timers.fetch(WAIT, AT_ONCE)
             await asyncio.gather(*(_handle(broker, timer) for timer in timers))
+        except OthersWait:
+            await asyncio.sleep(WAIT * random.random())
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("timers: %s", error)
             ready = False  # the consumer may be gone

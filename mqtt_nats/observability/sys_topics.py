@@ -3,7 +3,8 @@
 
 Each gateway publishes its own topics below `$SYS/brokers/<gateway>/` through NATS. It also sends a report to the other
 gateways, on a subject of gateways, so that each gateway can send its own clients the sums below `$SYS/broker/` and the
-last values of all gateways.
+last values of all gateways. Where there are many gateways, only those whose clients subscribe to `$SYS` read the
+reports: else the number of reports that are read would grow with the square of the number of gateways.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ log = logging.getLogger("mqtt_nats.broker")
 MISSED: Final = 3
 """Intervals without a report after which a gateway's values are dropped."""
 
-GATEWAYS_MOST: Final = 1000
+GATEWAYS_MOST: Final = 4000
 """Most other gateways whose reports are kept."""
+
+FEW: Final = 32
+"""Number of other gateways up to which reports are read although no client wants them: a first client has the sums."""
 
 UNTOLD: Final = ("stored", "lag", "nats")
 """Counters that are in no topic, and are left out of reports."""
@@ -84,15 +88,37 @@ class System:
         """Last reports of other gateways with the time of arrival (loop time in seconds), by gateway id."""
         self._most = self._most_here = 0
         self._streams: dict[str, int] = {}
-        self._subjects: list[tuple[bytes, bytes]] = []
+        self._own = b"%b.%b" % (REPORTS, broker.identity.encode())
+        """Subject on which other gateways answer a report of this gateway."""
+        self._subjects: dict[bytes, bytes] = {}
+        """Subscriptions by subject."""
         if self._interval:
-            for subject in (REPORTS, b"%b.%b" % (REPORTS, broker.identity.encode())):
-                self._subjects.append((broker.link.subscribe_raw(subject, self._heard), subject))
+            self._read_reports()
 
     def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
-        for sid, subject in self._subjects:
+        for subject, sid in self._subjects.items():
             link.renew(sid, subject)
+
+    def _read_reports(self) -> None:
+        """Subscribe to the reports of other gateways."""
+        for subject in (REPORTS, self._own):
+            self._subjects[subject] = self._broker.link.subscribe_raw(subject, self._heard)
+
+    def _choose(self) -> bool:
+        """Read the reports of others only if there are few, or a client wants them; True: they are asked for."""
+        if self._subjects and len(self._others) <= FEW:
+            return False
+        wanted = any(self._broker.table.wanted(topic) for topic in self.values())
+        if wanted and not self._subjects:
+            self._read_reports()
+            return True
+        if self._subjects and not wanted:
+            for sid in self._subjects.values():
+                self._broker.link.unsubscribe_raw(sid)
+            self._subjects.clear()
+            self._others.clear()
+        return False
 
     async def keep(self) -> None:
         """Publish every `sys_interval` while the gateway runs."""
@@ -118,7 +144,7 @@ class System:
         self._averages.update(totals(found), seconds)
         await self._look()
         self._most_here = max(self._most_here, found["clients"])
-        first = self._report is None
+        ask = self._choose() or self._report is None
         for name in UNTOLD:
             del found[name]
         self._report = report = found | {
@@ -128,8 +154,7 @@ class System:
             "most": self._most_here,
             "streams": self._streams,
         }
-        own = self._subjects[1][1] if first else b""
-        self._tell(orjson.dumps(report), own)
+        self._tell(orjson.dumps(report), self._own if ask else b"")
         for topic, value in of_gateway(report).items():
             spread(broker, topic, value.encode(), abroad=True)
         for topic, value in self._sums().items():

@@ -5,8 +5,9 @@ Theory of operation. A PONG tells that the own server has a subscription. In a c
 subscription a moment later; messages published on them until then are missed. A request that follows the subscription
 takes the same route in the same order, so when a gateway on another server has answered the request, that server
 knows the subscription, too. One gateway per server answers: the gateways of a server form a queue group on a subject
-of the server. Gateways announce their server when they connect, and every few seconds. A server from which no answer
-comes is not asked until a gateway announces it again.
+of the server. One gateway of a server announces the server every few seconds: who hears the announcement does not
+announce the same server. A gateway that connects asks which servers there are, and one gateway of each server answers.
+A server from which no answer comes is not asked until a gateway announces it again.
 
 See docs/internals/rules.md#suback.
 """
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS
-from mqtt_streams.gateway_subjects import ECHO, HERE
+from mqtt_streams.gateway_subjects import ECHO, HERE, READS_POSITIONS
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import NatsConnection
@@ -32,7 +34,7 @@ PATIENCE: Final = 1.0
 """Maximum seconds to wait for the answers of servers."""
 
 REPEAT: Final = 5.0
-"""Seconds between two announcements of this gateway's server."""
+"""Least seconds between two announcements of a server; at most twice as many."""
 
 MOST: Final = 1000
 """Maximum number of servers that are remembered."""
@@ -59,28 +61,39 @@ class Nodes:
         self._coming: dict[NatsConnection, _Echo] = {}
         self._open: dict[bytes, _Echo] = {}
         self._count = 0
-        self._said = 0.0
+        self._announced = 0.0
+        """Loop time in seconds at which this gateway announces its server, unless another gateway does before."""
         for link in (broker.link, broker.wild, broker.shared):
             self._prefixes[link] = prefix = b"_INBOX.%b." % secrets.token_hex(11).encode()
             self._sids[link] = link.subscribe_raw(prefix + b">", self._answered)
         self._here_sid = broker.link.subscribe_raw(HERE, self._heard)
         self._echo_sid = broker.link.subscribe_raw(ECHO + _server(broker.link), self._asked, b"echo")
-        self._say(self._prefixes[broker.link] + b"here")
+        self._answer_sid = broker.link.subscribe_raw(HERE, self._answer, _server(broker.link))
+        self._inquire()
 
     def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect, maybe to another server."""
         link.renew(self._sids[link], self._prefixes[link] + b">")
         if link is self._broker.link:
             link.renew(self._here_sid, HERE)
-            link.unsubscribe_raw(self._echo_sid)
+            for sid in (self._echo_sid, self._answer_sid):
+                link.unsubscribe_raw(sid)
             self._echo_sid = link.subscribe_raw(ECHO + _server(link), self._asked, b"echo")
-            self._say(self._prefixes[link] + b"here")
+            self._answer_sid = link.subscribe_raw(HERE, self._answer, _server(link))
+            self._inquire()
 
     def tick(self, now: float) -> None:
         """Announce this gateway's server if it is time; called about once a second with loop time in seconds."""
-        if now - self._said > REPEAT:
-            self._said = now
-            self._say(b"")
+        if now >= self._announced:
+            self._postpone(now)
+            link = self._broker.link
+            own = _server(link)
+            link.out.append(b"PUB %b %d\r\n%b\r\n" % (HERE, len(own), own))
+            link.kick()
+
+    def _postpone(self, now: float) -> None:
+        """Announce this gateway's server later: at a random time, so that one of its gateways is the first."""
+        self._announced = now + REPEAT * (1 + random.random())
 
     async def fence(self, link: NatsConnection) -> None:
         """Return when every server on which a gateway publishes knows what ``link`` has subscribed so far.
@@ -146,7 +159,12 @@ class Nodes:
             self._broker.link.kick()
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if payload == _server(self._broker.link):
+            self._postpone(asyncio.get_running_loop().time())
         self._note(payload)
+
+    def _answer(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Tell a gateway that has connected of this server; of the gateways of a server one is asked."""
         if reply:
             own = _server(self._broker.link)
             self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(own), own))
@@ -156,10 +174,12 @@ class Nodes:
         if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._broker.link):
             self.others.add(node)
 
-    def _say(self, reply: bytes) -> None:
+    def _inquire(self) -> None:
+        """Announce this gateway's server, and ask for the others."""
         link = self._broker.link
-        own = _server(link)
-        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
+        own, reply = _server(link), self._prefixes[link] + b"here"
+        head = b"NATS/1.0\r\n%b\r\n\r\n" % READS_POSITIONS
+        link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))
         link.kick()
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the shared reader may be used: only while every server of sessions understands stored positions.
 
-An older gateway refuses a session that may have a position. nats-server's own MQTT listener does not refuse it, and
-would send again the messages that the session took from the shared reader of a gateway that has died. See
-docs/internals/rules.md#shared-reader.
+An older gateway refuses a session that may have a position. A question of a gateway that has connected says whether it
+can read positions: after one that does not say so every gateway looks at all registrations. Otherwise a few gateways
+look at a time. nats-server's own MQTT listener does not refuse such a session, and would send again the messages that
+the session took from the shared reader of a gateway that has died. See docs/internals/rules.md#shared-reader.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import ask_once_for_all
@@ -20,6 +22,7 @@ from mqtt_nats.shared_reader.housekeeping import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
+from mqtt_streams.gateway_subjects import HERE, READS_POSITIONS
 from mqtt_streams.gateways import POSITIONS
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
@@ -50,15 +53,22 @@ class PositionSupport:
         self._wanted = live.broker.settings.shared_reader
         self._why = ""
         self._since = 0.0
+        self._older = ""
+        """Gateway that cannot resume sessions with a position, as last seen; empty = none."""
         self._heard = asyncio.Event()
-        self._sid = b""
+        self._sids: dict[bytes, bytes] = {}
+        """Subjects of the signs for an immediate check, by subscription."""
         live.company = self
 
     def renew(self, link: NatsConnection) -> None:
         """Renew the advisory subscription on a new connection to NATS, and check at once."""
-        if self._sid:
-            link.renew(self._sid, CREATED)
+        for sid, subject in self._sids.items():
+            link.renew(sid, subject)
         self._heard.set()
+
+    def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        if reply and READS_POSITIONS not in headers:
+            self._heard.set()
 
     def _created(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         self._heard.set()
@@ -70,8 +80,9 @@ class PositionSupport:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         if self._wanted == "auto":
-            self._sid = self._live.broker.link.subscribe_raw(CREATED, self._created)
-        await ask_once_for_all(self._look)
+            subscribe = self._live.broker.link.subscribe_raw
+            self._sids = {subscribe(CREATED, self._created): CREATED, subscribe(HERE, self._connected): HERE}
+        await ask_once_for_all(partial(self._look, everybody=True))
         if not self._why:
             self._lease.may_write(V5_POSITION)
             self._live.allowed = True
@@ -82,21 +93,25 @@ class PositionSupport:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
                     await self._heard.wait()
+            heard = self._heard.is_set()
             self._heard.clear()
             try:
-                await self._look()
+                await self._look(everybody=heard or await self._lease.watches())
                 if self._why:
                     self._live.allowed = False
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
                     self._lease.may_write(V5_POSITION)
                     await self._lease.told()
-                    await self._look()
+                    await self._look(everybody=True)
                     self._live.allowed = not self._why
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = asyncio.get_running_loop().time()
                 log.debug("other gateways cannot be listed: %s", error)
 
-    async def _look(self) -> None:
+    async def _look(self, *, everybody: bool) -> None:
+        """Look for a reason against the shared reader; without ``everybody`` the gateways are those seen before."""
+        if everybody and self._wanted != "always":
+            self._older = await self._older_gateway()
         why = "" if self._wanted == "always" else await self._against()
         if why != self._why:
             self._since = asyncio.get_running_loop().time()
@@ -106,13 +121,19 @@ class PositionSupport:
     async def _against(self) -> str:
         """Return why sessions have to stay with their own consumers; empty when there is no reason."""
         broker = self._live.broker
-        for entry in await self._lease.store.entries():
-            if not entry.lapsed and entry.identity != broker.identity and not entry.info.get(POSITIONS):
-                return f"gateway {entry.identity} is too old for it"
+        if self._older:
+            return f"gateway {self._older} is too old for it"
         for name in await consumer_names(broker.inbox, RETAINED, RETAINED + "_"):
             info = await consumer_info(broker.inbox, RETAINED, name)
             if info is not None and info.push_bound:
                 return "nats-server's own MQTT listener has clients"
+        return ""
+
+    async def _older_gateway(self) -> str:
+        """Return the id of a gateway that cannot resume sessions with a position; empty = there is none."""
+        for entry in await self._lease.store.entries():
+            if not (entry.lapsed or entry.identity == self._live.broker.identity or entry.info.get(POSITIONS)):
+                return entry.identity
         return ""
 
 

@@ -31,7 +31,10 @@ REPORTS: Final = b"$MQTT.gateways.report"
 """Reports of gateways for the `$SYS` topics; the other gateways answer the first report of a new gateway."""
 
 HERE: Final = b"$MQTT.gateways.here"
-"""A gateway names its nats-server here; a gateway that is asked to answers with its own."""
+"""A gateway names its nats-server here; with a reply subject one gateway of each server answers with its own."""
+
+READS_POSITIONS: Final = b"Mqtt-Positions:1"
+"""Header of a question on `HERE`: the gateway that has connected can resume sessions with a position in `$MQTT_pos`."""
 
 ECHO: Final = b"$MQTT.gateways.echo."
 """Prefix of a nats-server's id: one gateway on that nats-server answers."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, publish
+from mqtt_streams.api import ApiError, JetStream, call, publish
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "KV_MQTT_gateways"
@@ -89,6 +89,11 @@ class GatewayStore:
         """Return the sequence of a gateway's registration; 0 = none, as after its clients have been dealt with."""
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}")
         return 0 if message is None else message.seq
+
+    async def count(self) -> int:
+        """Return about how many gateways are registered: each has two subjects, and a marker may be left of one."""
+        info = await call(self._js, f"STREAM.INFO.{STREAM}")
+        return (int(info["state"].get("num_subjects", 0)) + 1) // 2
 
     async def entries(self) -> list[Entry]:
         """Return every registered gateway."""

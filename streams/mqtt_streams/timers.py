@@ -29,6 +29,13 @@ MESSAGE: Final = "message"
 
 _NOTHING: Final = (404, 408, 409)
 
+_TOO_MANY: Final = b"Exceeded MaxWaiting"
+"""Text of nats-server's status: as many pull requests wait as the consumer allows (512, nats-server's default)."""
+
+
+class OthersWait(Exception):
+    """So many gateways wait for timers that no further one is needed."""
+
 
 class FiredTimer(NamedTuple):
     """A fired timer; `epoch`: as scheduled, `seq`: stream sequence, `ack`: acknowledgement subject."""
@@ -109,7 +116,7 @@ class TimerStore:
     async def fetch(self, wait: float, most: int) -> list[FiredTimer]:
         """Take up to `most` fired timers; wait up to `wait` seconds for the first.
 
-        A timer without `done` is redelivered after 30 s. Raises NoResponders, RequestTimeout, ApiError.
+        A timer without `done` is redelivered after 30 s. Raises OthersWait, NoResponders, RequestTimeout, ApiError.
         """
         found: list[FiredTimer] = []
         # The first request takes the timers that have fired; only without any does the second wait for one.
@@ -121,6 +128,8 @@ class TimerStore:
                     ack = parse_ack(reply.reply.encode())
                     if ack is None or not reply.subject.startswith(FIRED_PREFIX):
                         code = headers.status(reply.headers)
+                        if _TOO_MANY in reply.headers:
+                            raise OthersWait
                         if code not in _NOTHING:
                             raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
                         break
