@@ -87,21 +87,26 @@ class Api:
         try:
             result = await _done(verb, run_verb(verb, await self._listener.inbox(), arguments), request.receive)
         except Refused as error:
-            return problem(error.status, str(error))
+            return self._failed(error.status, str(error))
         except StartupError as error:  # NATS cannot be reached
-            return problem(503, str(error))
+            return self._failed(503, str(error))
         except NoResponders:
-            return problem(503, "JetStream does not answer, or no gateway has run yet")
+            return self._failed(503, "JetStream does not answer, or no gateway has run yet")
         except RequestTimeout as error:
-            return problem(504, _text(error))
+            return self._failed(504, _text(error))
         except ApiError as error:
-            return problem(502, f"JetStream refuses the request: {_text(error)}")
+            return self._failed(502, f"JetStream refuses the request: {_text(error)}")
         except Exception:
             log.exception("%s failed", verb.name)
             return problem(500, "internal error: see the log of the gateway")
         if verb.lines:
             return Lines(result)
         return Response(orjson.dumps(result), media_type=JSON)
+
+    def _failed(self, status: int, text: str) -> Response:
+        """A problem; one of NATS (502 to 504) with what this gateway knows of it."""
+        obstacle = self._listener.obstacle if status > 500 else ""
+        return problem(status, f"{text} (this gateway is not ready: {obstacle})" if obstacle else text)
 
     def _matching(self, request: Request) -> list[tuple[Verb, dict[str, str]]]:
         raw: bytes = request.scope["raw_path"]

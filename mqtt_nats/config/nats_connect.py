@@ -47,7 +47,8 @@ async def connect_link(
         if isinstance(error, TimeoutError) or "info message" in text.lower():
             reason = f"what answers there did not greet as a nats-server does, within {CONNECT_TIMEOUT:g} s"
             raise StartupError(
-                f"cannot connect to nats-server at {urls}: {reason}; set --nats to where one is"
+                f"cannot connect to nats-server at {urls}: {reason}; if one is there, it stands still or is "
+                "overloaded; otherwise set --nats to where one is"
             ) from None
         reason = "no server answers" if isinstance(error, NoServersError) else text
         raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None

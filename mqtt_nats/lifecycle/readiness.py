@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.refusals import FULL, FULL_CODES
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.gateways import PREFIX
 from mqtt_streams.gateways import STREAM as GATEWAYS
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -70,14 +70,14 @@ class Readiness:
                 await stored.purge(broker.inbox, stream, PROBE)
             info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
         except NoLeader:
-            return "JetStream has no leader"
+            return "JetStream has no leader: that takes a majority of its nats-servers"
         except NoResponders:
             return "JetStream is not there"
         except RequestTimeout:
             return "JetStream does not answer"
         except ApiError as error:
             return explain(error)
-        return "" if (info.get("cluster") or {}).get("leader", "-") else f"stream {MESSAGES} has no leader"
+        return "" if has_leader(info) else f"stream {MESSAGES} has no leader"
 
     def _judge(self) -> None:
         broker = self._broker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from mqtt_nats.base import server_clock as natstime
 from mqtt_streams import stored
 from mqtt_streams.account import AccountStorage, account_storage
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -118,7 +118,7 @@ def stream_state(info: dict[str, Any]) -> StreamState:
     followers = cluster.get("replicas") or []
     state = info["state"]
     return StreamState(
-        bool(cluster.get("leader", "-")),
+        has_leader(info),
         state["messages"],
         state["bytes"],
         state["consumer_count"],

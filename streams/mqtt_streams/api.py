@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transport interface of the stores, and JSON requests and answers of the JetStream API."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
@@ -69,6 +69,12 @@ class JetStream(Protocol):
 
         Raises NoResponders or RequestTimeout.
         """
+
+
+def has_leader(info: Mapping[str, Any]) -> bool:
+    """Return whether a stream has a leader, from an answer to `STREAM.INFO`, where any replica answers without one."""
+    cluster = info.get("cluster")
+    return not cluster or bool(cluster.get("leader"))
 
 
 def bounded_ack_pending(js: JetStream, wanted: int) -> int:

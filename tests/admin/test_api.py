@@ -68,14 +68,23 @@ TABLE = (
 )
 
 
-async def ask(method: str, path: str, **given: Any) -> httpx.Response:
+async def ask(method: str, path: str, obstacle: str = "", **given: Any) -> httpx.Response:
     async def inbox() -> Any:
         return None
 
-    listener = cast(AdminListener, SimpleNamespace(inbox=inbox))
+    listener = cast(AdminListener, SimpleNamespace(inbox=inbox, obstacle=obstacle))
     app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE))])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         return await client.request(method, PREFIX + path, **given)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"), [("/silent", 503, True), ("/late", 504, True), ("/nothing", 404, False)]
+)
+async def test_errors_of_nats_say_why_the_gateway_is_not_ready(path: str, status: int, told: bool) -> None:
+    answer = await ask("GET", path, "JetStream has no leader")
+    assert answer.status_code == status
+    assert answer.json()["error"].endswith(" (this gateway is not ready: JetStream has no leader)") is told
 
 
 JSON = {"content-type": "application/json"}

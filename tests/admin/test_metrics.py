@@ -250,7 +250,7 @@ def test_the_state_of_a_stream() -> None:
     info = {"config": {"max_age": 60 * 10**9}, "state": state, "cluster": {"leader": "n0", "replicas": replicas}}
     assert stream_state(info) == StreamState(True, 1, 2, 3, 2, 7, 60.0)
     assert stream_state({"config": {}, "state": state}) == StreamState(True, 1, 2, 3)
-    assert not stream_state({**info, "cluster": {"leader": ""}}).available
+    assert not stream_state({**info, "cluster": {"name": "c", "replicas": replicas}}).available, "any replica answers"
 
 
 def test_nobody_answers() -> None:

@@ -4,6 +4,7 @@
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +15,7 @@ class Proxy:
     """Forwards ``port`` of ``host`` (0: any that is free) to 127.0.0.1:``target``.
 
     :meth:`cut` ends all connections and refuses new ones; :meth:`stall` keeps them and forwards nothing, as
-    a broken network does; :meth:`restore` ends either.
+    a broken network does; :meth:`slow` delays what it forwards; :meth:`restore` ends each.
     """
 
     def __init__(self, target: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -27,6 +28,7 @@ class Proxy:
         self._flowing = threading.Event()
         self._flowing.set()
         self._down = False
+        self._delay = 0.0
         self._ended = False
         self._pairs: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -55,8 +57,13 @@ class Proxy:
         """Forward nothing, and tell nobody."""
         self._flowing.clear()
 
+    def slow(self, seconds: float) -> None:
+        """Forward each piece of data so much later."""
+        self._delay = seconds
+
     def restore(self) -> None:
         """Forward again."""
+        self._delay = 0.0
         with self._lock:
             self._down = False
         self._flowing.set()
@@ -112,6 +119,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(_READ):
                 self._flowing.wait()
+                time.sleep(self._delay)
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import ago, quantity, table
 from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
 from mqtt_streams.gateway_subjects import LOOK
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
@@ -92,7 +92,7 @@ async def _stream(inbox: RequestInbox, name: str) -> dict[str, Any] | None:
     cluster = info.get("cluster") or {}
     return {
         "name": name,
-        "obstacle": "" if cluster.get("leader", "-") else "no leader",
+        "obstacle": "" if has_leader(info) else "no leader",
         "replicas": info["config"].get("num_replicas", 1),
         "leader": cluster.get("leader", ""),
         "followers": [

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -27,6 +26,9 @@ STEP: Final = 0.5
 
 LEAST: Final = "subs, queued, unstored, memory, loop lag, slow, up, dropped"
 """Columns of `status` that a narrow terminal leaves out, the first ones first."""
+
+STORED: Final = 2.0
+"""Seconds in which JetStream answers what is stored; after them it is not known, and the rest is shown."""
 
 LIMITED: Final = {"messages": MESSAGES, "retained": RETAINED, "sessions": SESSIONS}
 
@@ -89,18 +91,31 @@ async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
 
     ``received`` and ``sent`` are counts by QoS since the start of each gateway.
     """
-    answers = await ask(inbox, "counters", gateway=asked.gateway)
-    stored: dict[str, int | None] = {}
-    for name, stream in LIMITED.items():
-        try:
-            stored[name] = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]["messages"]
-        except (ApiError, NoResponders, RequestTimeout):
-            stored[name] = None
-    storage: dict[str, int | None] = {"used": None, "allowed": None}
-    with contextlib.suppress(ApiError, NoResponders, RequestTimeout):
-        used, allowed = account_storage(await call(inbox, "INFO"))
-        storage = {"used": used, "allowed": allowed}
+    answers, storage, counts = await asyncio.gather(
+        ask(inbox, "counters", gateway=asked.gateway),
+        _storage_of(inbox),
+        asyncio.gather(*(_messages_of(inbox, stream) for stream in LIMITED.values())),
+    )
+    stored = dict(zip(LIMITED, counts, strict=True))
     return {"gateways": answers.items, "stored": stored, "storage": storage, "silent": answers.silent}
+
+
+async def _messages_of(inbox: RequestInbox, stream: str) -> int | None:
+    try:
+        async with asyncio.timeout(STORED):
+            count: int = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]["messages"]
+    except (ApiError, NoResponders, RequestTimeout, TimeoutError):
+        return None
+    return count
+
+
+async def _storage_of(inbox: RequestInbox) -> dict[str, int | None]:
+    try:
+        async with asyncio.timeout(STORED):
+            used, allowed = account_storage(await call(inbox, "INFO"))
+    except (ApiError, NoResponders, RequestTimeout, TimeoutError):
+        return {"used": None, "allowed": None}
+    return {"used": used, "allowed": allowed}
 
 
 def shown(found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.servers import servers
 from mqtt_nats.ctl.tables import plain, quantity, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import BY_SIZE, EVERY
 from mqtt_streams.messages import STREAM as MESSAGES
 
@@ -79,7 +79,7 @@ async def _info(inbox: RequestInbox, name: str) -> dict[str, Any] | None:
     config, state, cluster = info["config"], info["state"], info.get("cluster") or {}
     return {
         "name": name,
-        "obstacle": "" if cluster.get("leader", "-") else "no leader",
+        "obstacle": "" if has_leader(info) else "no leader",
         "replicas": config.get("num_replicas", 1),
         "leader": cluster.get("leader", ""),
         "followers": [
@@ -130,7 +130,8 @@ def _warnings(found: list[dict[str, Any]], size: int) -> list[str]:
             lines.append(f"{name} has {said} in a cluster of {size}: a server that is lost takes it along: {remedy}")
         for each in one["followers"]:
             if each["offline"] or not each["current"]:
-                state = "is offline" if each["offline"] else f"is {each['lag']:,} operations behind"
+                behind = f"is {each['lag']:,} operations behind" if each["lag"] else "is not current"
+                state = "is offline" if each["offline"] else behind
                 lines.append(f"{name}: the replica on {each['name']} {state}")
         if one["storage"] != "file":
             lines.append(f"{name} is kept in memory: it does not outlive its nats-server")
