@@ -190,11 +190,8 @@ def reasons() -> str:
 def texts() -> str:
     """What is said with each reason code, in the log and to 5.0 clients."""
     found, _ = said()
-    parts = []
-    for code, lines in found.items():
-        if lines:
-            parts.append(f"**`0x{code:02X}`** " + "; ".join(f"`{one}`" for one in lines))
-    return "\n\n".join(parts)
+    rows = [(f"`0x{code:02X}`", f"`{one}`".replace("|", r"\|")) for code, lines in found.items() for one in lines]
+    return _table(["code", "text"], rows)
 
 
 def streams() -> str:

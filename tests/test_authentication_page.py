@@ -73,7 +73,7 @@ class Terminal:
 
 
 def test_from_open_to_closed(nats_server: NatsServer, tmp_path: Path) -> None:
-    need("openssl", "mosquitto_sub", "mosquitto_pub")
+    need("openssl")
     text = section("From open to closed")
     users, certificate, serve, watch, publish, wrong, denied, change = blocks(text, "sh")
     terminal = Terminal(tmp_path, nats_server)

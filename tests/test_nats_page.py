@@ -14,7 +14,7 @@ from mqtt_streams import headers
 from mqtt_streams.subjects import encode_topic, filter_to_subjects, subject_to_topic, system_subject
 from tests.conftest import GatewayFactory
 from tests.harness.nats import ROOT, NatsServer
-from tests.harness.shell import BUILD_WAIT, Shell, find_nats_cli, need
+from tests.harness.shell import BUILD_WAIT, Shell, find_nats_cli
 from tests.harness.waiting import eventually
 
 PAGE = (ROOT / "docs" / "nats.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_every_header_is_named() -> None:
 
 def test_numbers() -> None:
     assert f"within {KNOWN_FOR:.0f} seconds" in section("Requests from NATS to MQTT")
-    assert f"for {KNOWN_FOR:.0f}\nseconds" in section("Requests from MQTT to NATS")
+    assert f"for {KNOWN_FOR:.0f} seconds" in section("Requests from MQTT to NATS")
     assert f"at most {KNOWN_MOST:,} requests each way, in at most {KNOWN_BYTES >> 20} MiB" in section("Limits")
     assert f"the first {SHOWN_MOST:,}" in section("Headers and properties")
 
@@ -90,7 +90,6 @@ def nats_cli(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shell(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> Iterator[Shell]:
     """A shell for commands that name port 1883."""
-    need("mosquitto_pub", "mosquitto_sub", "mosquitto_rr")
     shell = Shell({1883: gateway_factory(nats_server).port}, nats_server.url, tmp_path)
     yield shell
     shell.close()

@@ -7,11 +7,13 @@ import select
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from mqtt_nats.__main__ import CLIENTS
 from tests.harness.nats import ROOT
 from tests.harness.process import LoggedProcess
 
@@ -45,13 +47,21 @@ def find_nats_cli() -> str:
     return str(built)
 
 
+DEFAULT_PORT = "1883"
+"""Port of commands that name none."""
+
+SOURCES = (ROOT, ROOT / "streams", ROOT / "spark")
+
+
 class Shell:
-    """Runs commands that name the documented ports against servers that have others.
+    """Runs commands that name the documented ports against servers that have others, in a directory.
+
+    `mqtt-nats` is this checkout's.
 
     Args:
         ports: documented MQTT port → the one to use.
         nats_url: for the nats CLI, and in the place of nats://127.0.0.1:4222.
-        directory: for logs.
+        directory: working directory, also for logs.
         variables: more of the environment, where the documentation has them set.
     """
 
@@ -67,6 +77,13 @@ class Shell:
     def arguments(self, line: str) -> list[str]:
         """The words of a command."""
         words = [word.replace("nats://127.0.0.1:4222", self.nats_url) for word in shlex.split(line)]
+        if words[0] == "mqtt-nats":
+            if words[1] in CLIENTS and "-p" not in words:
+                words += ["-p", DEFAULT_PORT]
+            if "--listen" in words:
+                host, _, port = words[words.index("--listen") + 1].rpartition(":")
+                words[words.index("--listen") + 1] = f"{host}:{self._ports[port]}"
+            words[:1] = [sys.executable, "-m", "mqtt_nats"]
         if "-p" in words:
             at = words.index("-p") + 1
             words[at] = self._ports[words[at]]
@@ -75,13 +92,16 @@ class Shell:
     @property
     def env(self) -> dict[str, str]:
         """Environment of the commands."""
-        found = {**os.environ, "NATS_URL": self.nats_url, "XDG_CONFIG_HOME": str(self._directory), "TERM": "dumb"}
+        found = {name: value for name, value in os.environ.items() if not name.startswith("MQTT_NATS_")}
+        found |= {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "MQTT_NATS_NATS": self.nats_url}
+        found |= {"NATS_URL": self.nats_url, "XDG_CONFIG_HOME": str(self._directory), "TERM": "dumb"}
         return found | self._variables
 
     def run(self, line: str, given: str = "") -> str:
         """What a command prints that is given ``given`` and has to succeed."""
         done = subprocess.run(
             self.arguments(line),
+            cwd=self._directory,
             env=self.env,
             input=given,
             stdout=subprocess.PIPE,
@@ -97,6 +117,7 @@ class Shell:
         try:
             done = subprocess.run(
                 self.arguments(line),
+                cwd=self._directory,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -112,7 +133,9 @@ class Shell:
         """``run`` for a program that insists on a terminal; returns what it has shown."""
         ours, theirs = pty.openpty()
         with open(ours, "rb", buffering=0) as terminal:
-            process = subprocess.Popen(self.arguments(line), env=self.env, stdin=theirs, stdout=theirs, stderr=theirs)
+            process = subprocess.Popen(
+                self.arguments(line), cwd=self._directory, env=self.env, stdin=theirs, stdout=theirs, stderr=theirs
+            )
             os.close(theirs)
             shown = b""
             with process:
@@ -133,7 +156,7 @@ class Shell:
         """Start a command in the background."""
         process = LoggedProcess(line, self._directory / f"{len(self._background)}.log")
         self._background.append(process)
-        process.start(self.arguments(line), self.env)
+        process.start(self.arguments(line), self.env, self._directory)
         return process
 
     def close(self) -> None:
