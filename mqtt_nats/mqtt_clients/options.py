@@ -50,7 +50,7 @@ def topic_name(context: click.Context, parameter: click.Parameter, text: str | N
 
 
 _OPTIONS: Final = (
-    click.option("-h", "--host", help="Host name or address of the server. [default: 127.0.0.1]"),
+    click.option("-h", "--host", help="Host name or address of the server. [default: localhost]"),
     click.option("-p", "--port", type=click.IntRange(1, 65_535), help="[default: 1883; with TLS 8883]"),
     click.option("--url", help="Instead of host and port: mqtt://, mqtts://, ws:// or wss://HOST[:PORT][/PATH]."),
     click.option("-V", "--mqtt-version", default="5.0", show_default=True, callback=_version, help="3.1.1 or 5.0."),
@@ -99,7 +99,7 @@ def server_of(given: dict[str, Any]) -> Server:
     tls = _tls_of(given)
     if given["url"] is None:
         port = given["port"] or (1883 if tls is None else 8883)
-        return Server(given["host"] or "127.0.0.1", port, tls)
+        return Server(given["host"] or "localhost", port, tls)
     if given["host"] is not None or given["port"] is not None:
         raise click.UsageError("--url is instead of --host and --port")
     return _server_at(given["url"], tls)

@@ -156,7 +156,7 @@ CONNACK_4 = b"\x20\x02\0\0"
 
 def test_nobody_listens() -> None:
     port = free_port()
-    assert failed(*PUB, "-p", str(port)) == f"cannot connect to 127.0.0.1:{port}: Connection refused"
+    assert failed(*PUB, "-p", str(port)) == f"cannot connect to localhost:{port}: Connection refused"
 
 
 def test_an_unknown_host() -> None:
