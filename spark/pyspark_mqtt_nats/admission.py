@@ -44,7 +44,7 @@ def admit(connection: Connection, options: Options, found: Snapshot, limits: Lim
         if limits.messages is None:
             return found.end
         limits = limits._replace(bytes=None)
-    if limits.bytes is None and not options.subjects and not state.get("num_deleted"):
+    if limits.bytes is None and not options.asked and not state.get("num_deleted"):
         assert limits.messages is not None
         return min(max(found.start, found.first) + limits.messages, found.end)
     if reads_directly(options, found):
@@ -64,7 +64,7 @@ def _by_sequence(connection: Connection, options: Options, found: Snapshot, limi
         numbers.append(max(1, int(limits.bytes / size)))
     firsts = (
         get_message(connection, found.stream, seq=found.start, next_by_subj=subject)
-        for subject in options.subjects or (">",)
+        for subject in options.asked or (">",)
     )
     first = min((message.seq for message in firsts if message is not None), default=found.end)
     return min(first + min(numbers), found.end)
@@ -75,8 +75,8 @@ def _by_count(connection: Connection, options: Options, found: Snapshot, most: i
 
     def before(sequence: int) -> int:
         # `rest` is counted first: messages published between the two counts raise the result, so it is never too low.
-        rest = pull.count(connection, found.stream, options.subjects, sequence)
-        return pull.count(connection, found.stream, options.subjects, found.start) - rest
+        rest = pull.count(connection, found.stream, options.asked, sequence)
+        return pull.count(connection, found.stream, options.asked, found.start) - rest
 
     low, few = found.start, 0
     high, many = found.end, before(found.end)
@@ -96,7 +96,7 @@ def _by_count(connection: Connection, options: Options, found: Snapshot, most: i
 
 def _by_sizes(connection: Connection, options: Options, found: Snapshot, most: int) -> int:
     size = 0
-    messages = pull.read(connection, found.stream, options.subjects, found.start, found.end, Bounds(), True)
+    messages = pull.read(connection, found.stream, options.asked, found.start, found.end, Bounds(), True)
     for rows in messages:
         sums = pc.cumulative_sum(_sizes(rows))
         fitting = pc.sum(pc.less_equal(sums, most - size)).as_py() or 0

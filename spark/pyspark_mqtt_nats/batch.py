@@ -2,14 +2,16 @@
 """Batch reads: a pinned range of the stream, split into parts that tasks read in parallel."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pyspark_mqtt_nats import pushdown
-from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.projection import Projection
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, log, split
 from pyspark_mqtt_nats.reading.read import read_range
 
@@ -17,20 +19,24 @@ from pyspark_mqtt_nats.reading.read import read_range
 class Part(InputPartition):
     """Partition of a read: the range of sequences that one task reads."""
 
-    def __init__(self, snapshot: Snapshot, part: Range) -> None:
+    def __init__(self, snapshot: Snapshot, part: Range, renewed: Mapping[str, Any] | None = None) -> None:
         self.snapshot = snapshot
         self.part = part
+        self.renewed = renewed
+        """Credentials by attribute of Options that have changed since the query was started."""
 
 
-def parts(options: Options, snapshot: Snapshot) -> list[Part]:
+def parts(options: Options, snapshot: Snapshot, renewed: Mapping[str, Any] | None = None) -> list[Part]:
     """Return the range of a snapshot as one part per task; empty when the range is empty."""
     number = options.num_partitions or os.cpu_count() or 1
-    return [Part(snapshot, part) for part in split(snapshot, number)]
+    return [Part(snapshot, part, renewed) for part in split(snapshot, number)]
 
 
 def read(options: Options, projection: Projection, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of one task. Spark makes an empty partition itself when `partitions` returns none."""
     if isinstance(partition, Part):
+        if partition.renewed:
+            options = replace(options, **partition.renewed)
         batches = read_range(options, partition.snapshot, partition.part, projection.stored)
         yield from projection.apply(batches)
 

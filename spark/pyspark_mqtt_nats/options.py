@@ -2,20 +2,30 @@
 """Options of the source and the sink. docs/spark.md lists them in a table; a test compares the two."""
 
 import difflib
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 from mqtt_streams.messages import PREFIX as MESSAGES_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import PREFIX as RETAINED_PREFIX
 from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import PREFIX as SESSIONS_PREFIX
+from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats import tls
 from pyspark_mqtt_nats.nats.access import Access, Credentials, Server
+from pyspark_mqtt_nats.reading.selection import asked
+
+if TYPE_CHECKING:
+    from pyspark_mqtt_nats.decoders.option import Decoder
+
+log: Final = logging.getLogger("pyspark_mqtt_nats")
 
 Use = Literal["all", "read", "batch", "stream", "write"]
 """Where an option has an effect: everywhere, reads, batch reads only, streaming reads only, writes."""
@@ -23,7 +33,32 @@ Use = Literal["all", "read", "batch", "stream", "write"]
 IGNORED: Final = frozenset(("checkpointlocation", "queryname"))
 """Options that Spark passes to every source and sink besides their own, in lower case."""
 
-_NO_PATHS: Final = "there are no paths: give MQTT topic filters in the option `topics`, a topic to write to in `topic`"
+DEFAULT_SERVERS: Final = "nats://127.0.0.1:4222"
+"""Servers of the jobs where none are given. The source has no default: see `Options.require_servers`."""
+
+_VIEW: Final = "CREATE TEMPORARY VIEW name USING mqtt_nats OPTIONS (servers '...', ...)"
+
+_NO_PATHS: Final = (
+    "there are no paths: give MQTT topic filters in the option `topics`, a topic to write to in `topic`; "
+    f"in SQL use {_VIEW}"
+)
+_NO_TABLES: Final = f"Spark keeps no options of a Python source in a table: use {_VIEW}"
+
+_OF_TABLES: Final = frozenset(("provider", "location", "owner", "is_managed_location", "external", "comment"))
+"""Properties of a table in lower case. Spark passes them as options for CREATE TABLE without columns."""
+
+
+_STREAMS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "retained": {"stream": RETAINED, "subject_prefix": RETAINED_PREFIX},
+    "sessions": {"stream": SESSIONS, "subject_prefix": SESSIONS_PREFIX},
+}
+"""Mode -> defaults of other options."""
+
+_FROM_FILES: Final = ("creds", "nkey", "tls_ca", "tls_cert", "tls_key")
+"""Attributes that a user may give as the name of a file."""
+
+_OF_MESSAGES: Final = ("filters", "include_headers", "decoders", "pushdown", "num_partitions")
+"""Attributes that mean nothing for sessions."""
 
 
 class Option(NamedTuple):
@@ -70,7 +105,8 @@ class Options:
         "servers",
         values.servers,
         "URLs of the NATS servers, separated by commas; `tls://` insists on TLS",
-        default="nats://127.0.0.1:4222",
+        default=DEFAULT_SERVERS,
+        shown="required",
     )
     user: str | None = _option("user", values.text, "User name; needs `password`")
     password: str | None = _option("password", values.text, "Password of `user`", secret=True)
@@ -124,17 +160,23 @@ class Options:
     )
     mode: str = _option(
         "mode",
-        values.one_of("messages", "retained"),
-        "`messages`: all that are stored; `retained`: the retained message of each topic",
+        values.one_of("messages", "retained", "sessions"),
+        "`messages`: all that are stored; `retained`: the retained message of each topic; "
+        "`sessions`: sessions and their positions",
         default="messages",
         use="batch",
     )
-    stream: str = _option("stream", values.stream, f"Stream; `{RETAINED}` with `mode` retained", default=MESSAGES)
+    stream: str = _option(
+        "stream",
+        values.stream,
+        f"Stream; `{RETAINED}` with `mode` retained, `{SESSIONS}` with `mode` sessions",
+        default=MESSAGES,
+    )
     subject_prefix: str = _option(
         "subjectPrefix",
         values.prefix,
         "What stands before the subject of the topic in the stream, may be empty; "
-        f"`{RETAINED_PREFIX}` with `mode` retained",
+        f"`{RETAINED_PREFIX}` with `mode` retained, `{SESSIONS_PREFIX}` with `mode` sessions",
         default=MESSAGES_PREFIX,
     )
     filters: tuple[str, ...] = _option(
@@ -213,10 +255,10 @@ class Options:
     batch_size: int = _option(
         "batchSize", values.whole(1, 1_000_000), "Rows of an Arrow batch, at most", default="10000", use="read"
     )
-    decoders: tuple[tuple[str, str], ...] = _option(
+    decoders: tuple["Decoder", ...] = _option(
         "decoders",
         values.decoders,
-        "JSON object: topic filter and what its payloads are (`number`, `text` or `json`); adds columns of these names",
+        "JSON object: topic filter and how its payloads are read; adds typed columns, see [payloads](#payloads)",
         default="{}",
         shown="none",
         use="read",
@@ -245,6 +287,9 @@ class Options:
         default="1000",
         use="write",
     )
+    files: tuple[tuple[str, str], ...] = ()
+    """Attributes whose values were read from files, with the names of the files."""
+
     given: frozenset[str] = frozenset()
     """Attributes that the user has given, not left at their defaults."""
 
@@ -255,16 +300,20 @@ class Options:
         Values are texts, as Spark passes them; numbers and booleans are accepted too, and None means not given.
         """
         found: dict[str, Any] = {}
+        files: dict[str, str] = {}
         for key, value in options.items():
             option = BY_NAME.get(key.lower())
             if option is None:
                 if key.lower() not in IGNORED:
                     raise _unknown(key)
             elif value is not None:
-                found[option.attribute] = _parse(option, _as_text(value))
-        if found.get("mode") == "retained":
-            found = {"stream": RETAINED, "subject_prefix": RETAINED_PREFIX} | found
-        made = cls(**found, given=frozenset(found))
+                text = _as_text(value)
+                found[option.attribute] = _parse(option, text)
+                if option.attribute in _FROM_FILES and values.names_file(text):
+                    files[option.attribute] = str(Path(text).expanduser().absolute())
+        if (own := _STREAMS.get(found.get("mode", ""))) is not None:
+            found = {**own, **found}
+        made = cls(**found, files=tuple(files.items()), given=frozenset(found))
         made._check()
         return made
 
@@ -286,11 +335,12 @@ class Options:
                 if start is self.starting_timestamp:
                     first, last = ("startingTimestamp", "endingTimestamp")
                 raise OptionError(f"{last} is before {first}", last)
-        if self.mode == "retained":
+        if self.mode != "messages":
+            means_nothing = ("starting_", "ending_", *(_OF_MESSAGES if self.mode == "sessions" else ()))
             for name in sorted(self.given):
-                if name.startswith(("starting_", "ending_")):
+                if name.startswith(means_nothing):
                     own = NAMES[name]
-                    raise OptionError(f"{own} means nothing with mode retained, which reads what is there now", own)
+                    raise OptionError(f"{own} means nothing with mode {self.mode}, which reads what is there now", own)
         if self.tls_ca is not None or self.tls_cert is not None:
             tls.context(self.access)
 
@@ -298,6 +348,16 @@ class Options:
         given = [NAMES[name] for name in attributes if name in self.given]
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} exclude each other: {why}", given[1])
+
+    def require_servers(self) -> None:
+        """Raise OptionError when the option `servers` was not given.
+
+        Spark drops the options of a table that CREATE TABLE has made. A default would read and write at another server
+        than the table names, without a word.
+        """
+        if "servers" not in self.given:
+            text = f"give the option servers, such as {DEFAULT_SERVERS}. For a table in SQL: {_NO_TABLES}"
+            raise OptionError(text, "servers")
 
     def check_use(self, use: Literal["batch", "stream", "write"]) -> None:
         """Raise OptionError when an option was given that has no effect for this use."""
@@ -337,6 +397,36 @@ class Options:
         found = (self.subject_prefix + subject for item in self.filters for subject in filter_to_subjects(item))
         return tuple(dict.fromkeys(found))
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Those of `subjects` that NATS evaluates; () where it sends every message and the reader selects."""
+        return asked(self.subjects)
+
+    def renewed(self) -> Self:
+        """Return options with what their files contain now; the same object when nothing has changed.
+
+        A file that is missing or holds no credentials, as while it is being replaced, keeps what was read before.
+        """
+        changed: dict[str, Any] = {}
+        for attribute, name in self.files:
+            try:
+                value = BY_NAME[NAMES[attribute].lower()].parse(name)
+            except ValueError as error:
+                log.warning("%s: %s; what was read before is used", NAMES[attribute], error)
+                continue
+            if value != getattr(self, attribute):
+                changed[attribute] = value
+        if not changed:
+            return self
+        made = replace(self, **changed)
+        try:
+            if made.tls_ca is not None or made.tls_cert is not None:
+                tls.context(made.access)
+        except OptionError as error:  # a certificate is there before its key
+            log.warning("%s; what was read before is used", error)
+            return self
+        return made
+
 
 def _table() -> Iterator[Option]:
     for item in fields(Options):
@@ -365,12 +455,14 @@ def _parse(option: Option, value: str) -> Any:
     try:
         return option.parse(value)
     except ValueError as error:
-        hidden = option.secret or (option.name == "servers" and "@" in value)
+        hidden = option.secret or (option.name in ("servers", "decoders") and "@" in value)
         shown = "" if hidden else f" = {value[:80]!r}"
         raise OptionError(f"{option.name}{shown}: {error}", option.name) from None
 
 
 def _unknown(key: str) -> OptionError:
+    if key.lower() in _OF_TABLES:
+        return OptionError(_NO_TABLES, key)
     if key.lower() in ("path", "paths"):
         return OptionError(f"{key}: {_NO_PATHS}", key)
     near = difflib.get_close_matches(key.lower(), BY_NAME, n=1)

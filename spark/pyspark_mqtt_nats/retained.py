@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The retained messages as a table: one row per topic, as it is while it is being read.
+"""Retained messages as a table: one row per topic, as the topic is while it is being read.
 
-NATS keeps only the last message of a topic, so what was retained when the DataFrame was made may be gone: nothing can
-be pinned. A topic that is retained anew moves to the end of the stream, maybe past the reader. So the reader goes on
-to what has become the end, and then asks for the topics that it has still not met, one by one. That takes one task
-which knows all topics.
+NATS keeps only the last message of a topic. So a message that was retained when the DataFrame was made may be gone, and
+no range can be pinned. A topic that is retained anew moves to the end of the stream, maybe past the reader. So the
+reader goes on to the new end of the stream, and then asks for each topic that it has still not met. One task does all
+of it, because it has to know all topics.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from mqtt_streams.stored import StoredMessage
-from pyspark_mqtt_nats.hints import Projection
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
 from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.projection import Projection
 from pyspark_mqtt_nats.pushdown import WARNING, Wanted
 from pyspark_mqtt_nats.reading.batches import Batches
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, bounds, log
@@ -26,18 +26,18 @@ from pyspark_mqtt_nats.reading.read import read_range
 from pyspark_mqtt_nats.reading.selection import visible
 
 ROUNDS: Final = 4
-"""How often the reader goes after the end of the stream before it asks for single topics."""
+"""Times that the reader reads up to the new end of the stream before it asks for single topics."""
 
 
 class Everything(InputPartition):
-    """The only partition."""
+    """Partition of a read in one task."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
 
 class Reader(DataSourceReader):
-    """Reads the retained message of each topic."""
+    """Spark reader of the retained message of each topic."""
 
     def __init__(self, options: Options, snapshot: Snapshot, projection: Projection) -> None:
         self.options = options
@@ -45,22 +45,22 @@ class Reader(DataSourceReader):
         self.projection = projection
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One."""
+        """Return the only partition."""
         return [Everything()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Record batches, each topic once."""
+        """Return the record batches of the table, which have each topic once."""
         names = self.projection.stored
         added = () if "subject" in names else ("subject",)
-        batches = _rows(self.options, self.snapshot, (*names, *added))
+        batches = last_messages(self.options, self.snapshot, (*names, *added))
         yield from self.projection.apply(batch.select(names) for batch in batches)
 
 
 class FilteringReader(Reader):
-    """Reads only the topics that filters of the query leave."""
+    """Reader of the topics that the query's filters can match."""
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        """Narrow down the topics; Spark applies all filters but those that always hold itself."""
+        """Narrow the topic filters; return the filters that Spark must evaluate too."""
         wanted = Wanted.of(filters)
         log.warning(WARNING)
         found = wanted.filters(self.options.filters)
@@ -69,11 +69,11 @@ class FilteringReader(Reader):
         return wanted.left
 
 
-def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Batches with the column `subject`, in which no subject comes twice.
+def last_messages(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the last message of each subject; `columns` has `subject`, and no subject comes twice.
 
-    Nothing is kept open while rows are handed over: that may take minutes, and nats-server ends a connection that does
-    not answer it.
+    No connection is open while Spark has a batch: that may take minutes, and nats-server ends a connection that does
+    not answer its PINGs.
     """
     met: set[str] = set()
     start, end = snapshot.start, _end(options)
@@ -86,7 +86,7 @@ def _rows(options: Options, snapshot: Snapshot, columns: tuple[str, ...]) -> Ite
             return
     shown = visible(options.subjects, options.subject_prefix)
     left = [subject for subject in _subjects(options) - met if shown is None or shown(subject)]
-    batches = Batches(columns, options.subject_prefix, retained=True)
+    batches = Batches(columns, options.subject_prefix, retained=options.mode == "retained")
     for at in range(0, len(left), options.batch_size):
         found = _last(options, left[at : at + options.batch_size])
         if found:
@@ -105,7 +105,7 @@ def _end(options: Options) -> int:
 
 
 def _last(options: Options, subjects: list[str]) -> list[StoredMessage]:
-    """The last message of each subject, without the prefix, that has one."""
+    """Return the last message of each subject (without the prefix) that has one."""
     with Connection(options.access) as connection:
         found = (
             get_message(connection, options.stream, last_by_subj=options.subject_prefix + subject)
@@ -115,7 +115,7 @@ def _last(options: Options, subjects: list[str]) -> list[StoredMessage]:
 
 
 def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
-    """The rows whose subjects have not been met, which then have been."""
+    """Return the rows whose subjects are not in `met`, and add their subjects to `met`."""
     subjects = batch.column("subject").to_pylist()
     known = [subject in met for subject in subjects]
     met.update(subjects)
@@ -123,10 +123,10 @@ def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
 
 
 def _subjects(options: Options) -> set[str]:
-    """All subjects that the stream has now and the topic filters match, without the prefix."""
+    """Return all subjects (without the prefix) that the stream has now and that match the topic filters."""
     found: set[str] = set()
     with Connection(options.access) as connection:
-        for asked in options.subjects or (">",):
+        for asked in options.asked or (">",):
             offset, total = 0, 1
             while offset < total:
                 info = stream_info(connection, options.stream, subjects_filter=asked, offset=offset)

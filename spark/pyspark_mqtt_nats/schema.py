@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columns of the source: names, Spark types, Arrow types, and what a user's schema may ask for.
+"""Columns of stored messages: names, Spark types, Arrow types, and which of them a user's schema may ask for.
 
-Everything is nullable, as in a schema that is written as DDL: Spark compares the Arrow schema of the batches with its
-own, nullability included.
+Every column is nullable, as in a schema that is written as DDL. Spark compares the Arrow schema of the batches with the
+schema of the read, nullability included.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final, NamedTuple
 
@@ -27,7 +27,7 @@ from pyspark_mqtt_nats.errors import OptionError
 
 
 class Column(NamedTuple):
-    """One column; `ddl` is its type as it is written in a schema, `doc` one line about its content."""
+    """Column of the source: `ddl` is its type as users write it in a schema, `doc` one line about its content."""
 
     name: str
     ddl: str
@@ -37,10 +37,10 @@ class Column(NamedTuple):
 
 
 HEADERS: Final = "headers"
-"""The column that is there with `includeHeaders` only."""
+"""Column that only reads with `includeHeaders` have."""
 
 MESSAGE_ID: Final = "message_id"
-"""The column that differs in each message, and so is decoded by itself."""
+"""Column that differs in each message; it is decoded apart from the other columns of the headers."""
 
 _STRING: Final = StringType()
 _PAIR: Final = StructType([StructField("key", _STRING), StructField("value", _STRING)])
@@ -104,44 +104,35 @@ COLUMNS: Final[dict[str, Column]] = {
 }
 
 
-def spark_schema(include_headers: bool = False) -> StructType:
-    """The schema of the source when the user gives none."""
+def spark_schema(include_headers: bool = False, own: Mapping[str, Column] = COLUMNS) -> StructType:
+    """Return the schema of the source when the user gives none."""
     return StructType(
         [
             StructField(column.name, column.spark_type)
-            for column in COLUMNS.values()
+            for column in own.values()
             if include_headers or column.name != HEADERS
         ]
     )
 
 
-def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """The schema of record batches with these columns, in this order."""
-    return pa.schema([pa.field(name, COLUMNS[name].arrow_type) for name in columns])
+def arrow_schema(columns: Sequence[str], own: Mapping[str, Column] = COLUMNS) -> pa.Schema:
+    """Return the schema of record batches with these columns, in this order."""
+    return pa.schema([pa.field(name, own[name].arrow_type) for name in columns])
 
 
-def select(schema: StructType) -> list[str]:
-    """The columns that a schema asks for, in its order.
+def select(field: StructField, own: Mapping[str, Column] = COLUMNS) -> str:
+    """Return the source's name of a column that a schema asks for, in capitals or small letters.
 
-    Raises OptionError that names the column: not one of ours, another type, NOT NULL, twice, or none at all.
+    Raises OptionError that names the column: unknown, of another type, or NOT NULL.
     """
-    names: list[str] = []
-    for field in schema.fields:
-        column = COLUMNS.get(field.name)
-        if column is None:
-            near = get_close_matches(field.name.lower(), COLUMNS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
-            raise OptionError(
-                f"the schema has a column {field.name!r} that this source does not have; {hint}", "schema"
-            )
-        if field.dataType != column.spark_type:
-            kind = field.dataType.simpleString()
-            raise OptionError(f"column {field.name!r} of the schema is {kind}; it must be {column.ddl}", "schema")
-        if not field.nullable:
-            raise OptionError(f"column {field.name!r} must not be NOT NULL in the schema", "schema")
-        if field.name in names:
-            raise OptionError(f"the schema has the column {field.name!r} twice", "schema")
-        names.append(field.name)
-    if not names:
-        raise OptionError("the schema has no columns; give one of " + ", ".join(COLUMNS), "schema")
-    return names
+    column = own.get(field.name.lower())
+    if column is None:
+        near = get_close_matches(field.name.lower(), own, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(own)}"
+        raise OptionError(f"the schema has a column {field.name!r} that this source does not have; {hint}", "schema")
+    if field.dataType != column.spark_type:
+        kind = field.dataType.simpleString()
+        raise OptionError(f"column {field.name!r} of the schema is {kind}; it must be {column.ddl}", "schema")
+    if not field.nullable:
+        raise OptionError(f"column {field.name!r} must not be NOT NULL in the schema", "schema")
+    return column.name

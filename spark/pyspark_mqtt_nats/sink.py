@@ -88,7 +88,7 @@ class Sink:
         query = self.options.query_id or self.query(context)
         identities = Identities(query, _task_property(context, EPOCH), partition)
         where = f"partition {partition}, row"
-        options = self.options
+        options = self.options.renewed()
         number = 0
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)

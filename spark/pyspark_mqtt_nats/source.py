@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data source `mqtt_nats`.
+"""Data source `mqtt_nats`: the class that Spark makes for a read or a write.
 
-Spark makes one instance for each `load()`, in a process of its own, and sends it pickled to whoever plans or runs a
-read of that DataFrame. So what is found out when it is pickled for the first time holds for all its actions: that is
-where the range of a batch read is pinned. An instance for a write is never pickled.
+Spark makes one instance for each `load()`, in a process of its own, and sends it pickled to the processes that plan and
+run a read of that DataFrame. The first pickling pins the range of a batch read, so the range holds for all actions of
+the DataFrame. An instance for a write is never pickled.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class MqttNatsSource(DataSource):
     """`spark.read`, `spark.readStream`, `df.write` and `df.writeStream` with `.format("mqtt_nats")`.
 
-    Raises OptionError for what is wrong in the options, and SourceError for what the server says; Spark shows their
-    texts, one line each, at the end of its own message.
+    Raises OptionError for a wrong option, and SourceError for an error that shows at the server. Spark shows the text,
+    one line, at the end of its own message.
     """
 
     _options: "Options"
@@ -38,24 +38,27 @@ class MqttNatsSource(DataSource):
         from pyspark_mqtt_nats.options import Options
 
         self._options = Options.parse(options)
+        self._options.require_servers()
 
     @classmethod
     def name(cls) -> str:
-        """What goes into `format()`."""
+        """Return the name of the format."""
         return "mqtt_nats"
 
     def schema(self) -> StructType:
-        """The columns when the user gives no schema.
+        """Return the columns of a read without a schema of the user's.
 
-        Raises what would end every read: then `load()` fails already, not the first action.
+        Raises an error that would end every read, so that `load()` fails and not the first action.
         """
-        from pyspark_mqtt_nats import hints
+        from pyspark_mqtt_nats import projection, sessions
         from pyspark_mqtt_nats.errors import DataLossError, SourceError
 
         self._pinned = self._pin()
         if isinstance(self._pinned, SourceError) and not isinstance(self._pinned, DataLossError):
             raise self._pinned
-        return hints.spark_schema(self._options.decoders, self._options.include_headers)
+        if self._options.mode == "sessions":
+            return sessions.spark_schema()
+        return projection.spark_schema(self._options.decoders, self._options.include_headers)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._pinned is None:
@@ -63,9 +66,9 @@ class MqttNatsSource(DataSource):
         return self.__dict__
 
     def _pin(self) -> "Snapshot | OptionError | SourceError":
-        """What a batch read of this DataFrame reads, or why there can be none.
+        """Return the range of a batch read of this DataFrame, or the error that such a read raises.
 
-        That reason may be none for a streaming read, which finds its start elsewhere.
+        The error need not concern a streaming read, which begins elsewhere.
         """
         from pyspark_mqtt_nats.errors import OptionError, SourceError
         from pyspark_mqtt_nats.nats.connection import Connection
@@ -78,21 +81,23 @@ class MqttNatsSource(DataSource):
             return error.with_traceback(None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Batch read."""
-        from pyspark_mqtt_nats import batch, retained
+        """Return the reader of a batch read."""
+        from pyspark_mqtt_nats import batch, retained, sessions
         from pyspark_mqtt_nats.errors import OptionError
-        from pyspark_mqtt_nats.hints import Projection
+        from pyspark_mqtt_nats.projection import Projection
 
         options = self._options
         options.check_use("batch")
         if options.starting_offsets == "latest":
             raise OptionError("startingOffsets = 'latest' is for streaming reads: set earliest", "startingOffsets")
-        projection = Projection.of(schema, options.decoders)
         pinned = self._pinned
         if pinned is None:
             pinned = self._pin()
         if isinstance(pinned, Exception):
             raise pinned
+        if options.mode == "sessions":
+            return sessions.Reader(options, pinned, Projection.of(schema, own=sessions.COLUMNS))
+        projection = Projection.of(schema, options.decoders)
         kind: Callable[[Options, Snapshot, Projection], DataSourceReader]
         if options.mode == "retained":
             kind = retained.FilteringReader if options.pushdown else retained.Reader
@@ -101,21 +106,21 @@ class MqttNatsSource(DataSource):
         return kind(options, pinned, projection)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Streaming read."""
-        from pyspark_mqtt_nats.hints import Projection
+        """Return the reader of a streaming read."""
+        from pyspark_mqtt_nats.projection import Projection
         from pyspark_mqtt_nats.streaming import StreamReader
 
         self._options.check_use("stream")
         return StreamReader(self._options, Projection.of(schema, self._options.decoders))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Batch write."""
+        """Return the writer of a batch write."""
         from pyspark_mqtt_nats.sink import BatchWriter
 
         return BatchWriter(self._options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Streaming write."""
+        """Return the writer of a streaming write."""
         from pyspark_mqtt_nats.sink import StreamWriter
 
         return StreamWriter(self._options, schema)

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streaming reads: micro-batches of consecutive sequences.
 
-Offsets. `next` is the sequence that comes next, `first` the one that the query began with, `created` when the stream
-was made, which tells it from a later one of the same name. `time` is when the message before `next` was stored: a
-stream that has gone back to an earlier state, and grown again since, has another one there, or one where there was
-none. They are in Spark's checkpoint, as JSON. The offset before the first batch says nothing: Spark asks for it twice,
-and once more when the query stops before the end of its first batch, and each time the answer would be another one.
-What has been found out is in the end of the first batch. That is no place yet while the time to begin with, `since`, is
-still to come: what the stream has by then is not known. A sequence to begin with that is still to come is a place.
+Offsets are in Spark's checkpoint, as JSON. `next` is the next sequence to read, and `first` the sequence with which the
+query began. `created` is the time at which the stream was made: another stream of the same name has another time.
+`time` is the time at which the message before `next` was stored: a stream that was restored to an earlier state, and
+has grown since, has another message there. `stream` and `topics` are those of the query, which must not change.
 
-What is complete. Spark tells with `commit` only when the next batch is planned, so never of the last one. But it asks
-for the `latestOffset` after a start only when everything before that start is complete, also after a restart: there it
-is released.
+The offset before the first batch is empty: Spark asks for it twice, and again when the query stops before the end of
+its first batch, and each time the stream may have another end. The end of the first batch has what was found. An offset
+is no place yet while the time to begin with, `since`, is in the future: the stream's content then is not known. A
+sequence to begin with that is in the future is a place.
+
+Spark calls `commit` for a batch only when it plans the next one, so never for the last one. But Spark asks for the
+`latestOffset` after a start only when everything before that start is complete, also after a restart. So that is where
+an interest stream is told which messages it may remove.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
@@ -31,11 +34,11 @@ from pyspark.sql.streaming.datasource import (
 
 from pyspark_mqtt_nats import batch
 from pyspark_mqtt_nats.admission import Limits, admit
-from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
-from pyspark_mqtt_nats.hints import Projection
+from pyspark_mqtt_nats.errors import ApiError, ConnectError, OptionError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.projection import Projection
 from pyspark_mqtt_nats.reading.ranges import Snapshot, log, loss, sequence_at, snapshot
 from pyspark_mqtt_nats.reading.read import OUTAGE, passes
 from pyspark_mqtt_nats.reading.rows import Interrupted
@@ -43,9 +46,11 @@ from pyspark_mqtt_nats.release import Release
 
 
 class Offset(NamedTuple):
-    """A place in a stream; see above. `time`: in ns since 1970, NOTHING where there was no message, 0: not known.
+    """Place in a stream, as the module's documentation says. `time`: ns since 1970; NOTHING: no message; 0: not known.
 
-    `turn`: how often the query has begun again, with what the stream had become. `since`: a time that is waited for.
+    `turn`: how often the query has begun again because the stream had become another one. `since`: time in ns since
+    1970 at which the query is to begin. `topics`: a hash of the topic filters. Earlier versions wrote neither `stream`
+    nor `topics`: "" is not known.
     """
 
     created: str
@@ -54,26 +59,30 @@ class Offset(NamedTuple):
     time: int = 0
     turn: int = 0
     since: int = 0
+    stream: str = ""
+    topics: str = ""
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self:
-        """Read what a checkpoint has."""
+        """Return the offset of a checkpoint; raises SourceError for what is none of this source."""
         try:
             created, first, then = str(found["created"]), int(found["first"]), int(found["next"])
             # Earlier versions wrote none of these.
-            return cls(created, first, then, *(int(found.get(name, 0)) for name in ("time", "turn", "since")))
+            time, turn, since = (int(found.get(name, 0)) for name in ("time", "turn", "since"))
+            stream, topics = (str(found.get(name, "")) for name in ("stream", "topics"))
+            return cls(created, first, then, time, turn, since, stream, topics)
         except (AttributeError, KeyError, TypeError, ValueError):
             text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]
             raise SourceError(text, "checkpointLocation") from None
 
     @property
     def known(self) -> bool:
-        """Whether it says where the query is."""
+        """Whether the offset is a place in a stream."""
         return bool(self.created)
 
     @property
     def to_come(self) -> bool:
-        """Whether the query begins here, where the stream had not come to."""
+        """Whether the query begins here, and the stream had not reached this sequence."""
         return self.first == self.next and not self.time
 
 
@@ -86,12 +95,13 @@ T = TypeVar("T")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans micro-batches on the driver, in a process of its own, and reads their parts in tasks."""
+    """Spark reader that plans micro-batches, in a process beside the driver, and reads their parts in tasks."""
 
     def __init__(self, options: Options, projection: Projection) -> None:
         self.options = options
         self.projection = projection
-        self._anywhere = replace(options, starting_sequence=None, starting_timestamp=None, starting_offsets=None)
+        self._given = options
+        self._topics = _hash(options)
         self._connection: Connection | None = None
         self._release = Release()
         self._answered = False
@@ -101,22 +111,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- where to begin and to end ----------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first batch."""
+        """Return the offset before the first batch."""
         return BEGINNING._asdict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `maxMessagesPerTrigger` or `maxBytesPerTrigger` say; when both are given both count."""
+        """Return the limit of a batch; when both options are given, both count."""
         if self.options.max_messages is not None:
             return ReadMaxRows(self.options.max_messages)
         return ReadAllAvailable() if self.options.max_bytes is None else ReadMaxBytes(self.options.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Pin the end of this run."""
+        """Pin the end of this run: what comes later is for the next run."""
         self._target = self._ask(self._look).last + 1
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the batch that begins at `start` ends; `start` itself when there is nothing to read."""
-        begin = Offset.of(start)
+        """Return the end of the batch that begins at `start`; `start` itself when there is nothing to read."""
+        begin = self._own(start)
         limits = Limits()
         if not isinstance(limit, ReadAllAvailable):
             limits = Limits(self.options.max_messages, self.options.max_bytes)
@@ -124,7 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == begin else end._asdict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the stream, as it was seen last, for the progress of the query."""
+        """Return the end of the stream, as it was seen last, for the progress of the query."""
         return self._last._asdict() if self._last.known else None
 
     def _offer(self, connection: Connection, start: Offset, limits: Limits) -> Offset:
@@ -142,18 +152,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if until < end:
             until = admit(connection, self.options, found.between(until, end), limits)
         if until > begin.next or begin != start:
-            offer = begin._replace(next=until, time=_time_before(connection, found, until))
+            time_before = _time_before(connection, found, until)
+            offer = begin._replace(next=until, time=time_before, stream=self.options.stream, topics=self._topics)
         if until == self._last.next:
             self._last = offer
         return offer
 
     def _begin(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
-        """Where to go on: at `start`, unless that is not known yet, or not any more."""
+        """Return the place to go on: `start`, unless it is not known yet or the stream has become another one."""
         if not start.known:
             return self._first(connection, start, found)
         name = found.stream
         if start.created != found.created:
-            text = f"the checkpoint is of a stream made at {start.created}, stream {name} was made at {found.created}"
+            made = f"stream {name} was made at {found.created}"
+            text = f"the checkpoint is of a stream made at {start.created}, {made}, anew or at other servers"
         elif start.next > found.last + 1 and not start.to_come:
             text = f"stream {name} ends with {found.last}, the checkpoint is at {start.next}: it was restored or purged"
         elif _is_other(connection, found, start):
@@ -164,11 +176,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(found.created, found.first, found.first, turn=start.turn + 1)
 
     def _first(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
-        """Where to begin; what the checkpoint waits for counts, not what the options say now."""
+        """Return the place to begin; a time in the checkpoint counts, not the options of now."""
         since = start.since or self.options.starting_timestamp
         if since is not None:
             if since > found.now:
-                return BEGINNING._replace(since=since)
+                return BEGINNING._replace(since=since, stream=self.options.stream, topics=self._topics)
             begin = sequence_at(connection, found, since)
         else:
             options = self.options
@@ -177,21 +189,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = snapshot(options, connection).start
         return Offset(found.created, begin, begin)
 
+    def _own(self, place: dict[str, Any]) -> Offset:
+        """Return an offset of the checkpoint; raises OptionError when it is of another stream or other topics."""
+        found = Offset.of(place)
+        anew = "give a new checkpointLocation to begin anew"
+        if found.stream not in ("", self.options.stream):
+            text = f"stream = {self.options.stream!r}: the checkpoint is of stream {found.stream}; {anew}"
+            raise OptionError(text, "stream")
+        if found.topics not in ("", self._topics):
+            text = f"topics: the checkpoint is of a query with other topics or another subjectPrefix; {anew}"
+            raise OptionError(text, "topics")
+        return found
+
     def _look(self, connection: Connection) -> Snapshot:
-        """The stream as it is now; the starting options mean nothing here."""
-        found = snapshot(self._anywhere, connection)
+        """Return the stream as it is now; the starting options mean nothing here."""
+        options = replace(self.options, starting_sequence=None, starting_timestamp=None, starting_offsets=None)
+        found = snapshot(options, connection)
         self._answered = True
         return found
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
-        """The answer to a question, on a connection that is kept.
+        """Return the answer to a question, over a connection that is kept.
 
-        As in tasks, an outage is waited for; but not where NATS has never answered.
+        An outage is waited for, as in tasks, unless NATS has never answered. A new connection reads the files of
+        credentials again, which may have been renewed.
         """
         began = 0.0
         while True:
             try:
                 if self._connection is None:
+                    self.options = self.options.renewed()
                     self._connection = Connection(self.options.access)
                 return question(self._connection)
             except (Interrupted, ConnectError, RequestTimeout, ApiError) as error:
@@ -205,8 +232,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- batches ----------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What the tasks of a batch read; also of one that was planned before the query was started again."""
-        begin, until = Offset.of(start), Offset.of(end)
+        """Return the ranges of a batch, one for each task, also of a batch that an earlier run has planned."""
+        begin, until = self._own(start), self._own(end)
         first = begin.next
         anew = begin.created != until.created or begin.turn != until.turn
         if anew or not until.first <= first <= until.next:
@@ -229,24 +256,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         floating = not begin.known and (begin.since > 0 or self.options.starting_sequence is None)
         if floating:
             first = min(max(first, found.first), until.next)
-        return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating))
+        self.options = self.options.renewed()
+        renewed = {name: getattr(self.options, name) for name, _ in self.options.files}
+        changed = {name: value for name, value in renewed.items() if value != getattr(self._given, name)}
+        return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating), changed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Record batches of one range."""
+        """Return the record batches of one range."""
         return batch.read(self.options, self.projection, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: see above."""
+        """Do nothing: `latestOffset` tells what is complete."""
 
     def stop(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
 
+def _hash(options: Options) -> str:
+    """Return a hash of the subjects that a query reads, in whatever order they are given."""
+    subjects = "\n".join(sorted(options.subjects) or (f"{options.subject_prefix}>",))
+    return sha256(subjects.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
 def _time_before(connection: Connection, found: Snapshot, sequence: int) -> int:
-    """When the message before this sequence was stored, NOTHING where there is none, 0 when it is still to come."""
+    """Return the store time of the message before a sequence; NOTHING: there is none; 0: it is in the future."""
     if sequence - 1 > found.last:
         return 0
     message = get_message(connection, found.stream, seq=sequence - 1) if sequence > found.first else None
@@ -254,7 +290,7 @@ def _time_before(connection: Connection, found: Snapshot, sequence: int) -> int:
 
 
 def _is_other(connection: Connection, found: Snapshot, offset: Offset) -> bool:
-    """Whether the message before the offset is not the one that was there: no sequence is ever given twice."""
+    """Whether the message before the offset is not the one that was there: a stream gives no sequence twice."""
     if not offset.time:
         return False
     return _time_before(connection, found, offset.next) not in (offset.time, NOTHING, 0)

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from mqtt_streams.stored import rfc3339
 from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats.nats.access import Credentials, Server, check_seed, parse_credentials, parse_server
+
+if TYPE_CHECKING:
+    from pyspark_mqtt_nats.decoders.option import Decoder
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]{1,18})\s*(?:([kmgt])(?:i?b)?|b)?")
@@ -136,14 +139,16 @@ def check_filter(item: str) -> None:
         raise ValueError(f"{item!r}: {error}") from None
 
 
-def decoders(value: str) -> tuple[tuple[str, str], ...]:
-    """A JSON object: topic filter -> how its payloads are read."""
+def decoders(value: str) -> tuple["Decoder", ...]:
+    """A JSON object: topic filter -> how its payloads are read; see `decoders.option`."""
     found = _json(value)
-    if not isinstance(found, dict) or not all(isinstance(item, str) and item.strip() for item in found.values()):
-        raise ValueError('expected a JSON object, such as {"site/+/temp": "number", "site/+/state": "json"}')
-    for item in found:
+    if found == {}:
+        return ()
+    from pyspark_mqtt_nats.decoders.option import parse_decoders  # needs pyspark, which a job has yet to look for
+
+    for item in found if isinstance(found, dict) else ():
         check_filter(item)
-    return tuple((item, kind.strip()) for item, kind in found.items())
+    return parse_decoders(found)
 
 
 def stream(value: str) -> str:
@@ -204,6 +209,11 @@ def seed(value: str) -> str:
     if len(found) != 1:
         raise ValueError("the file has no seed of an nkey")
     return check_seed(found[0])
+
+
+def names_file(value: str) -> bool:
+    """Whether a value that can be a text or the name of a file is the name."""
+    return "-----BEGIN" not in value and not _SEED.fullmatch(value.strip())
 
 
 def pem(kind: str) -> Callable[[str], str]:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads as columns: the option `decoders`, and `decode` with Spark's own functions, which agree."""
+"""Payloads as columns: the option `decoders`, and `decode` for any DataFrame."""
 
-import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from pyspark_mqtt_nats.decoders.option import parse_decoders
 from pyspark_mqtt_nats.decoding import decode
 from pyspark_mqtt_nats.errors import OptionError
-from pyspark_mqtt_nats.hints import Projection, spark_schema
+from pyspark_mqtt_nats.projection import Projection, spark_schema
 from tests.harness.nats import NatsServer
 from tests.spark.storing import Store
 
@@ -25,7 +27,8 @@ NUMBERS: dict[bytes, float | None] = {
     b"5.": 5.0,
     b"1e3": 1000.0,
     b"1E-3": 0.001,
-    b"1e400": math.inf,
+    b"1e999": None,
+    b"-1e400": None,
     b"9007199254740993": 9007199254740992.0,
     b"": None,
     b"x": None,
@@ -67,7 +70,7 @@ def rows() -> list[tuple[str, bytes, float | None, str | None, str | None]]:
 
 def made_by_the_option(wanted: StructType, hints: dict[str, str], size: int) -> list[tuple[Any, ...]]:
     """The columns that the source makes, from batches of so many rows."""
-    projection = Projection.of(wanted, tuple(hints.items()))
+    projection = Projection.of(wanted, parse_decoders(hints))
     assert {"topic", "payload"} <= set(projection.stored)
     topics, payloads = [row[0] for row in rows()], [row[1] for row in rows()]
     whole = pa.record_batch({"topic": topics, "payload": pa.array(payloads, pa.binary())})
@@ -86,22 +89,50 @@ def test_the_option(size: int) -> None:
     assert made_by_the_option(only, HINTS, size) == [(text,) for _, _, _, text, _ in rows()]
 
 
+def test_the_option_says_which_payloads_are_wrong() -> None:
+    wanted = StructType().add("topic", "string").add("decode_error", "string")
+    told = made_by_the_option(wanted, HINTS, 5)
+    expected = []
+    for topic, _, number, text, json in rows():
+        kind = "number" if topic[:2] not in ("t", "t/", "j/") else "text" if topic[0] == "t" else "json"
+        right = {"number": number, "text": text, "json": json}[kind] is not None
+        expected.append((topic, right))
+    assert [(topic, error is None) for topic, error in told] == expected
+    assert {error for topic, error in told if topic == "n/x"} == {None, "no finite number"}
+    assert {error for topic, error in told if topic == "t/x"} == {None, "not UTF-8"}
+
+
 def test_columns_of_the_option() -> None:
-    hints = (("a", "text"), ("b", "number"), ("c", "text"))
-    assert spark_schema(hints, False).names[-2:] == ["text", "number"]
-    plain = Projection.of(StructType().add("sequence", "long"), hints)
-    assert (plain.stored, plain.hints) == (("sequence",), ())
+    decoders = parse_decoders({"a": "text", "b": "number", "c": "text"})
+    assert spark_schema(decoders).names[-3:] == ["text", "number", "decode_error"]
+    plain = Projection.of(StructType().add("sequence", "long"), decoders)
+    assert (plain.stored, plain.decoders) == (("sequence",), ())
     for wanted, message in (
         (StructType().add("number", "long"), "'number' of the schema must be DOUBLE"),
         (StructType().add("text", "string", nullable=False), "'text' of the schema must be STRING, and nullable"),
-        (StructType().add("text", "string").add("text", "string"), "a column twice"),
+        (StructType().add("text", "string").add("TEXT", "string"), "'TEXT' twice"),
         (StructType().add("json", "string"), "'json'"),
         (StructType(), "no columns"),
     ):
         with pytest.raises(OptionError, match=message):
-            Projection.of(wanted, hints)
-    with pytest.raises(OptionError, match=r"decoders: 'a' has the kind 'a INT'.*decode takes a schema"):
-        spark_schema((("a", "a INT"),), False)
+            Projection.of(wanted, decoders)
+    with pytest.raises(OptionError, match="decoders: 'QoS' is a column of every message already"):
+        spark_schema(parse_decoders({"a": "QoS INT"}))
+
+
+def test_names_of_columns_are_as_spark_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In capitals or small letters, unless Spark is configured to tell them apart."""
+    wanted = StructType().add("Topic", "string").add("NUMBER", "double")
+    projection = Projection.of(wanted, parse_decoders({"#": "number"}))
+    batch = pa.record_batch({"topic": ["a"], "payload": pa.array([b"5"], pa.binary())})
+    (made,) = projection.apply(iter([batch]))
+    assert made.to_pylist() == [{"Topic": "a", "NUMBER": 5.0}]
+    told = {"spark.sql.caseSensitive": "true"}
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(getLocalProperty=told.get))
+    with pytest.raises(OptionError, match=r"column 'Topic' .* is 'topic' here, and spark\.sql\.caseSensitive is true"):
+        list(projection.apply(iter([batch])))
+    told["spark.sql.caseSensitive"] = "false"
+    assert len(list(projection.apply(iter([batch])))) == 1
 
 
 @pytest.mark.timeout(360)
@@ -109,10 +140,12 @@ def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServe
     with Store(nats_server.url) as store:
         store.put_payloads((topic.replace("/", "."), payload) for topic, payload, *_ in rows())
         option = '{"n/+": "number", "t/#": "text", "j/+": "json", "#": "number"}'
-        own = store.load(spark, decoders=option).select("topic", "payload", "number", "text", "json")
+        names = ("topic", "payload", "number", "text", "json", "decode_error")
+        own = store.load(spark, decoders=option).select(*names)
         stored = store.load(spark).select("topic", "payload")
-        for frame in (own, decode(stored, HINTS)):
-            assert [tuple(row) for row in frame.collect()] == rows()
+        told = [tuple(row) for row in own.collect()]
+        assert [row[:5] for row in told] == rows()
+        assert [tuple(row) for row in decode(stored, HINTS).select(*names).collect()] == told
 
         reports = {"j/+": "a INT, at TIMESTAMP, tags ARRAY<STRING>", "n/+": "a INT", "+/y": "text"}
         store.put_payloads(
@@ -125,34 +158,45 @@ def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServe
             ]
         )
         found = decode(store.load(spark, startingSequence=len(rows()) + 1), reports)
-        found = found.select("a", "tags", "text", found["at"].cast("string").alias("time"))
-        assert [(row.a, row.time, row.tags, row.text) for row in found.collect()] == [
-            (5, "2026-01-02 03:04:05", ["x"], None),
-            (None, None, None, None),
-            (6, None, None, None),
-            (None, None, None, None),
-            (None, None, None, "text"),
+        found = found.select("a", "tags", "text", found["at"].cast("string").alias("time"), "decode_error")
+        expected = [
+            (5, "2026-01-02 03:04:05", ["x"], None, None),
+            (None, None, None, None, "json: a: expected INT"),
+            (6, None, None, None, None),
+            (None, None, None, None, "json: invalid literal, expected 'null': line 1 column 1 (char 0)"),
+            (None, None, None, "text", None),
         ]
+        assert [(row.a, row.time, row.tags, row.text, row.decode_error) for row in found.collect()] == expected
+        option = '{"j/+": "a INT, at TIMESTAMP, tags ARRAY<STRING>", "n/+": "a INT", "+/y": "text"}'
+        own = store.load(spark, startingSequence=len(rows()) + 1, decoders=option)
+        own = own.selectExpr("a", "CAST(at AS STRING)", "tags", "text", "decode_error")
+        assert [tuple(row) for row in own.collect()] == expected
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+        try:
+            local = found.where("time IS NOT NULL").first()
+            assert local is not None
+            assert local.time == "2026-01-01 22:04:05"
+        finally:
+            spark.conf.set("spark.sql.session.timeZone", "UTC")
 
         # `fail` says which payload it was and what to change.
         good = stored.where("topic = 't' or topic = 'other'")
         assert decode(good, HINTS, errors="fail").count() == 2
         for kind, topic, message in (
-            ("number", "n/x", "the payload of topic n/x is no number: change the decoder of '+/x' (option decoders)"),
-            ("text", "t/x", "is no UTF-8 text"),
-            ("json", "j/x", "is no JSON"),
-            ("a INT", "j/x", "is no JSON object"),
+            ("number", "n/x", "payload of topic n/x cannot be decoded, no finite number: change the decoder (option"),
+            ("text", "t/x", "not UTF-8"),
+            ("json", "j/x", "json: "),
+            ("a INT", "j/x", "expected an object with fields"),
         ):
             bad = decode(stored.where(f"topic = '{topic}'"), {"+/x": kind}, errors="fail")
-            with pytest.raises(PySparkException) as told:
+            with pytest.raises(PySparkException) as failed:
                 bad.collect()
-            assert message in str(told.value)
+            assert message in str(failed.value)
 
         for call, message in (
             (lambda: decode(stored, {"a/#/b": "text"}), "decoders: 'a/#/b'"),
-            (lambda: decode(stored, {"a": "avro"}), "decoders: 'a' has the kind 'avro': expected number, text, json"),
-            (lambda: decode(stored, {"a": "topic STRING"}), "'a' gives 'topic', which is a column already"),
-            (lambda: decode(own, {"a": "number"}), "'a' gives 'number', which is a column already"),
+            (lambda: decode(stored, {"a": "xml"}), "decoders: 'a' has the format 'xml': expected number, text, json"),
+            (lambda: decode(stored, {"a": "topic STRING"}), "'topic' is a column already"),
             (lambda: decode(stored, {"a": "x INT", "b": "X STRING"}), "'b' gives 'X' string, an earlier one 'x' int"),
             (lambda: decode(stored, {}, errors="skip"), "errors = 'skip'"),  # type: ignore[arg-type]
         ):

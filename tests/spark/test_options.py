@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mqtt_streams.stored import rfc3339
 from pyspark_mqtt_nats import values
+from pyspark_mqtt_nats.decoders.option import Decoder
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats.access import Credentials, Server
 from pyspark_mqtt_nats.options import BY_NAME, IGNORED, OPTIONS, Options
@@ -79,7 +80,7 @@ def test_without_options() -> None:
         ({"maxBytesPerTrigger": "7b"}, "max_bytes", 7),
         ({"failOnDataLoss": "false"}, "fail_on_data_loss", False),
         ({"readMode": "direct"}, "read_mode", "direct"),
-        ({"decoders": '{"site/+/temp": " number "}'}, "decoders", (("site/+/temp", "number"),)),
+        ({"decoders": '{"site/+/temp": " number "}'}, "decoders", (Decoder("site/+/temp", "number"),)),
         ({"topic": "site/7"}, "topic", "site/7"),
         ({"qos": "0"}, "qos", 0),
         ({"user": None, "token": "t"}, "user", None),

@@ -16,7 +16,8 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mqtt_nats.errors import OptionError
-from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, arrow_schema, select, spark_schema
+from pyspark_mqtt_nats.projection import Projection
+from pyspark_mqtt_nats.schema import COLUMNS, HEADERS, arrow_schema, spark_schema
 from tests.harness.nats import ROOT
 
 
@@ -42,10 +43,16 @@ def test_types_are_what_a_user_would_write() -> None:
         assert column.doc
 
 
+def select(wanted: StructType) -> list[str]:
+    """The stored columns that a schema asks for."""
+    return list(Projection.of(wanted).stored)
+
+
 def test_a_schema_selects_columns_in_its_order() -> None:
     assert select(spark_schema(include_headers=True)) == list(COLUMNS)
     wanted = schema(("topic", StringType()), ("sequence", LongType()))
     assert select(wanted) == ["topic", "sequence"]
+    assert select(schema(("Topic", StringType()))) == ["topic"]
     assert arrow_schema(["topic", "sequence"]).names == ["topic", "sequence"]
 
 
@@ -53,7 +60,7 @@ def test_a_schema_selects_columns_in_its_order() -> None:
     ("wanted", "text"),
     [
         (schema(("topik", StringType())), "'topik' .* did you mean 'topic'"),
-        (schema(("Topic", StringType())), "'Topic' .* did you mean 'topic'"),
+        (schema(("Topik", StringType())), "'Topik' .* did you mean 'topic'"),
         (schema(("zzz", StringType())), "'zzz' .* there are sequence, timestamp"),
         (schema(("qos", LongType())), "'qos' of the schema is bigint; it must be INT"),
         (schema(("topic_levels", ArrayType(IntegerType()))), "must be ARRAY<STRING>"),

@@ -2,13 +2,14 @@
 """Which subjects are asked for."""
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_streams.subjects import filter_to_subjects, topic_to_subject
-from pyspark_mqtt_nats.reading.selection import covers, visible, without_covered
+from pyspark_mqtt_nats.reading.selection import FILTERS_MOST, Filters, asked, visible, without_covered
 
 TOKENS = ("a", "b", "*")
 SUBJECTS = [".".join(tokens) for size in (1, 2, 3) for tokens in itertools.product("ab", repeat=size)]
@@ -17,6 +18,10 @@ FILTERS = st.builds(
     st.lists(st.sampled_from(TOKENS), max_size=3),
     st.sampled_from([(), (">",)]),
 )
+
+
+def covers(outer: str, inner: str) -> bool:
+    return Filters([outer]).covers(inner)
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -73,3 +78,26 @@ def test_filters_that_start_with_a_wildcard_hide_what_starts_with_a_dollar(
 def test_all_other_filters_hide_nothing() -> None:
     assert visible((), "p.") is None
     assert visible(("p.a.>", "p.a", "p.$x.>"), "p.") is None
+
+
+def test_what_the_reader_selects_where_there_are_too_many_filters_for_nats() -> None:
+    """The same topics as NATS would."""
+    few = ("p.a.*", "p.*.x", "p.$own.>")
+    many = (*few, *(f"p.topic.{number}" for number in range(FILTERS_MOST)))
+    assert asked(few) == few
+    assert asked(many) == ()
+    check = visible(many, "p.")
+    assert check is not None
+    found = [one for one in ("a.b", "b.x", "b.y", "a.b.c", "$own.x", "$other.x", "topic.5", "topic.x") if check(one)]
+    assert found == ["a.b", "b.x", "$own.x", "topic.5", "topic.x"]
+
+
+def test_ten_thousand_filters_are_compared_in_a_moment() -> None:
+    subjects = [f"site.{number}.{tail}" for number in range(10_000) for tail in ("temp", "temp.>")]
+    begun = time.process_time()
+    assert without_covered(subjects) == subjects
+    assert without_covered([*subjects, "site.*.>"]) == ["site.*.>"]
+    check = visible(subjects, "")
+    assert check is not None
+    assert sum(map(check, subjects)) == len(subjects)
+    assert time.process_time() - begun < 5  # 400 million comparisons take minutes

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_mqtt_nats.hints import NUMBER
+from pyspark_mqtt_nats.decoders.columns import NUMBER
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round, watch

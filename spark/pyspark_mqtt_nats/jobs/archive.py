@@ -139,7 +139,7 @@ def first_levels(options: Options) -> dict[str, int]:
     """First levels of the topics that are stored now, with how many messages they have; raises SourceError."""
     found: dict[str, int] = {}
     with Connection(options.access) as connection:
-        for subject in options.subjects or (f"{options.subject_prefix}>",):
+        for subject in options.asked or (f"{options.subject_prefix}>",):
             offset = 0
             for _ in range(_PAGES):
                 info = stream_info(connection, options.stream, subjects_filter=subject, offset=offset)

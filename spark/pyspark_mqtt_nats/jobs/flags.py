@@ -9,7 +9,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
-from pyspark_mqtt_nats.options import OPTIONS, Option, Options
+from pyspark_mqtt_nats.errors import OptionError
+from pyspark_mqtt_nats.options import DEFAULT_SERVERS, OPTIONS, Option, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,8 +22,8 @@ HIDDEN: Final = ("password", "token")
 
 READING: Final = ("topics", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
 ENDING: Final = ("endingSequence", "endingTimestamp")
-DEFAULT_SERVERS: Final = next(option.default for option in OPTIONS if option.name == "servers")
 LIMITS: Final = ("maxMessagesPerTrigger", "maxBytesPerTrigger")
+QUERYING: Final = ("decoders", "includeHeaders", "readMode")
 CONNECTION: Final = tuple(
     option.name for option in OPTIONS if option.use == "all" and option.name not in HIDDEN and option.name != "mode"
 )
@@ -30,6 +31,9 @@ CONNECTION: Final = tuple(
 
 FindNkey = Callable[[tuple[str, ...]], Path | None]
 """``find_nkey(servers)``: the file with the seed of an nkey for servers, where one is known."""
+
+OF_A_STREAM: Final = ("stream", "subjectPrefix")
+"""Options that `sql` and `shell` give to each view."""
 
 LOGINS: Final = frozenset(("user", "token", "creds", "nkey"))
 """Options of a way to log in."""
@@ -88,7 +92,8 @@ def _source_flag(option: Option, section: str) -> Callable[[F], F]:
 
     flag = flag_name(option.name)
     switch = option.default in ("true", "false")
-    default = f" [default: {option.default}]" if option.default else ""
+    shown = DEFAULT_SERVERS if option.name == "servers" else option.default
+    default = f" [default: {shown}]" if shown else ""
     return click.option(
         f"{flag}/--no-{flag[2:]}" if switch else flag,
         cls=Flag,
@@ -169,12 +174,29 @@ def source_options(
             given[name] = value
     find: FindNkey | None = context.find_root().obj
     names = {name.lower() for name in given}
+    if "servers" not in names:
+        given["servers"] = DEFAULT_SERVERS
     if find is not None and not LOGINS & names:
-        servers = next((value for name, value in given.items() if name.lower() == "servers"), DEFAULT_SERVERS)
+        servers = next(value for name, value in given.items() if name.lower() == "servers")
         if (seed := find(tuple(servers.split(",")))) is not None:
             given["nkey"] = str(seed)
     Options.parse(given).check_use(use)
     return given
+
+
+def streams(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """A callback: NAME or NAME=PREFIX of streams, as name -> prefix of its subjects."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, _, prefix = value.partition("=")
+        try:
+            Options.parse({"stream": name, "subjectPrefix": prefix})
+        except OptionError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+        if name.lower() in ("messages", "retained", "sessions"):
+            raise click.BadParameter(f"there is a view {name} already", context, parameter)
+        found[name] = prefix
+    return found
 
 
 def positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One range of a stream as Arrow record batches: reads, goes on after an outage, checks that all was there."""
+"""One range of a stream as Arrow record batches: reads it, goes on after an outage, checks that nothing is missing."""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -25,13 +26,15 @@ LOOK: Final = 2.0
 """Seconds between two looks at the stream while reading."""
 
 _PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
+_SIZE: Final = b"Nats-Msg-Size:"
+_START: Final = b"NATS/1.0\r\n"
 _PASSING: Final = (500, 503)
-"""Codes of JetStream's errors that pass: no leader yet, not ready, busy."""
+"""Codes of JetStream errors that are temporary: no leader yet, not ready, busy."""
 
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading a range came to.
+    """Counts of one read of a range.
 
     `rows`: in the batches. `bytes`: headers and payloads read. `gaps`: sequences of the range without a message, as
     messages expire or are deleted; None where topics are filtered, as those of other topics cannot be told from gaps.
@@ -50,7 +53,7 @@ class ReadReport:
 def read_range(
     options: Options, snapshot: Snapshot, part: Range, columns: Sequence[str], report: ReadReport | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a range that match the options' topics, in the order of the stream.
+    """Yield the messages of a range that match the options' topics, in the order of the stream.
 
     `columns`: names of `schema.COLUMNS`. Batches have at most `options.batch_size` rows and are bounded in bytes. A
     range may end beyond the snapshot: it then ends with what there is. Raises DataLossError (see `completeness`), or
@@ -73,13 +76,16 @@ class _Reader:
         self._report = report
         self._next = part.start
         self._watch = Watch(options, snapshot, part)
-        self._way = direct.read if reads_directly(options, snapshot) else pull.read
+        # Direct gets always bring payloads. A record of a retained message is in its payload.
+        directly = reads_directly(options, snapshot)
+        self._headers_only = not directly and options.mode == "messages" and "payload" not in columns
+        self._way = direct.read if directly else partial(pull.read, headers_only=self._headers_only)
         self._bounds = Bounds(options.batch_size)
         prefix = options.subject_prefix
         self._batches = Batches(columns, prefix, visible(options.subjects, prefix), options.mode == "retained")
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Read until it is done, or has failed for too long."""
+        """Yield batches until the range is read; raises the last error when nothing has come for OUTAGE seconds."""
         quiet_since = time.monotonic()
         failures = 0
         connected = False
@@ -105,13 +111,15 @@ class _Reader:
             failures += 1
 
     def _attempt(self, connection: Connection) -> Iterator[pa.RecordBatch]:
-        """Read what is left over one connection."""
+        """Yield batches of the rest of the range, over one connection."""
         if not self._watch.look(connection):
             return
         looked = time.monotonic()
         end = self._part.end
         stream = self._snapshot.stream
-        for rows in self._way(connection, stream, self._options.subjects, self._next, end, self._bounds):
+        for rows in self._way(connection, stream, self._options.asked, self._next, end, self._bounds):
+            if self._headers_only:
+                rows = rows._replace(headers=list(map(_without_size, rows.headers)))
             self._watch.rows(rows.sequences)
             batch = self._batches.batch(*rows)
             self._next = rows.sequences[-1].as_py() + 1
@@ -135,8 +143,14 @@ class _Reader:
         report.gaps = None if filtered else max(0, size - watch.received - watch.lost - watch.aged)
 
 
+def _without_size(block: bytes) -> bytes:
+    """Return a header block without the line that NATS adds for a message without its payload."""
+    block = block[: block.rfind(_SIZE)]
+    return b"" if block == _START else block + b"\r\n"
+
+
 def passes(error: SourceError) -> bool:
-    """Whether waiting may help."""
+    """Whether the same request may succeed after a while."""
     return not isinstance(error, ApiError) or error.code in _PASSING
 
 

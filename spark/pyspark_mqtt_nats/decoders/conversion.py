@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of a decoded document as values of a Spark type.
+
+Conversion is strict: a value of another type raises ValueError and is not guessed. None stays None for every type.
+"""
+
+import base64
+import math
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import orjson
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StructType,
+    TimestampType,
+)
+
+Convert = Callable[[Any], Any]
+
+_BITS: Final[dict[type[DataType], int]] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+_SECONDS_BELOW: Final = 1e11
+"""A number below is a time in seconds since 1970; another one is in milliseconds."""
+
+_MILLISECONDS_BELOW: Final = 1e14
+_FLOAT_MOST: Final = 3.4028234663852886e38
+
+
+def converter(kind: DataType, from_text: bool = False) -> Convert:
+    """Return a function that converts a value to this type; `from_text`: numbers and flags are texts, as in CSV."""
+    inner = _of_type(kind, from_text)
+
+    def convert(value: Any) -> Any:
+        if value is None or (from_text and value == "" and _empty_is_null(kind)):
+            return None
+        try:
+            return inner(value)
+        except (ValueError, TypeError, OverflowError, InvalidOperation):
+            raise ValueError(f"expected {kind.simpleString().upper()}") from None
+
+    return convert
+
+
+def _empty_is_null(kind: DataType) -> bool:
+    return kind.typeName() not in ("string", "binary")
+
+
+def _of_type(kind: DataType, from_text: bool) -> Convert:
+    if type(kind) in _BITS:
+        most = 1 << _BITS[type(kind)] - 1
+        return lambda value: _whole(int(value) if from_text else value, most)
+    if isinstance(kind, (DoubleType, FloatType)):
+        most_real = _FLOAT_MOST if isinstance(kind, FloatType) else math.inf
+        return lambda value: _real(float(value) if from_text else value, most_real)
+    if isinstance(kind, DecimalType):
+        return lambda value: _decimal(value, kind)
+    if isinstance(kind, (ArrayType, MapType, StructType)):
+        return _nested(kind, from_text)
+    if isinstance(kind, BooleanType):
+        return _flag_of_text if from_text else _flag
+    simple: dict[type[DataType], Convert] = {BinaryType: _binary, DateType: _date, TimestampType: _timestamp}
+    return simple.get(type(kind), text_of)
+
+
+def _nested(kind: ArrayType | MapType | StructType, from_text: bool) -> Convert:
+    if isinstance(kind, ArrayType):
+        element = converter(kind.elementType, from_text)
+        return lambda value: [element(one) for one in _instance(value, (list, tuple))]
+    if isinstance(kind, MapType):
+        item = converter(kind.valueType, from_text)
+        return lambda value: [(key_of(key), item(one)) for key, one in _instance(value, (dict,)).items()]
+    fields = {field.name: converter(field.dataType, from_text) for field in kind.fields}
+    return lambda value: {name: convert(_instance(value, (dict,)).get(name)) for name, convert in fields.items()}
+
+
+def _instance(value: Any, kinds: tuple[type, ...]) -> Any:
+    if not isinstance(value, kinds):
+        raise ValueError("another type")
+    return value
+
+
+def _whole(value: Any, most: int) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not -most <= value < most:
+        raise ValueError("not a whole number in range")
+    return value
+
+
+def _real(value: Any, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        raise ValueError("not a number")
+    found = float(value)
+    if not math.isfinite(found) or abs(found) > most:
+        raise ValueError("not finite")
+    return found
+
+
+def _decimal(value: Any, kind: DecimalType) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        raise ValueError("not a number")
+    number = Decimal(str(value))
+    if not number.is_finite() or number.adjusted() >= kind.precision - kind.scale:
+        raise ValueError("too many digits")
+    return number.quantize(Decimal(1).scaleb(-kind.scale))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def _flag_of_text(value: str) -> bool:
+    text = value.strip().lower()
+    return _flag({"true": True, "false": False}.get(text, text))
+
+
+def _binary(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    return base64.b64decode(_instance(value, (str,)), validate=True)
+
+
+def _date(value: Any) -> date:
+    if isinstance(value, datetime):
+        return value.date()
+    return value if isinstance(value, date) else date.fromisoformat(_instance(value, (str,)))
+
+
+def _timestamp(value: Any) -> datetime:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value.strip())
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _MILLISECONDS_BELOW:
+        seconds = value if abs(value) < _SECONDS_BELOW else value / 1000
+        value = datetime.fromtimestamp(seconds, UTC)
+    found: datetime = _instance(value, (datetime,))
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def key_of(value: Any) -> str:
+    """Return the key of a map as text, as JSON has it."""
+    return value if isinstance(value, str) else text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text: a text as it is, anything else as JSON.
+
+    Bytes are in base64, and NaN and infinity are null. Raises ValueError for what JSON cannot hold.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z).decode()
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        raise ValueError(f"no JSON can hold it: {error}") from None
+
+
+def json_of(value: Any) -> str:
+    """Return a document as JSON text, a text in quotes; raises ValueError."""
+    return orjson.dumps(value).decode() if isinstance(value, str) else text_of(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    if hasattr(value, "items"):
+        return dict(value.items())
+    return str(value)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats of documents: bytes of a payload to plain Python values.
+
+`reader` returns a function for a format. The function raises ValueError, and nothing else, for a payload that is not of
+the format: the bytes are a stranger's.
+"""
+
+import csv
+import importlib.util
+import io
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import orjson
+
+Read = Callable[[bytes], Any]
+
+PACKAGES: Final = {
+    "avro": ("fastavro", "fastavro"),
+    "cbor": ("cbor2", "cbor2"),
+    "msgpack": ("msgpack", "msgpack"),
+    "protobuf": ("google.protobuf", "protobuf"),
+    "sparkplug": ("google.protobuf", "protobuf"),
+}
+"""Format -> module and package that it needs."""
+
+EXTRAS: Final = {"sparkplug": "protobuf"}
+"""Format -> extra of mqtt-nats that installs the package, where the extra has another name."""
+
+_REGISTRY_TIMEOUT: Final = 10.0  # seconds
+_SCHEMA_MOST: Final = 1 << 20  # bytes of an answer of the registry
+_MAGIC: Final = 5
+"""Bytes before the data of a registry's message: a zero, and the schema's id in four bytes."""
+
+_REASON_MOST: Final = 160  # characters
+
+
+class RegistryError(Exception):
+    """The schema registry gives no schema; unlike a corrupt payload this ends the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How documents are encoded: `name`, and what the format needs beside it.
+
+    `schema`: Avro's, as JSON. `registry`: URL of a schema registry. `descriptors`: a FileDescriptorSet. `message`: full
+    name of a Protobuf message. `delimiter`: of CSV.
+    """
+
+    name: str
+    schema: str = ""
+    registry: str = ""
+    descriptors: bytes = b""
+    message: str = ""
+    delimiter: str = ","
+
+    def __repr__(self) -> str:
+        return f"Format({self.name!r})"  # the URL of a registry may have a password
+
+
+def missing_package(name: str) -> str:
+    """Return what to install for a format; "" when everything is there."""
+    module, package = PACKAGES.get(name, ("", ""))
+    try:
+        if not module or importlib.util.find_spec(module) is not None:
+            return ""
+    except ModuleNotFoundError:  # of the package `google`
+        pass
+    return f"the format {name} needs the package {package}: pip install 'mqtt-nats[{EXTRAS.get(name, name)}]'"
+
+
+@cache
+def reader(chosen: Format) -> Read:
+    """Return the function that reads payloads of a format; raises ValueError for a schema that is none."""
+    if problem := missing_package(chosen.name):
+        raise ValueError(problem)
+    makers: dict[str, Callable[[Format], Read]] = {
+        "avro": _avro,
+        "cbor": _cbor,
+        "csv": _csv,
+        "json": lambda _: orjson.loads,
+        "msgpack": _msgpack,
+        "protobuf": _protobuf,
+        "sparkplug": _sparkplug,
+    }
+    return _guarded(makers[chosen.name](chosen))
+
+
+def _guarded(read: Read) -> Read:
+    def guarded(payload: bytes) -> Any:
+        try:
+            return read(payload)
+        except (RegistryError, MemoryError):
+            raise
+        except Exception as error:  # whatever a library raises for a stranger's bytes
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(reason[:_REASON_MOST]) from None
+
+    return guarded
+
+
+def _cbor(chosen: Format) -> Read:
+    import cbor2
+
+    def read(payload: bytes) -> Any:
+        rest = io.BytesIO(payload)
+        value = cbor2.load(rest)
+        if rest.read(1):
+            raise ValueError("bytes follow the document")
+        return value
+
+    return read
+
+
+def _msgpack(chosen: Format) -> Read:
+    import msgpack
+
+    return lambda payload: msgpack.unpackb(payload, raw=False, strict_map_key=False, timestamp=3)
+
+
+def _csv(chosen: Format) -> Read:
+    def read(payload: bytes) -> list[str]:
+        rows = list(csv.reader(io.StringIO(payload.decode(), newline=""), delimiter=chosen.delimiter, strict=True))
+        if len(rows) != 1:
+            raise ValueError(f"expected one line, not {len(rows)}")
+        return rows[0]
+
+    return read
+
+
+def _avro(chosen: Format) -> Read:
+    import fastavro
+
+    def datum(schema: Any, payload: bytes) -> Any:
+        rest = io.BytesIO(payload)
+        value = fastavro.schemaless_reader(rest, schema, None)
+        if rest.read(1):
+            raise ValueError("bytes follow the record")
+        return value
+
+    if not chosen.registry:
+        own = _parsed(chosen.schema)
+        return lambda payload: datum(own, payload)
+
+    @cache
+    def schema_of(number: int) -> Any:
+        return _parsed(_registered(chosen.registry, number))
+
+    def read(payload: bytes) -> Any:
+        if len(payload) < _MAGIC or payload[0]:
+            raise ValueError("it does not begin with a zero and the id of a schema")
+        return datum(schema_of(int.from_bytes(payload[1:_MAGIC], "big")), payload[_MAGIC:])
+
+    return read
+
+
+def _parsed(schema: str) -> Any:
+    """Return an Avro schema as fastavro has it; raises ValueError."""
+    import fastavro
+
+    try:
+        return fastavro.parse_schema(orjson.loads(schema))
+    except Exception as error:  # fastavro raises KeyError, TypeError and errors of its own
+        raise ValueError(f"the schema is not one of Avro: {' '.join(str(error).split())}") from None
+
+
+def _registered(url: str, number: int) -> str:
+    """Return the schema with this id.
+
+    Raises ValueError when the registry has none, and RegistryError when the registry does not answer as one.
+    """
+    request = urllib.request.Request(f"{url.rstrip('/')}/schemas/ids/{number}")
+    try:
+        with urllib.request.urlopen(request, timeout=_REGISTRY_TIMEOUT) as answer:
+            schema = orjson.loads(answer.read(_SCHEMA_MOST))["schema"]
+            return str(schema)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            raise ValueError(f"the registry has no schema {number}") from None
+        raise RegistryError(f"the schema registry answers {error.code} for schema {number}; change decoders") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "reason", None) or type(error).__name__
+        raise RegistryError(f"the schema registry gives no schema {number}: {reason}; change decoders") from None
+
+
+def _protobuf(chosen: Format) -> Read:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    pool = descriptor_pool.DescriptorPool()
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(chosen.descriptors).file:
+            pool.Add(file)
+        kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(chosen.message))
+    except KeyError:
+        raise ValueError(f"the descriptors have no message {chosen.message!r}") from None
+    except Exception as error:  # DecodeError, and TypeError for files that depend on missing ones
+        raise ValueError(f"not a FileDescriptorSet with all imports: {' '.join(str(error).split())}") from None
+    return lambda payload: _plain(kind.FromString(payload))
+
+
+def _plain(message: Any) -> Any:
+    """Return a Protobuf message as a dict by field name; a field that is not set and knows it is left out."""
+    if message.DESCRIPTOR.full_name == "google.protobuf.Timestamp":
+        from datetime import UTC
+
+        return message.ToDatetime(tzinfo=UTC)
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        found[field.name] = _field(field, getattr(message, field.name))
+    return found
+
+
+def _field(field: Any, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        item = field.message_type.fields_by_name["value"]
+        return {key: _single(item, value[key]) for key in value}
+    if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
+        return [_single(field, one) for one in value]
+    return _single(field, value)
+
+
+def _single(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return _plain(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value
+
+
+def _sparkplug(chosen: Format) -> Read:
+    from pyspark_mqtt_nats.decoders import sparkplug
+
+    read = _protobuf(Format("protobuf", descriptors=sparkplug.descriptors(), message=f"{sparkplug.PACKAGE}.Payload"))
+    return lambda payload: sparkplug.document(read(payload))
