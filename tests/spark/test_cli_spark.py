@@ -31,7 +31,8 @@ from tests.spark.storing import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JOBS = ("aggregate", "archive", "replay", "report")
+JOBS = ("aggregate", "archive", "replay", "report", "shell", "sql")
+SERVERS = {"servers": "nats://127.0.0.1:4222"}
 NOWHERE = ("--servers", "nats://127.0.0.1:1", "--connect-timeout", "1")
 
 
@@ -100,7 +101,8 @@ def test_help_names_every_option_of_the_connection_but_no_flag_for_a_secret(job:
     for option in OPTIONS:
         if option.use == "all" and option.name != "mode":
             there = re.search(rf"^  {flags.flag_name(option.name)}\b", text, re.MULTILINE)
-            assert bool(there) is (option.name not in ("password", "token")), option.name
+            of_views = job in ("shell", "sql") and option.name == "subjectPrefix"
+            assert bool(there) is (option.name not in ("password", "token") and not of_views), option.name
     for flag in ("--option KEY=VALUE", "--conf KEY=VALUE", "--master URL", "--log FILE"):
         assert flag in text
     assert "MQTT_NATS_SPARK_PASSWORD" in text
@@ -141,9 +143,9 @@ def test_options_reach_the_source(ran: Ran, tmp_path: Path) -> None:
 def test_secrets_come_from_the_environment_and_options_win(ran: Ran) -> None:
     secret = {"MQTT_NATS_SPARK_PASSWORD": "hush", "MQTT_NATS_SPARK_TOKEN": ""}
     assert invoke("report", "--user", "me", **secret).exit_code == 0
-    assert dict(ran.job.source) == {"user": "me", "password": "hush"}
+    assert dict(ran.job.source) == {"user": "me", "password": "hush"} | SERVERS
     assert invoke("report", "--user", "me", "--option", "PASSWORD=other", **secret).exit_code == 0
-    assert dict(ran.job.source) == {"user": "me", "PASSWORD": "other"}
+    assert dict(ran.job.source) == {"user": "me", "PASSWORD": "other"} | SERVERS
 
 
 def test_options_of_the_jobs(ran: Ran) -> None:
@@ -179,9 +181,24 @@ def test_options_of_the_jobs(ran: Ran) -> None:
         ("a/#", "b"),
     )
     assert (job.start, job.end, job.since, job.until) == (5, None, None, 1_000_000_000)
-    assert dict(job.sink) == {"requestTimeout": "3"}
+    assert dict(job.sink) == {"requestTimeout": "3"} | SERVERS
     assert invoke("report", "--input", "i", "--most", "5").exit_code == 0
     assert (ran.job.input, ran.job.most, ran.job.output) == ("i", 5, None)
+
+
+def test_options_of_a_query(ran: Ran) -> None:
+    words = ["--stream", "archive", "--stream", "plant=plant.", "--rows", "7", "--topics", "a/#"]
+    assert invoke("sql", "SELECT 1;", *words, "--output", "o.csv", "--overwrite", "--plot", "p.html").exit_code == 0
+    job = ran.job
+    assert (job.query, job.rows, job.output, job.overwrite, job.plot) == ("SELECT 1", 7, "o.csv", True, Path("p.html"))
+    assert (dict(job.streams), job.follow) == ({"archive": "", "plant": "plant."}, False)
+    assert dict(job.source) == {"topics": "a/#"} | SERVERS
+    assert invoke("sql", "SELECT 1", "--follow", "--max-messages-per-trigger", "5").exit_code == 0
+    assert ran.job.follow
+    assert CliRunner().invoke(commands.jobs, ["sql", "-"], input="SELECT\n 2;\n").exit_code == 0
+    assert ran.job.query == "SELECT\n 2"
+    assert invoke("shell", "--python", *words).exit_code == 0
+    assert (ran.job.python, ran.job.rows, dict(ran.job.streams)) == (True, 7, {"archive": "", "plant": "plant."})
 
 
 def test_commands_of_the_page_are_understood(ran: Ran) -> None:
@@ -216,6 +233,15 @@ def test_commands_of_the_page_are_understood(ran: Ran) -> None:
         ("replay --input i --topics a/#/b", "--topics"),
         ("replay --input i --starting-timestamp soon", "--starting-timestamp"),
         ("report --input i --topics a", "topics: means nothing with --input"),
+        ("sql", "QUERY"),
+        ("sql ;", "QUERY is empty"),
+        ("sql q --follow --output x.csv", "--follow prints rows"),
+        ("sql q --output x.txt", "a name that ends in .parquet, .csv or .json"),
+        ("sql q --rows 0", "--rows"),
+        ("sql q --stream a.b", "--stream"),
+        ("sql q --stream sessions", "there is a view sessions already"),
+        ("shell --option stream=x", "--option stream: each view has its own"),
+        ("shell --option pushdown=true", "--option pushdown: each view has its own"),
     ],
 )
 def test_wrong_usage_names_the_option(words: str, named: str) -> None:
@@ -235,6 +261,10 @@ def test_wrong_usage_names_the_option(words: str, named: str) -> None:
         ("replay --input i --option topics=a", "topics means nothing for a write"),
         ("report --output /nowhere/at/all.html", "--output /nowhere/at/all.html: there is no directory /nowhere/at"),
         ("report --starting-sequence 5 --ending-sequence 4", "endingSequence is before startingSequence"),
+        ("sql q --plot /nowhere/at/all.html", "--plot /nowhere/at/all.html: there is no directory /nowhere/at"),
+        ("sql q --follow --ending-sequence 4", "endingSequence means nothing for a streaming read"),
+        ("sql q --max-messages-per-trigger 4", "maxMessagesPerTrigger means nothing for a batch read"),
+        ('sql q --decoders {"a":"xml"}', "'a' has the format 'xml'"),
     ],
 )
 def test_bad_options_are_one_line_before_spark_is_started(

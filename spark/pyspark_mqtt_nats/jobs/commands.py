@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -67,8 +67,9 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
             for line in log.warnings():
                 progress.say(f"warning: {line}")
             progress.clear()
-            click.echo(outcome.text())
-        if progress.stopping and given.get("every") is None:
+            if text := outcome.text():
+                click.echo(text)
+        if progress.stopping and given.get("every") is None and not given.get("follow"):
             sys.exit(130)
     except KeyboardInterrupt:
         progress.clear()
@@ -192,6 +193,98 @@ def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Pat
         return job.run(spark, job.Aggregate(source=source, **settings), progress)
 
     _run("aggregate", context, run)
+
+
+def _view_flags(command: flags.F) -> flags.F:
+    """Flags of the jobs that make views."""
+    connection = tuple(name for name in flags.CONNECTION if name not in flags.OF_A_STREAM)
+    decorators: tuple[Callable[[flags.F], flags.F], ...] = (
+        flags.spark_flags,
+        flags.source_flags("Connection", *connection),
+        flags.source_flags("Messages", *flags.READING, *flags.ENDING, *flags.LIMITS, *flags.QUERYING),
+        click.option(
+            "--stream",
+            "streams",
+            multiple=True,
+            metavar="NAME[=PREFIX]",
+            callback=flags.streams,
+            help="A view of this stream, of its name; PREFIX is what its subjects begin with. May be repeated.",
+        ),
+        click.option(
+            "--rows", type=click.IntRange(1), default=50, show_default=True, help="Rows that are printed, at most."
+        ),
+    )
+    for decorate in decorators:
+        command = decorate(command)
+    return command
+
+
+def _view_options(context: click.Context, use: Literal["batch", "stream"]) -> dict[str, str]:
+    """Options of the source for all views; the stream of a view is not among them."""
+    source = flags.source_options(context, use)
+    for name in source:
+        if name.lower() in ("mode", "pushdown", *map(str.lower, flags.OF_A_STREAM)):
+            raise click.UsageError(f"--option {name}: each view has its own; --stream makes another one", context)
+    return source
+
+
+@jobs.command(cls=flags.Job)
+@click.argument("query")
+@click.option("--follow", is_flag=True, help="Go on until Ctrl-C, and print what comes from now on.")
+@click.option("--output", metavar="FILE", help="Write the whole result: name.parquet, name.csv or name.json.")
+@click.option("--overwrite", is_flag=True, help="Replace --output.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write a page with a chart of the result: name.html.",
+)
+@_view_flags
+@click.pass_context
+def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | None, **settings: Any) -> None:
+    """The result of a query over the views messages, retained and sessions.
+
+    QUERY is SQL, or - for standard input: "SELECT topic, count(*) FROM messages GROUP BY topic".
+    """
+    follow, output, page = settings["follow"], settings["output"], settings["plot"]
+    if follow and (output is not None or page is not None):
+        raise click.UsageError("--follow prints rows; --output and --plot need a query that ends", context)
+    if output is not None and Path(output).suffix not in (".parquet", ".csv", ".json"):
+        raise click.UsageError(f"--output {output}: expected a name that ends in .parquet, .csv or .json", context)
+    if page is not None and not page.absolute().parent.is_dir():
+        raise JobError(f"--plot {page}: there is no directory {page.absolute().parent}")
+    if settings["query"] == "-":
+        settings["query"] = sys.stdin.read()
+    settings["query"] = settings["query"].strip().rstrip(";")
+    if not settings["query"]:
+        raise click.UsageError("QUERY is empty", context)
+    source = _view_options(context, "stream" if follow else "batch")
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import sql as job
+
+        return job.run(spark, job.Sql(source=source, **settings), progress)
+
+    _run("sql", context, run)
+
+
+@jobs.command(cls=flags.Job)
+@click.option("--python", is_flag=True, help="A prompt of Python, with `spark` and `sql(statement)`.")
+@_view_flags
+@click.pass_context
+def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows: int, **_: Any) -> None:
+    """A prompt for SQL statements over the views messages, retained and sessions; or for Python.
+
+    A statement ends with a semicolon. Ctrl-D ends the shell.
+    """
+    source = _view_options(context, "batch")
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import shell as job
+
+        return job.run(spark, job.Shell(source, streams, rows, python), progress)
+
+    _run("shell", context, run)
 
 
 def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:

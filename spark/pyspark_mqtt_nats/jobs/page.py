@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report as one HTML page: nothing is loaded from anywhere, no scripts, in the colours that the reader prefers.
+"""HTML pages of jobs, and the page of a report: they load nothing, have no scripts, and fit light and dark displays.
 
-Topics and client ids are what anybody has published: everything is escaped, and the page may load nothing.
+Topics and client ids come from strangers: everything is escaped, and the page's policy forbids to load anything.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
@@ -64,9 +65,9 @@ _QOS: Final = {None: "not published by MQTT"}
 
 
 def render(figures: Figures) -> str:
-    """The page."""
+    """Return the page of a report."""
     title = f"Messages of {printable(figures.source)}"
-    parts = [_HEAD.format(title=escape(title), style=_STYLE), f"<h1>{escape(title)}</h1>\n"]
+    parts: list[str] = []
     if not figures.messages or figures.first_time is None or figures.last_time is None:
         parts.append("<p>There are no messages.</p>\n")
     else:
@@ -75,23 +76,30 @@ def render(figures: Figures) -> str:
         parts.append(_tiles(figures))
         chart = charts.over_time(figures.bars, figures.width)
         parts.append(
-            _section("Messages over time", f'<div class="wide">{chart}</div>', f"one bar is {span(figures.width)}")
+            section("Messages over time", f'<div class="wide">{chart}</div>', f"one bar is {span(figures.width)}")
         )
         parts.append('<div class="pair">')
-        parts.append(_section("Busiest topics", _ranking(figures.busiest, figures, "topic"), _more(figures.topics)))
-        parts.append(_section("Publishers", _ranking(figures.senders, figures, "client id"), _more(figures.publishers)))
+        parts.append(section("Busiest topics", _ranking(figures.busiest, figures, "topic"), _more(figures.topics)))
+        parts.append(section("Publishers", _ranking(figures.senders, figures, "client id"), _more(figures.publishers)))
         parts.append("</div>\n")
         parts.append('<div class="pair">')
         named = [Ranked(f"QoS {one.name}" if one.name else _QOS[None], one.messages, one.bytes) for one in figures.qos]
-        parts.append(_section("Quality of service", _ranking(named, figures, "")))
-        parts.append(_section("Payloads", _payloads(figures)))
+        parts.append(section("Quality of service", _ranking(named, figures, "")))
+        parts.append(section("Payloads", _payloads(figures)))
         parts.append("</div>\n")
-        parts.append(_section("Gaps", _gaps(figures), figures.gap_text() if figures.missing else ""))
-    parts.append(f"<footer>Made {moment(figures.made)} by mqtt-nats.</footer>\n</main>\n</body>\n</html>\n")
-    return "".join(parts)
+        parts.append(section("Gaps", _gaps(figures), figures.gap_text() if figures.missing else ""))
+    return document(title, "".join(parts), figures.made)
 
 
-def _section(title: str, content: str, note: str = "") -> str:
+def document(title: str, body: str, made: datetime | None = None) -> str:
+    """Return a whole page; `body` is HTML, `title` is not. `made`: when, None for now."""
+    head = _HEAD.format(title=escape(title), style=_STYLE)
+    foot = f"<footer>Made {moment(made or datetime.now(UTC))} by mqtt-nats.</footer>\n</main>\n</body>\n</html>\n"
+    return f"{head}<h1>{escape(title)}</h1>\n{body}{foot}"
+
+
+def section(title: str, content: str, note: str = "") -> str:
+    """Return a part of a page with a heading; `content` is HTML, `title` and `note` are not."""
     note = f' <span class="soft" style="font-weight:400">{escape(note)}</span>' if note else ""
     return f"<section><h2>{escape(title)}{note}</h2>{content}</section>\n"
 

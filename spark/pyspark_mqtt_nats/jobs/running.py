@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following what Spark does: streaming queries round by round, and actions that take a while."""
+"""Streaming queries round by round, and actions that take a while, with their progress."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _NO_WORKER: Final = "Python worker failed to connect back"
 
 
 def tasks(spark: SparkSession) -> str:
-    """What the tasks of Spark are at: "3 of 8 tasks", "" between two stages."""
+    """Return how many tasks of Spark are complete: "3 of 8 tasks", "" between two stages."""
     tracker = spark.sparkContext.statusTracker()
     done = total = 0
     for stage in tracker.getActiveStageIds():
@@ -38,7 +38,7 @@ def tasks(spark: SparkSession) -> str:
 
 
 def watch(spark: SparkSession, progress: Progress, what: str, action: Callable[[], T]) -> T:
-    """Run a blocking action of Spark, showing how far it is; raises JobError when the user stops it."""
+    """Run a blocking action of Spark and show its progress; raises JobError when the user stops it."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action)
         while True:
@@ -54,17 +54,17 @@ def watch(spark: SparkSession, progress: Progress, what: str, action: Callable[[
 
 @dataclass
 class Tally:
-    """What the batches of a streaming query have done, added up over the rounds of a job."""
+    """Sums over the batches of a streaming query, in all rounds of a job."""
 
     begun: float = field(default_factory=time.monotonic)
     messages: int = 0
     batches: int = 0
     late: int = 0
-    """Groups of rows that came after their window had been written."""
+    """Groups of rows that came after the job had written their window."""
     removed: int = 0
-    """Groups that have left the state."""
+    """Groups that Spark has removed from the state."""
     open: int = 0
-    """Groups that the state has."""
+    """Groups that are in the state."""
     observed: list[dict[str, Any]] = field(default_factory=list)
     begin: dict[str, Any] = field(default_factory=dict)
     """Offset before the first message."""
@@ -73,7 +73,7 @@ class Tally:
     _seen: int = -1
 
     def add(self, update: dict[str, Any]) -> None:
-        """Take in the progress of one batch, as Spark writes it; each batch once."""
+        """Add the progress of one batch, as Spark writes it; a batch counts once."""
         if update["batchId"] <= self._seen:
             return
         operators = update.get("stateOperators") or []
@@ -97,16 +97,16 @@ class Tally:
         self.end = end or self.end
 
     def sequences(self) -> tuple[int, int]:
-        """First and last sequence that was read, (0, 0) when there was no message."""
+        """Return the first and the last sequence that was read, (0, 0) when there was no message."""
         return (self.begin["next"], self.end["next"] - 1) if self.begin else (0, 0)
 
     @property
     def seconds(self) -> float:
-        """Since the job has begun."""
+        """Seconds since the job has begun."""
         return time.monotonic() - self.begun
 
     def line(self) -> str:
-        """For the progress line."""
+        """Return the text of the progress line."""
         return f"{count(self.messages)} messages, {rate(self.messages, self.seconds)}, batch {self.batches + 1}"
 
 
@@ -116,7 +116,7 @@ def _offset(value: Any) -> dict[str, Any]:
 
 
 def rounds(progress: Progress, every: float | None) -> Iterator[None]:
-    """Once; or again and again, beginning every so many seconds, until the user stops it."""
+    """Yield once; with `every`, yield every so many seconds until the user stops the job."""
     while True:
         begun = time.monotonic()
         yield
@@ -129,14 +129,14 @@ def rounds(progress: Progress, every: float | None) -> Iterator[None]:
 
 
 def run_round(spark: SparkSession, writer: DataStreamWriter, progress: Progress, tally: Tally) -> None:
-    """Everything that is there now, in as many batches as the options of the source make of it.
+    """Read everything that is there now, in as many batches as the options of the source make of it.
 
-    A worker process that does not come up within the ten seconds that Spark gives it, on a machine that has too much
-    to do, has done nothing yet: the query goes on from its checkpoint, as after any other end. Not for ever.
+    Spark gives a worker process ten seconds to come up; on a busy machine it may take longer. Such a worker has done
+    nothing yet, so the query is started again from its checkpoint, at most ATTEMPTS times.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            _run_query(spark, writer, progress, tally)
+            run_query(spark, writer.trigger(availableNow=True), progress, tally)
             break
         except StreamingQueryException as error:
             if _NO_WORKER not in str(error) or attempt == ATTEMPTS or progress.stopping:
@@ -144,8 +144,9 @@ def run_round(spark: SparkSession, writer: DataStreamWriter, progress: Progress,
             progress.say("a Python worker of Spark has not come up in time; once more")
 
 
-def _run_query(spark: SparkSession, writer: DataStreamWriter, progress: Progress, tally: Tally) -> None:
-    query = writer.trigger(availableNow=True).start()
+def run_query(spark: SparkSession, writer: DataStreamWriter, progress: Progress, tally: Tally) -> None:
+    """Run a streaming query until it ends by itself or the user stops it; raises what ends it."""
+    query = writer.start()
     try:
         while not query.awaitTermination(_POLL):  # type: ignore[arg-type]  # it takes fractions
             if (update := query.lastProgress) is not None:
@@ -160,6 +161,6 @@ def _run_query(spark: SparkSession, writer: DataStreamWriter, progress: Progress
 
 
 def _plain(update: Any) -> dict[str, Any]:
-    """Progress as Spark's JSON, in whatever form this version of pyspark has it."""
+    """Return the progress of a query as Spark's JSON, for every version of pyspark."""
     found: dict[str, Any] = orjson.loads(update.json)
     return found

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a streaming job writes: the output and the checkpoint, on whatever file system Spark knows.
+"""Directories of a job, output and checkpoint, on any file system that Spark knows.
 
-Two things would lose messages without a word: Spark's file sink skips the batches that its log in the output has, also
-when they come from another checkpoint; and a checkpoint goes on where it was when the output is a new one.
+Two mistakes would lose messages without a word. Spark's file sink skips the batches that its log in the output has,
+also when they come from another checkpoint. And a query with a checkpoint goes on where it was, also when the output is
+new.
 """
 
 import secrets
@@ -66,6 +67,28 @@ class Place:
             self._files.delete(self._child(name), False)
             if not self._files.rename(temporary, self._child(name)):
                 raise OSError("a file cannot be renamed there")
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def child(self, name: str) -> str:
+        """Return the path of a file or directory of this name."""
+        return str(self._child(name))
+
+    def move(self, directory: str, prefix: str, name: str) -> None:
+        """Move the one file in a directory whose name begins with `prefix` to `name`, replacing what is there."""
+        try:
+            found = [status.getPath() for status in self._files.listStatus(self._child(directory))]
+            (part,) = (path for path in found if path.getName().startswith(prefix))
+            self._files.delete(self._child(name), True)
+            if not self._files.rename(part, self._child(name)):
+                raise OSError("a file cannot be renamed there")
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a directory with what is in it, if it is there."""
+        try:
+            self._files.delete(self._child(name), True)
         except Exception as error:
             raise self._problem(error) from None
 

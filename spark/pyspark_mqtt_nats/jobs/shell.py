@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job ``shell``: a prompt for SQL statements, or for Python, over the views of `sql`."""
+
+import code
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_mqtt_nats.jobs.failures import explain
+from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.jobs.sql import ROWS, shown
+from pyspark_mqtt_nats.queries.views import Views, make_views
+
+_BANNER = "Statements end with a semicolon; SHOW VIEWS lists the views, DESCRIBE messages its columns. Ctrl-D ends."
+_PYTHON = "spark is the session; sql(statement) returns a DataFrame over the views. Ctrl-D ends."
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What the shell is over: options of the source, and streams by name with the prefixes of their subjects."""
+
+    source: Mapping[str, str]
+    streams: Mapping[str, str] = field(default_factory=dict)
+    rows: int = ROWS
+    python: bool = False
+
+
+class Ended:
+    """The end of a shell, which prints nothing more."""
+
+    def text(self) -> str:
+        """Return nothing."""
+        return ""
+
+
+def run(
+    spark: SparkSession,
+    job: Shell,
+    progress: Progress,
+    read: Callable[[str], str] = input,
+    say: Callable[[str], None] = print,
+) -> Ended:
+    """Read statements until the end of the input; an error is printed, and the shell goes on."""
+    views = Views(spark, make_views(job.source, job.streams).values())
+    progress.clear()
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # gives input() a history
+    if job.python:
+        _python(spark, views, read)
+        return Ended()
+    if sys.stdin.isatty():
+        say(_BANNER)
+    for statement in statements(read, lambda: progress.stopping):
+        try:
+            lines = watch(spark, progress, "reading", partial(_answer, views, statement, job.rows))
+        except Exception as error:
+            lines = [f"error: {explain(error)}"]
+        if lines:
+            say("\n".join(lines))
+    return Ended()
+
+
+def _answer(views: Views, statement: str, rows: int) -> list[str]:
+    frame = views.query(statement)
+    return shown(frame, rows) if frame.columns else []
+
+
+def statements(read: Callable[[str], str], stopping: Callable[[], bool]) -> Iterator[str]:
+    """Yield statements, each up to a semicolon at the end of a line, until the input ends or the user stops."""
+    lines: list[str] = []
+    while not stopping():
+        try:
+            line = read("...> " if lines else "sql> ")
+        except EOFError:
+            line, ended = "", True
+        else:
+            ended = False
+        lines.append(line)
+        text = "\n".join(lines).strip()
+        if ended or not text or text.endswith(";"):
+            lines.clear()
+            if text.rstrip(";").strip():
+                yield text.rstrip(";").strip()
+        if ended:
+            return
+
+
+def _python(spark: SparkSession, views: Views, read: Callable[[str], str]) -> None:
+    def sql(statement: str) -> DataFrame:
+        """Return the result of a statement over the views."""
+        return views.query(statement)
+
+    names: dict[str, Any] = {"spark": spark, "sql": sql}
+    code.interact(_PYTHON, readfunc=read, local=names, exitmsg="")
