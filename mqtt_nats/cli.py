@@ -165,6 +165,15 @@ def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FROM [OPTIONS]")
+def migrate(arguments: tuple[str, ...]) -> None:
+    """Move from mosquitto, EMQX or the MQTT listener of nats-server; `migrate --help` says more."""
+    from mqtt_nats.ctl.migration.command import migrate as run_migrate  # not needed by gateways
+
+    run_migrate.main(list(arguments), prog_name="mqtt-nats migrate")
+
+
+@command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="JOB [OPTIONS]")
 def spark(arguments: tuple[str, ...]) -> None:
     """Run a job of Spark over stored messages: archive, aggregate, replay, report. JOB --help says more."""

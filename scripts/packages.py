@@ -35,7 +35,7 @@ PACKAGES: Final = {
     "plugins": "plugins: the interface, those that come with the gateway, loading",
     "control": "answers to questions and orders over NATS",
     "mqtt_clients": "MQTT clients of the command line: `pub`, `sub`, `request`; `bench` is in `load`",
-    "ctl": "`mqtt-nats ctl`: questions to gateways and JetStream; the verbs are in `ctl/commands`",
+    "ctl": "`mqtt-nats ctl`: questions to gateways and JetStream, verbs in `ctl/commands`; `mqtt-nats migrate`",
     "admin": "HTTP: metrics, health, the verbs of `ctl`, dashboard",
     "gateway": "composition: accounts, start, reconnect, end, workers, the embedded nats-server",
 }

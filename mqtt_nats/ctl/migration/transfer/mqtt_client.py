@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small MQTT client that carries messages and sessions over: one connection, its packets in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from mqtt_nats.base.errors import StartupError
+from mqtt_nats.codec import (
+    MAX_REMAINING_LENGTH,
+    Ack,
+    AckRun,
+    ClientDecoder,
+    Connack,
+    Connect,
+    Disconnect,
+    EncodeError,
+    Limits,
+    MqttError,
+    Packet,
+    PacketKind,
+    Publish,
+    PublishRun,
+    Suback,
+    Subscribe,
+    Subscription,
+    ack_bytes,
+    encode,
+)
+
+ANSWER_S: Final = 30.0
+"""Seconds in which a broker must accept a connection and answer a packet."""
+
+_READ: Final = 65_536
+_LIMITS: Final = Limits(MAX_REMAINING_LENGTH + 5, MAX_REMAINING_LENGTH + 5, 65_535, 65_535, 65_535)
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Address of a broker, and the credentials for it."""
+
+    host: str
+    port: int
+    user: str | None
+    password: bytes | None
+    tls: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        """Return the address without credentials."""
+        return f"{self.host}:{self.port}"
+
+
+def parse_broker(url: str, password_file: Path | None, ca: Path | None) -> Broker:
+    """Return the broker of ``mqtt://[USER@]HOST[:PORT]``, or ``mqtts://`` for TLS.
+
+    Raises:
+        StartupError: the URL or a file cannot be used.
+    """
+    try:
+        parts = urlsplit(url)
+        secure = parts.scheme == "mqtts"
+        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.password is not None:
+            raise ValueError
+        port = parts.port or (8883 if secure else 1883)
+    except ValueError:
+        raise StartupError("expected mqtt://[USER@]HOST[:PORT] or mqtts://..., without a password") from None
+    try:
+        password = None if password_file is None else password_file.read_bytes().removesuffix(b"\n")
+        tls = ssl.create_default_context(cafile=None if ca is None else str(ca)) if secure else None
+    except OSError as error:
+        raise StartupError(f"cannot use {password_file or ca}: {error.strerror}") from None
+    user = None if parts.username is None else unquote(parts.username)
+    return Broker(parts.hostname, port, user, password, tls)
+
+
+class MqttConnection:
+    """An open connection; :func:`connected` opens it.
+
+    Args:
+        version: 4 (MQTT 3.1.1) or 5.
+    """
+
+    def __init__(
+        self, broker: Broker, version: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.broker = broker
+        self.version = version
+        self.present = False
+        """Session Present of CONNACK."""
+        self._reader = reader
+        self._writer = writer
+        self._decoder = ClientDecoder(_LIMITS, version)
+        self._packets: list[Packet] = []
+
+    async def open(self, client_id: str, clean: bool) -> None:
+        """Send CONNECT and wait for CONNACK; raises StartupError when the broker refuses or does not answer."""
+        broker = self.broker
+        try:
+            await self.send(Connect(self.version, client_id, clean, 0, broker.user, broker.password))
+            answer = await self.receive()
+        except (MqttError, EncodeError) as error:
+            raise StartupError(f"{broker}: {error}") from None
+        except TimeoutError:
+            raise StartupError(f"{broker} does not answer CONNECT") from None
+        if not isinstance(answer, Connack) or answer.code:
+            code = f"code {answer.code:#04x}" if isinstance(answer, Connack) else "no CONNACK"
+            raise StartupError(f"{broker} refuses the client {client_id!r}: {code}")
+        self.present = answer.session_present
+
+    async def send(self, packet: Packet) -> None:
+        """Write a packet; raises StartupError when the connection is lost."""
+        await self.write(encode(packet, self.version))
+
+    async def write(self, data: bytes) -> None:
+        """Write an encoded packet; raises StartupError when the connection is lost."""
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as error:
+            raise StartupError(f"{self.broker}: the connection is lost: {error.strerror}") from None
+
+    async def receive(self, seconds: float = ANSWER_S) -> Packet:
+        """Return the next packet.
+
+        Raises:
+            StartupError: the connection is lost, or the broker sends what MQTT does not allow.
+            TimeoutError: no packet came in time.
+        """
+        while not self._packets:
+            try:
+                async with asyncio.timeout(seconds):
+                    data = await self._reader.read(_READ)
+            except OSError as error:
+                if isinstance(error, TimeoutError):
+                    raise
+                raise StartupError(f"{self.broker}: the connection is lost: {error.strerror}") from None
+            if not data:
+                raise StartupError(f"{self.broker} has closed the connection")
+            self._packets += self._decoder.feed(data)
+            if self._decoder.error is not None:
+                raise StartupError(f"{self.broker}: {self._decoder.error}")
+        packet = self._packets.pop(0)
+        if isinstance(packet, Disconnect):
+            raise StartupError(f"{self.broker} has ended the connection: reason code {packet.reason:#04x}")
+        return packet
+
+    async def subscribe(self, filters: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+        """Subscribe filters with their QoS and return the codes of SUBACK; raises StartupError."""
+        await self.send(Subscribe(1, tuple(Subscription(one, qos) for one, qos in filters)))
+        earlier = []
+        try:
+            while not isinstance(packet := await self.receive(), Suback):
+                earlier.append(packet)  # retained messages may come first
+        except TimeoutError:
+            raise StartupError(f"{self.broker} does not answer SUBSCRIBE") from None
+        self._packets[:0] = earlier
+        return packet.codes
+
+    async def messages(self, quiet: float) -> AsyncIterator[Publish]:
+        """Yield messages and acknowledge them, until none has come for ``quiet`` seconds; raises StartupError."""
+        while True:
+            try:
+                packet = await self.receive(quiet)
+            except TimeoutError:
+                return
+            if isinstance(packet, PublishRun):
+                for payload in packet.payloads():
+                    yield Publish(0, False, False, packet.key, 0, payload)
+            elif isinstance(packet, Publish):
+                if packet.qos:
+                    kind = PacketKind.PUBACK if packet.qos == 1 else PacketKind.PUBREC
+                    await self.write(ack_bytes(kind, packet.packet_id))
+                yield packet
+            elif isinstance(packet, AckRun) and packet.kind == PacketKind.PUBREL:
+                for packet_id in packet.ids:
+                    await self.write(ack_bytes(PacketKind.PUBCOMP, packet_id))
+            elif isinstance(packet, Ack) and packet.kind == PacketKind.PUBREL:
+                await self.write(ack_bytes(PacketKind.PUBCOMP, packet.packet_id))
+
+
+@asynccontextmanager
+async def connected(
+    broker: Broker, version: int, client_id: str = "", *, clean: bool = True
+) -> AsyncIterator[MqttConnection]:
+    """Open a connection, and end it with DISCONNECT.
+
+    Raises:
+        StartupError: the broker cannot be reached, refuses, or does not answer.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(broker.host, broker.port, ssl=broker.tls)
+    except (OSError, TimeoutError) as error:
+        raise StartupError(f"cannot connect to {broker}: {error.strerror or 'no answer'}") from None
+    try:
+        made = MqttConnection(broker, version, reader, writer)
+        await made.open(client_id, clean)
+        yield made
+        await made.write(b"\xe0\x00")
+    finally:
+        writer.close()

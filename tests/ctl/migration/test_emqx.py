@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``migrate emqx`` on files in the formats that EMQX documents."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mqtt_nats.access.acl import Identity
+from mqtt_nats.access.acl_file import load as load_rules
+from mqtt_nats.access.passwords import PasswordUsers
+from mqtt_nats.access.passwords import load as load_users
+from mqtt_nats.base.errors import StartupError
+from tests.ctl.migration.test_mosquitto import INPUTS, run, said
+
+EXPORTS = INPUTS / "exports"
+
+
+def test_users_of_csv_and_json(tmp_path: Path) -> None:
+    done = run("emqx", EXPORTS / "users.csv", EXPORTS / "users.json", "--output", tmp_path, "--no-match", "deny")
+    assert done.exit_code == 0, done.output
+    users = PasswordUsers(load_users(tmp_path / "passwords"))
+    assert users.verify("device_user", b"pencil") is not None
+    assert users.verify("device_user", b"pen") is None
+    assert users.find("myuser3") is not None
+    rules = load_rules(tmp_path / "acl.toml")
+    assert rules.permissions(Identity("myuser3", "c")).may_publish("any/topic", 0, False)
+    assert not rules.permissions(Identity("myuser4", "c")).may_publish("any/topic", 0, False)
+    assert tomllib.loads((tmp_path / "gateway.toml").read_text())["password_file"] == "passwords"
+
+
+def test_rules_of_a_file(tmp_path: Path) -> None:
+    done = run("emqx", EXPORTS / "acl.conf", "--output", tmp_path, "--all")
+    assert done.exit_code == 0, done.output
+    rules = load_rules(tmp_path / "acl.toml")
+    assert rules.default
+    edge = rules.permissions(Identity("edge", "edge-7", "192.0.2.1"))
+    assert edge.may_publish("site/a", 1, False)
+    assert not rules.permissions(Identity("dashboard", "c")).subscribe("#", 0)
+    assert rules.permissions(Identity("dashboard", "c")).subscribe("$SYS/#", 0)
+    assert not rules.permissions(Identity("other", "c")).subscribe("$SYS/#", 0)
+    assert rules.permissions(Identity("other", "c", "127.0.0.1")).subscribe("#", 0)
+    assert rules.permissions(Identity("other", "c")).may_publish("a", 0, False)
+    assert said(done.output, "acl.conf:5").startswith("missing: rule: a rule here names users, client ids")
+    assert said(done.output, "acl.conf:16").startswith("not needed: rule: ")
+
+
+def test_rules_of_the_built_in_database(tmp_path: Path) -> None:
+    done = run("emqx", EXPORTS / "rules.json", "--output", tmp_path, "--no-match", "deny")
+    assert done.exit_code == 0, done.output
+    rules = load_rules(tmp_path / "acl.toml")
+    user = rules.permissions(Identity("user1", "c"))
+    assert user.may_publish("test/user1/1", 1, True)
+    assert not user.may_publish("test/user1/1", 1, False)
+    assert not user.may_publish("test/user1/1", 0, True)
+    assert not user.subscribe("test/#", 0)
+    assert user.subscribe("common/#", 0)
+    assert "missing: rule of client1: rules are about the filter behind $share/<group>/" in done.output
+
+
+def test_bans(tmp_path: Path) -> None:
+    """The script runs in any shell; a ban that has ended is left out."""
+    done = run("emqx", EXPORTS / "banned.json", "--output", tmp_path, "--all")
+    assert done.exit_code == 0, done.output
+    fake = tmp_path / "mqtt-nats"
+    fake.write_text('#!/bin/sh\nfor one in "$@"; do printf "%s|" "$one"; done; echo\n')
+    fake.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = subprocess.run(["sh", tmp_path / "bans.sh"], env=path, capture_output=True, text=True, timeout=30, check=True)
+    first, second = ran.stdout.splitlines()
+    assert first == "ctl|bans|add|--for|always|--reason|it floods|--|client|bad'client|"
+    assert second.startswith("ctl|bans|add|--for|")
+    assert second.endswith("s|--reason|from EMQX|--|address|192.0.2.7/32|")
+    assert "ban of 'eve': it has ended" in done.output
+    assert "missing: ban of '^x': a ban here is of a client id" in done.output
+    assert not (tmp_path / "acl.toml").exists()
+
+
+def test_an_export_of_version_4(tmp_path: Path) -> None:
+    done = run("emqx", EXPORTS / "emqx4.json", "--output", tmp_path, "--no-match", "deny")
+    assert done.exit_code == 0, done.output
+    assert PasswordUsers(load_users(tmp_path / "passwords")).verify("sensor", b"pencil") is not None
+    rules = load_rules(tmp_path / "acl.toml")
+    assert rules.permissions(Identity("sensor", "c")).may_publish("s/sensor/1", 0, False)
+    assert not rules.permissions(Identity("sensor", "c-1")).may_publish("s/sensor/1", 0, False)
+    assert rules.permissions(Identity("x", "c")).subscribe("news/#", 0)
+    assert "address 10.0.0.0/8" in (tmp_path / "bans.sh").read_text()
+    assert "missing: client id 'c-1': passwords of client ids are not asked for" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{allow, {user, dashboard", "line 1: { has no }"),
+        ("{allow, all}", "line 1: the term has no full stop at its end"),
+        ('{"data": [{"x": 1}]}', "it has neither users, nor rules, nor bans"),
+        ("{", "is no export of EMQX that is understood"),
+        ("[" * 5000, "is no export of EMQX that is understood"),
+        ("user_id\nann\n", "is no export of EMQX that is understood"),
+        ("\x00", "is no export of EMQX that is understood"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "export"
+    file.write_text(text)
+    done = run("emqx", file, "--output", tmp_path / "new")
+    assert isinstance(done.exception, StartupError), done.exception
+    assert named in str(done.exception)
+    file.write_bytes(b"\x1f\x8b\x08\xff")
+    done = run("emqx", file, "--output", tmp_path / "new")
+    assert "is no text: export users, rules and bans one by one" in str(done.exception)
+
+
+@pytest.mark.parametrize("algorithm", ["md5,prefix", "bcrypt", "pbkdf2"])
+def test_hashes_that_are_not_accepted(tmp_path: Path, algorithm: str) -> None:
+    done = run("emqx", EXPORTS / "users.csv", "--output", tmp_path, "--password-hash", algorithm)
+    assert f"missing: user 'myuser4': the user is left out: hashes of {algorithm} are not accepted" in done.output
+    assert (tmp_path / "passwords").read_text() == ""
