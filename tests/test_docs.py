@@ -73,3 +73,14 @@ def test_the_site_can_be_built(tmp_path: Path) -> None:
     page = (tmp_path / "build" / "site" / "configuration.html").read_text(encoding="utf-8")
     assert "max_inflight" in page
     assert not re.findall(r'(?:src|href)="(?:https?:)?//(?!zensical\.org)[^"]*\.(?:js|css|woff2?)', page)
+
+
+def test_functions_of_the_profiles_exist() -> None:
+    """The tables of docs/profiles.md come from runs of earlier versions; their names follow the source."""
+    text = (DOCS / "profiles.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `([\w.<>]+) \((\w+/\w+\.py)\)`", text, re.MULTILINE)
+    assert len(found) > 20
+    for name, file in found:
+        source = (ROOT / "mqtt_nats" / file).read_text(encoding="utf-8")
+        for part in name.replace(".<locals>", "").removesuffix(".<listcomp>").split("."):
+            assert re.search(rf"^ *(?:async def|def|class) {part}\b", source, re.MULTILINE), f"{file}: {name}"
