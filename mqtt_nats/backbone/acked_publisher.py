@@ -323,13 +323,7 @@ class AckedPublisher:
         outage = self._outages.get(group)
         had_no_leader = outage is not None and not outage.full
         if outage is None:
-            outage = self._outages[group] = StreamOutage(stream)
-            if group == MESSAGES:
-                self._lost = self.now
-            self._stalled = True
-            self.attempt += 1
-            if self._timed is not None and _group(self._timed.frame) == group:
-                self._timed = None
+            outage = self._begin(group, stream)
         if outage.note_full(reason if full else "", self.now):
             log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
         for _, op in self._of(group) if full and had_no_leader else ():
@@ -342,6 +336,31 @@ class AckedPublisher:
         elif not full:
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
+
+    def _begin(self, group: bytes, stream: bytes) -> StreamOutage:
+        outage = self._outages[group] = StreamOutage(stream)
+        if group == MESSAGES:
+            self._lost = self.now
+        self._stalled = True
+        self.attempt += 1
+        if self._timed is not None and _group(self._timed.frame) == group:
+            self._timed = None
+        return outage
+
+    def elected(self, stream: str) -> None:
+        """Handle the election of a stream's leader: the former one may have lost the stores that are not acknowledged.
+
+        Nothing new is sent before they are sent again. See docs/internals/rules.md#elections.
+        """
+        name = stream.encode()
+        group = group_of(name)
+        outage = self._outages.get(group)
+        if outage is None and not self._offline:
+            if not any(stream_of(op.frame) == name and not op.optional for op in self.pending.values()):
+                return
+            outage = self._begin(group, name)
+        if outage is not None and outage.looking is None:
+            outage.elected(self._probe)
 
     def _of(self, group: bytes | None) -> list[tuple[bytes, PendingStore]]:
         """Return the pending stores of a group, or all (None), with tokens and in order."""

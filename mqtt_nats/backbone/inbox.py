@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inbox of the gateway: JetStream's replies are matched by the last token of their subject.
 
-A token is used once, so a late reply cannot be taken for the reply to another request.
+A token is used once, so a late reply cannot be taken for the reply to another request. Requests that met an election,
+or were sent on a lost connection, get no reply; see docs/internals/rules.md#elections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
+from mqtt_nats.backbone.frames import stream_of
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
 from mqtt_streams.gateway_subjects import GATEWAYS
@@ -23,6 +26,67 @@ STREAM_NOT_FOUND = b'"err_code":10059,'
 
 # Precision of request time-outs in seconds.
 SWEEP = 0.1
+
+# Requests that may be carried out twice: they read, or set a consumer to what they say. The group is the stream, or
+# the stream and its consumer.
+REPEATABLE = re.compile(r"\S+?\.(?:STREAM\.INFO|STREAM\.MSG\.GET|CONSUMER\.INFO|CONSUMER\.(?:DURABLE\.)?CREATE)\.(.+)")
+
+# Seconds in which a former leader's answer still arrives after the election of the next.
+GRACE = 0.25
+
+# Seconds after an election in which others may be under way, and seconds without a reply after which a request is sent
+# again meanwhile; for as long after the election of its own leader it is sent again after `GRACE`.
+ELECTIONS = 15.0
+REPEAT = 1.0
+
+
+class _Request:
+    """A request that has no reply yet.
+
+    ``sent`` and ``deadline`` are loop times in seconds, ``timeout`` is in seconds.
+    """
+
+    __slots__ = ("deadline", "frame", "sent", "subject", "timeout")
+
+    def __init__(self, sent: float, timeout: float, subject: str, frame: bytes) -> None:
+        self.sent = sent
+        self.timeout = timeout
+        self.deadline = sent + timeout
+        self.subject = subject
+        self.frame = frame
+
+    def repeat(self, now: float) -> bytes:
+        """Note that the request is sent again, and return its frame."""
+        self.sent = now
+        return self.frame
+
+    def end(self, deadline: float) -> None:
+        """Set an earlier deadline."""
+        self.deadline = min(self.deadline, deadline)
+
+
+class _Replies:
+    """Replies that wait for the reader of a :meth:`RequestInbox.stream`."""
+
+    __slots__ = ("come", "lost", "replies", "subject")
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.replies: deque[Reply] = deque()
+        self.come = asyncio.Event()
+        self.lost = False
+        """Whether no more replies come: the leader that had the request is gone, or the connection."""
+
+    def arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Add a reply."""
+        if not self.replies:
+            self.come.set()
+        self.replies.append(Reply(subject.decode(errors="surrogateescape"), headers, payload, reply.decode()))
+
+    def lose(self) -> None:
+        """End the wait for replies."""
+        self.lost = True
+        self.come.set()
 
 
 class RequestInbox:
@@ -40,7 +104,12 @@ class RequestInbox:
         self.unheard = False
         """Whether a request had no responders: its stream has no leader, or is gone. The flag's reader resets it."""
         self._literal: dict[str, asyncio.Future[Reply]] = {}
-        self._deadlines: dict[asyncio.Future[Reply], tuple[float, str, float]] = {}
+        self._deadlines: dict[asyncio.Future[Reply], _Request] = {}
+        self._streams: set[_Replies] = set()
+        self._elected: dict[str, float] = {}
+        """Loop time in seconds of the election of a leader, by ``stream`` or ``stream.consumer``."""
+        self._unsettled = 0.0
+        """Loop time in seconds until which leaders may be missing."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # The loop is kept: before Python 3.12 `get_running_loop` is a system call each time.
@@ -58,8 +127,31 @@ class RequestInbox:
         self._max_ack_pending = max_ack_pending
 
     def renew(self) -> None:
-        """Subscribe again after a reconnect; must be the first frame on the new connection."""
+        """Subscribe again after a reconnect; must be the first frame on the new connection.
+
+        Requests of the former connection get no reply: they are sent again, or fail.
+        """
         self.link.renew(self._sid, self.prefix + b"*")
+        now = asyncio.get_running_loop().time()
+        for request in self._deadlines.values():
+            if REPEATABLE.match(request.subject):
+                self.link.out.append(request.repeat(now))
+            else:
+                request.end(now)
+        for replies in self._streams:
+            replies.lose()
+
+    def elected(self, stream: str, consumer: str) -> None:
+        """Handle the election of a leader of ``stream``, or of its ``consumer`` unless that is empty."""
+        now = asyncio.get_running_loop().time()
+        self._unsettled = now + ELECTIONS
+        self._elected[f"{stream}.{consumer}" if consumer else stream] = now
+        if not consumer:
+            return
+        pulled = f".CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        for replies in self._streams:
+            if replies.subject.endswith(pulled):
+                replies.lose()
 
     def token(self) -> bytes:
         """Return a reply token that was never used before."""
@@ -93,9 +185,7 @@ class RequestInbox:
             raise ApiError(413, 0, f"a request of {len(headers) + len(payload)} bytes; NATS takes {link.max_payload}")
         if not link.online:
             raise RequestTimeout(f"not connected to NATS: {subject}")
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
         token = b""
         if reply:
@@ -110,9 +200,10 @@ class RequestInbox:
                     future.set_result(Reply("", headers, payload))
 
             self.waiters[token] = arrived
-        link.out.append(frame(subject.encode(), target, headers, payload))
+        request = _Request(loop.time(), timeout, subject, frame(subject.encode(), target, headers, payload))
+        self._deadlines[future] = request
+        link.out.append(request.frame)
         link.kick()
-        self._deadlines[future] = (loop.time() + timeout, subject, timeout)
         if self._sweeper is None:
             self._sweeper = loop.call_later(SWEEP, self._sweep)
         try:
@@ -135,46 +226,68 @@ class RequestInbox:
         assert self._loop is not None
         loop = self._loop
         now = loop.time()
-        for future, (deadline, subject, timeout) in list(self._deadlines.items()):
-            if now >= deadline and not future.done():
-                future.set_exception(RequestTimeout(f"no reply in {timeout:g} s: {subject}"))
+        if now < self._unsettled:
+            self._repeat(now)
+        for future, request in list(self._deadlines.items()):
+            if now >= request.deadline and not future.done():
+                future.set_exception(RequestTimeout(f"no reply in {request.timeout:g} s: {request.subject}"))
         self._sweeper = loop.call_later(SWEEP, self._sweep) if self._deadlines else None
+
+    def _repeat(self, now: float) -> None:
+        """Send requests again that a new leader has not had; those that may not be repeated fail."""
+        self._elected = {name: at for name, at in self._elected.items() if now - at < REPEAT}
+        for future, request in self._deadlines.items():
+            waited = now - request.sent
+            if future.done() or waited < GRACE:
+                continue
+            known = REPEATABLE.match(request.subject)
+            name = known[1] if known is not None else stream_of(request.frame).decode()
+            if known is not None and (waited > REPEAT or name in self._elected):
+                self.link.out.append(request.repeat(now))
+            elif known is None and request.sent <= self._elected.get(name, -1.0):
+                request.end(now)
+        self.link.kick()
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
         """Send a request and yield its replies until the caller stops.
 
         Raises:
-            RequestTimeout: ``timeout`` seconds passed without a reply.
+            RequestTimeout: ``timeout`` seconds passed without a reply, or the leader or the connection was lost.
         """
-        replies: deque[Reply] = deque()
-        come = asyncio.Event()
-
-        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-            if not replies:
-                come.set()
-            replies.append(Reply(subject.decode(errors="surrogateescape"), headers, payload, reply.decode()))
-
+        replies = _Replies(subject)
         # A subscription of its own: messages of a pull consumer arrive under their stream subject.
         inbox = b"%bs%b" % (self.prefix[:-1], self.token())
-        sid = self.link.subscribe_raw(inbox, arrived)
+        sid = self.link.subscribe_raw(inbox, replies.arrived)
+        self._streams.add(replies)
         self.link.out.append(frame(subject.encode(), inbox, b"", payload))
         self.link.kick()
         try:
             while True:
-                if not replies:  # else a reply is there already
-                    come.clear()
-                    try:
-                        async with asyncio.timeout(timeout):
-                            await come.wait()
-                    except TimeoutError:
-                        raise RequestTimeout(f"no reply in {timeout:g} s: {subject}") from None
-                answer = replies.popleft()
+                if not replies.replies:  # else a reply is there already
+                    await self._next(replies, timeout)
+                answer = replies.replies.popleft()
                 if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
                     self.unheard = True
                     raise NoResponders(subject)
                 yield answer
         finally:
+            self._streams.discard(replies)
             self.link.unsubscribe_raw(sid)
+
+    async def _next(self, replies: _Replies, timeout: float) -> None:
+        """Wait for the next reply of a stream.
+
+        Raises:
+            RequestTimeout: none came in ``timeout`` seconds, or none can come any more.
+        """
+        replies.come.clear()
+        try:
+            async with asyncio.timeout(0 if replies.lost else timeout):
+                await replies.come.wait()
+        except TimeoutError:
+            raise RequestTimeout(f"no reply in {timeout:g} s: {replies.subject}") from None
+        if not replies.replies:
+            raise RequestTimeout(f"the leader, or the connection, has gone: {replies.subject}")
 
 
 def frame(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:

@@ -11,6 +11,10 @@ PROBE_FIRST = 0.25
 PROBE_REFUSED = 1.0
 PROBE_MOST = 2.0
 
+# The same after an election: the advisory comes a moment before the leader takes messages.
+ELECTED_FIRST = 0.03
+ELECTED_MOST = 0.5
+
 
 class StreamOutage:
     """Outage of a stream: one store at a time is sent as a probe, until a probe is answered.
@@ -19,7 +23,17 @@ class StreamOutage:
     """
 
     __slots__ = (
-        *("_delay", "_probe", "full", "full_since", "looking", "patience", "probed", "silences", "stream", "told"),
+        "_delay",
+        "_elected",
+        "_probe",
+        "full",
+        "full_since",
+        "looking",
+        "patience",
+        "probed",
+        "silences",
+        "stream",
+        "told",
         "unanswered",
     )
 
@@ -43,7 +57,8 @@ class StreamOutage:
         self.looking: asyncio.Task[None] | None = None
         """Task that looks for messages stored already, before any is sent again; None = no such task."""
         self._delay = PROBE_FIRST
-        self._probe: asyncio.TimerHandle | None = None
+        self._elected = False
+        self._probe: asyncio.Handle | None = None
 
     def later(self, probe: Callable[[StreamOutage], None]) -> None:
         """Schedule a probe after the present delay, unless a probe or a search is under way."""
@@ -51,11 +66,19 @@ class StreamOutage:
             self._probe = asyncio.get_running_loop().call_later(self._delay, self._due, probe)
             self._delay = min(self._delay * 2, PROBE_REFUSED)
 
+    def elected(self, probe: Callable[[StreamOutage], None]) -> None:
+        """Probe at once, since the stream has a new leader; soon again if that is too early."""
+        self._cancel()
+        self._delay = ELECTED_FIRST
+        self._elected = True
+        self._probe = asyncio.get_running_loop().call_soon(self._due, probe)
+
     def try_(self, token: bytes, probe: Callable[[StreamOutage], None]) -> None:
         """Note a probe; without an answer the next probe follows after `patience`."""
         self.probed = token
         self.unanswered = True
-        self.patience = PROBE_MOST
+        self.patience = ELECTED_MOST if self._elected else PROBE_MOST
+        self._elected = False
         self._probe = asyncio.get_running_loop().call_later(self.patience, self._due, probe)
 
     def _due(self, probe: Callable[[StreamOutage], None]) -> None:

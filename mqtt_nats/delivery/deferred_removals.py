@@ -258,6 +258,7 @@ class DeferredRemovals:
             one.settle(self._loop.time())
         elif info.delivered_seq >= ack.stream_seq:
             began = (natstime.converted(broker.linked) + INEXACT) * 1e9
-            first = not info.num_redelivered and ack.timestamp_ns > began  # the message was delivered only once
+            # Whether the message was delivered only once.
+            first = ack.delivered == 1 and not info.num_redelivered and ack.timestamp_ns > began
             one.stay(LINGER if first else UNDER_WAY)
             broker.store.call(one.ack, b"", _Settled(one))

@@ -37,13 +37,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-ELECTED: Final = tuple(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.{stream}.*".encode() for stream in (MESSAGES, OUT))
+ELECTED: Final = (b"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.*", b"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.*.*")
+"""Advisories that a stream, or a consumer, has a new leader."""
 
 AT_ONCE: Final = 64
 """Sessions that are checked at the same time; a third of all consumers may have lost their leader."""
 
-SETTLE: Final = 0.5
+SETTLE: Final = 0.25
 """Seconds before a check: acknowledgements on their way arrive, and more consumers of the session get a leader."""
+
+AT_SAME_TIME: Final = 0.05
+"""Seconds in which many leaders are elected; the advisory of one comes a moment before it takes requests."""
 
 ATTEMPTS: Final = 10
 """Times in a row that the consumers of a session are attached anew and checked again."""
@@ -65,16 +69,23 @@ class Reconciling:
             link.renew(sid, subject)
 
     def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Handle the advisory that a consumer has a new leader."""
-        name = subject.rpartition(b".")[2].decode()
-        client = self._broker.attached.get(name)
+        """Handle the advisory that a stream or a consumer has a new leader: what the former one had is done again."""
+        broker = self._broker
+        stream, _, name = subject.partition(b".LEADER_ELECTED.")[2].decode().partition(".")
+        broker.inbox.elected(stream, name)
+        if broker.live is not None:
+            broker.live.reader.suspect()
+        if not name:
+            broker.store.elected(stream)
+            return
+        client = broker.attached.get(name)
         if client is not None:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
             self._broker.linked = natstime.elapsed()
             self._broker.relinked = asyncio.get_running_loop().time()
-            if not self._groups:  # many leaders are elected at the same time
-                asyncio.get_running_loop().call_later(SETTLE, self._ask_again)
+            if not self._groups:
+                asyncio.get_running_loop().call_later(AT_SAME_TIME, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))
 
     def _ask_again(self) -> None:

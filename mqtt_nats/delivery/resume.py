@@ -28,7 +28,7 @@ from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_nats.sessions.consumer_attach import bring_back
+from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
@@ -160,7 +160,7 @@ async def resume(
         if attachment.missed:
             continue  # its pending messages have yet to come again
         if attachment.source.missing:
-            machine.suspect(*attachment.gone)
+            machine.suspect(*attachment.not_come)
         returned(side, attachment)
     await fetch_in_flight(client, side)
     done += [one.consumer.durable_name for one in attachments if finished(side, one)]
@@ -328,6 +328,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
 
     New messages wait until the pending ones have come again; where some do not come, `Reconciling` tries again later.
     """
+    loop = asyncio.get_running_loop()
     record = client.record
     assert record is not None
     if not side.attachments or any(not one.source.live for one in side.attachments.values()):
@@ -357,8 +358,11 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
         attachment.source.held |= SubscriptionState.RETURNING  # new messages must not overtake lost ones
         side.add(attachment.key, consumer, attachment.source)
+        asked = loop.time()
         await retry_until_answered(client, partial(side.attach, attachment))
-        if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
+        # A consumer that had no leader sends nothing again by itself.
+        patience = 0.0 if loop.time() - asked > RETURN else RETURN
+        if await retry_until_answered(client, partial(bring_back, side, attachment, patience, ATTEMPTS)):
             side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             returned(side, attachment)
             finish(side, attachment)

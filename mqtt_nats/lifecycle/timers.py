@@ -25,7 +25,8 @@ WAIT: Final = 30.0
 AT_ONCE: Final = 64
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
-PAUSE: Final = 1.0
+PAUSE: Final = 0.25
+"""Seconds before JetStream is asked again."""
 
 
 async def take_timers(broker: Broker) -> None:

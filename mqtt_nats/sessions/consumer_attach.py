@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.inbox import GRACE
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
@@ -113,6 +114,8 @@ async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[Cons
     """
     broker = side.client.broker
     consumer = attachment.consumer
+    now = asyncio.get_running_loop().time
+    asked = now()
     try:
         try:
             info = await move(broker, MESSAGES, consumer)
@@ -125,7 +128,7 @@ async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[Cons
         return await make_anew(side.client, side, attachment), False
     except DeliverSubjectBusy:
         return await attach_in_place(side, attachment), False
-    if outdated(info, consumer):
+    if outdated(info, consumer) or now() - asked > GRACE:  # a slow answer may be to the repeated request
         latest = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
         if latest is None:
             raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)

@@ -83,6 +83,12 @@ class ConsumerBinding:
         self.gone = (1, 0)
         """First and last stream sequence between which messages were pending when the consumer was attached."""
 
+    @property
+    def not_come(self) -> tuple[int, int]:
+        """First and last sequence of `gone`, without the messages that have come for the first time since then."""
+        first, last = self.gone
+        return first, min(last, self.source.base - 1) if self.source.base else last
+
     def lowered(self, gates: list[Gate]) -> None:
         """Mark the subscription as lowered to QoS 0; messages of core NATS wait in ``gates``."""
         self.key = ""

@@ -37,7 +37,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.shared_ownership import NAK, OwnershipChecks, answer, room_of
+from mqtt_nats.sessions.shared_ownership import INEXACT, NAK, OwnershipChecks, answer, confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, backstop, parse_ack
 from mqtt_streams.hashing import registered_as
@@ -66,9 +66,6 @@ OVERDUE: Final = 40.0
 
 LATE: Final = 2.0
 """Seconds for which messages that still arrive for a member that has left are given back to the group."""
-
-INEXACT: Final = 1.0
-"""Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
 class Membership:
@@ -361,7 +358,8 @@ class Membership:
     def unfinished(self) -> list[bytes]:
         """Return the acknowledgement subjects of messages for which JetStream has to be asked for more time."""
         side = self.client.durable_side
-        return list(self.held) if side is None else side.machine.shared(self.source)
+        held = list(self.held) if side is None else side.machine.shared(self.source)
+        return held + [one.reply for one in self.doubtful.waiting]
 
 
 class TakenOp(IgnoredStore):
@@ -489,7 +487,8 @@ class AssignedOp(PendingStore):
         one = self.assignment
         client = one.member.client
         if client.durable_side is not None and client.alive:
-            token = assigned(self.record, one.reply, client.broker.clock.now)
+            confirmed = confirmed_at(client.broker, one.reply, one.arrived)
+            token = assigned(self.record, one.reply, confirmed)
             client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
             client.broker.round.start()
         else:

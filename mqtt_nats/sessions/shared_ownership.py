@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
+from mqtt_streams.consumers import parse_ack
 from mqtt_streams.shared import IN_TIME_NS
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.shared_member import Membership
 
 NAK: Final = b"-NAK"
+
+INEXACT: Final = 1.0
+"""Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
 class Waiting(NamedTuple):
@@ -89,6 +93,17 @@ def answer(broker: Broker, reply: bytes, body: bytes) -> None:
     """Answer a delivery of JetStream: an empty ``body`` acknowledges, `NAK` gives back, ``+WPI`` asks for time."""
     broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
     broker.link.kick()
+
+
+def confirmed_at(broker: Broker, reply: bytes, arrived: int) -> float:
+    """Return the time for the token of an assignment whose acknowledgement is confirmed now (loop time in seconds).
+
+    0 where the message may be at another member, too: it was delivered before, or it came (``arrived``, nanoseconds
+    since 1970) before the last election or reconnect, after which the group may have had it delivered again.
+    """
+    ack = parse_ack(reply)
+    since = natstime.converted(broker.linked) + INEXACT
+    return 0.0 if ack is None or ack.delivered > 1 or arrived < since * 1e9 else broker.clock.now
 
 
 def place_of(client: Client) -> int:

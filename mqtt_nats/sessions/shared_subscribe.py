@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.retry import retry_until_answered
+from mqtt_nats.backbone.batch import in_turn
+from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -22,8 +23,9 @@ from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_nats.sessions.stream_head import mark
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import ACK_WAIT_NS
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.shared import Assignment
+from mqtt_streams.shared import EXPIRED_NS, Assignment
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -36,6 +38,12 @@ log = logging.getLogger("mqtt_nats.broker")
 
 PROGRESS: Final = 10.0
 """Seconds between two requests for more time (``+WPI``): a third of the AckWait after which messages go to others."""
+
+VOUCHED: Final = 0.2
+"""Seconds from the election of a leader until members have asked it for more time for what they have."""
+
+EXPIRING: Final = 0.3
+"""Seconds in which nats-server finds what has expired: it looks a tenth of a second after a change of the AckWait."""
 
 STEP: Final = 1.0
 """Seconds between two rounds of `look_after`."""
@@ -228,11 +236,40 @@ def recover_inboxes(broker: Broker) -> None:
 
 
 def ask_groups_again(broker: Broker, groups: set[str]) -> None:
-    """Repeat the requests to the consumers of ``groups``, whose new leaders do not have them."""
+    """Repeat the requests to the consumers of ``groups``, whose new leaders do not have them.
+
+    Messages that were lost with the former leaders are to be delivered again, and those that members have are not.
+    """
+    held = dict.fromkeys(groups, 0)
     for client in broker.clients.values():
         for member in (client.shares or {}).values():
-            if member.group in groups:
+            if member.group in held:
+                unfinished = member.unfinished()
+                held[member.group] += len(unfinished)
+                for reply in unfinished:
+                    answer(broker, reply, b"+WPI")
                 member.ask_again()
+    broker.spawn(_return_lost(broker, held), "lost messages of groups")
+
+
+async def _return_lost(broker: Broker, held: dict[str, int]) -> None:
+    """Have groups deliver messages again that no member has; ``held``: number of those at members here, by group."""
+    await asyncio.sleep(VOUCHED)  # members at other gateways have asked for more time, too
+    await in_turn([partial(_expire, broker, group, most) for group, most in held.items()])
+
+
+async def _expire(broker: Broker, group: str, most: int) -> None:
+    groups = broker.groups
+    try:
+        if not await groups.set_wait(group, EXPIRED_NS, most):
+            return
+        await asyncio.sleep(EXPIRING)
+    except (ApiError, NoResponders, RequestTimeout) as error:
+        log.debug("the consumer of a group: %s", error)
+    try:
+        await ask_once_for_all(partial(groups.set_wait, group, ACK_WAIT_NS, -1))
+    except (ApiError, NoResponders, RequestTimeout) as error:
+        log.warning("the consumer of a group keeps a short AckWait until a member joins: %s", error)
 
 
 def recover_queues(broker: Broker) -> None:

@@ -37,6 +37,9 @@ HEARTBEAT: Final = 0.25
 SILENCE: Final = 2.0
 """Seconds without a message or heartbeat after which the reader is created again."""
 
+SUSPECT: Final = 0.6
+"""The same seconds after an election: the nats-server that has gone may have had the reader."""
+
 PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
 
@@ -107,6 +110,10 @@ class SharedReader:
         self._broken = True
         self._wake.set()
 
+    def suspect(self) -> None:
+        """Create the reader again unless nats-server is heard soon: a server has gone that may have had the reader."""
+        self._heard = min(self._heard, asyncio.get_running_loop().time() - SILENCE + SUSPECT)
+
     def begin_anew(self) -> None:
         """Create the reader again at the end of the stream: the stream was replaced, so old sequences mean nothing."""
         self._anew = True
@@ -117,7 +124,7 @@ class SharedReader:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with asyncio.timeout(SILENCE / 3):
+                async with asyncio.timeout(HEARTBEAT):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -221,6 +228,7 @@ class SharedReader:
         except BaseException:
             self._broken = True
             raise
+        self._heard = asyncio.get_running_loop().time()
         self._filters = filters
         if former:
             log.info("the shared reader was made again, from sequence %d", self._start)

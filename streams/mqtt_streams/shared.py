@@ -37,6 +37,9 @@ TAKEN: Final = (10071, 10164)
 IN_TIME_NS: Final = ACK_WAIT_NS // 2
 """Nanoseconds within which an assignment must be stored: after AckWait the message goes to another member."""
 
+EXPIRED_NS: Final = 2_000_000_000
+"""AckWait in nanoseconds that is set for a moment: what nobody has asked more time for is delivered again."""
+
 _SOLE: Final = (
     b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
     + ASSIGNED.encode()
@@ -191,17 +194,34 @@ class SharedStore:
             else:
                 config = info.config
                 present = int(config.get("inactive_threshold", 0))
-                if not present or (threshold and threshold <= present):
+                enough = not present or (threshold and threshold <= present)
+                if enough and config.get("ack_wait") == ACK_WAIT_NS:  # else a gateway has died within `set_wait`
                     return
-                config["inactive_threshold"] = threshold
+                config |= {"inactive_threshold": present if enough else threshold, "ack_wait": ACK_WAIT_NS}
                 action = "update"
-            body = {"stream_name": MESSAGES, "config": config, "action": action}
             try:
-                await call(self._js, f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}", body)
+                await self._write(name, config, action)
                 return
             except ApiError as error:
                 if error.err_code not in CONSUMER_EXISTS:  # otherwise another gateway has created it: look again
                     raise
+
+    async def set_wait(self, group: str, ack_wait: int, most: int = 0) -> bool:
+        """Set the AckWait (nanoseconds) of a group's consumer if more than ``most`` messages are pending there.
+
+        Returns:
+            False when no more are, or there is no such consumer.
+        """
+        name = CONSUMER_PREFIX + group
+        info = await consumer_info(self._js, MESSAGES, name)
+        if info is None or info.num_ack_pending <= most:
+            return False
+        await self._write(name, info.config | {"ack_wait": ack_wait}, "update")
+        return True
+
+    async def _write(self, name: str, config: dict[str, Any], action: str) -> None:
+        body = {"stream_name": MESSAGES, "config": config, "action": action}
+        await call(self._js, f"CONSUMER.DURABLE.CREATE.{MESSAGES}.{name}", body)
 
     async def assigned(self, client_hash: str) -> tuple[list[Assignment], HalfWay | None]:
         """Return the assignments to a client, oldest first, and the record of its incomplete QoS 2 messages."""

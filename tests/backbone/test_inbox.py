@@ -11,9 +11,13 @@ import pytest
 from mqtt_nats.backbone import inbox as module
 from mqtt_nats.backbone.inbox import RequestInbox, frame
 from mqtt_nats.backbone.link import Handler, NatsConnection
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
+from tests.harness.waiting import aeventually
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+
+INFO = "$JS.API.CONSUMER.INFO.$MQTT_msgs.C"
+DELETE = "$JS.API.STREAM.MSG.DELETE.$MQTT_msgs"
 
 
 class FakeLink:
@@ -146,3 +150,105 @@ async def test_renew(link: FakeLink, inbox: RequestInbox) -> None:
     inbox.renew()
     assert link.out == [b"SUB %b* 1" % inbox.prefix]
     assert inbox.token() != inbox.token()
+
+
+async def begin(inbox: RequestInbox, subject: str) -> asyncio.Task[Reply]:
+    """A request that has no reply yet."""
+    task = asyncio.create_task(inbox.request(subject))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_new_leader_is_asked_again(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that may be repeated, once, and not one that the former leader may still answer."""
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    monkeypatch.setattr(module, "GRACE", 0.05)
+    task = await begin(inbox, INFO)
+    inbox.elected("$MQTT_msgs", "")
+    await asyncio.sleep(0.03)
+    assert len(link.out) == 1
+    await asyncio.sleep(0.05)
+    inbox.elected("$MQTT_msgs", "")
+    await aeventually(lambda: len(link.out) == 2)
+    assert link.out[0] == link.out[1], "the reply to either will do"
+    link.reply(b"here")
+    assert (await task).payload == b"here"
+    assert not inbox.waiters
+
+
+async def test_requests_are_repeated_while_leaders_are_elected(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells of the election of the leader of metadata."""
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    monkeypatch.setattr(module, "REPEAT", 0.05)
+    inbox.elected("$MQTT_out", "C")
+    task = await begin(inbox, "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.C")
+    await aeventually(lambda: len(link.out) == 4)
+    link.reply(b"here")
+    await task
+
+
+@pytest.mark.parametrize("stream", ["$MQTT_msgs", "$MQTT_out"])
+async def test_a_change_that_may_not_be_made_twice(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """Its outcome is unknown when its stream has a new leader."""
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    task = await begin(inbox, DELETE)
+    inbox.elected(stream, "")
+    if stream == "$MQTT_msgs":
+        with pytest.raises(RequestTimeout):
+            await asyncio.wait_for(task, 1.0)
+    else:
+        await asyncio.sleep(0.05)
+        link.reply(b"removed")
+        assert (await task).payload == b"removed"
+    assert len(link.out) == 1
+
+
+async def test_requests_of_a_lost_connection(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    question, change = await begin(inbox, INFO), await begin(inbox, DELETE)
+    pages = asyncio.ensure_future(anext(inbox.stream("pages")))
+    await asyncio.sleep(0)
+    link.out.clear()
+    inbox.renew()
+    assert [one.split(b" ")[:2] for one in link.out] == [[b"SUB", inbox.prefix + b"*"], [b"PUB", INFO.encode()]]
+    for task in (change, pages):
+        with pytest.raises(RequestTimeout):
+            await asyncio.wait_for(task, 1.0)
+    link.reply(b"here")
+    assert (await question).payload == b"here"
+
+
+async def test_a_pull_request_ends_with_the_leader_of_its_consumer(link: FakeLink, inbox: RequestInbox) -> None:
+    subject = "$JS.API.CONSUMER.MSG.NEXT.$MQTT_timers.gateways"
+    waiting = asyncio.ensure_future(anext(inbox.stream(subject, timeout=60.0)))
+    await asyncio.sleep(0)
+    for other in (("$MQTT_timers", ""), ("$MQTT_timers", "ways"), ("$MQTT_msgs", "gateways")):
+        inbox.elected(*other)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    inbox.elected("$MQTT_timers", "gateways")
+    with pytest.raises(RequestTimeout):
+        await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_what_came_before_the_leader_went(link: FakeLink, inbox: RequestInbox) -> None:
+    """A page of messages is read to its end."""
+    subject = "$JS.API.CONSUMER.MSG.NEXT.$MQTT_timers.gateways"
+    replies = inbox.stream(subject)
+    first = asyncio.ensure_future(anext(replies))
+    await asyncio.sleep(0)
+    link.reply(b"1")
+    link.reply(b"2")
+    inbox.elected("$MQTT_timers", "gateways")
+    assert [(await first).payload, (await anext(replies)).payload] == [b"1", b"2"]
+    with pytest.raises(RequestTimeout):
+        await anext(replies)

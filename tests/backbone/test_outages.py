@@ -345,3 +345,57 @@ async def test_a_look_that_fails_is_not_hurried(
     assert [record.message for record in caplog.records if "stores again" in record.message] == [
         "JetStream stores again to $MQTT_msgs; 0 publishes are sent again"
     ]
+
+
+async def test_an_election_holds_up_what_is_new() -> None:
+    """The former leader may have lost what is not acknowledged: that is stored before what follows."""
+    bench = Bench()
+    bench.put("message 1")
+    bench.put("message 2")
+    bench.put("held", subject=HELD)
+    bench.sent()
+    bench.store.elected("$MQTT_msgs")
+    bench.put("message 3")
+    bench.put("held later", subject=HELD)
+    assert bench.sent() == ["held later"]
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["message 1"]
+    bench.answer("message 2")
+    assert bench.store.outages == ["$MQTT_msgs"], "an answer of the former leader to something later"
+    bench.answer("message 1")
+    assert not bench.stalled
+    assert bench.sent() == ["message 3"]
+
+
+async def test_an_election_is_probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that is a moment too early."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 60.0)
+    monkeypatch.setattr(outage, "PROBE_REFUSED", 60.0)
+    bench = Bench()
+    bench.put("message")
+    bench.sent()
+    bench.answer("message", b"", NO_RESPONDERS)
+    bench.store.elected("$MQTT_out")
+    await asyncio.sleep(0.05)
+    assert bench.sent() == []
+    bench.store.elected("$MQTT_msgs")
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["message"]
+    bench.answer("message", b"", NO_RESPONDERS)
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["message"]
+    bench.answer("message")
+    assert not bench.stalled
+
+
+async def test_an_election_that_concerns_nothing() -> None:
+    """Nothing waits for the leader, but an acknowledgement for its consumer's; or there is no connection."""
+    bench = Bench()
+    bench.acknowledge("acknowledgement")
+    bench.store.elected("$MQTT_msgs")
+    assert not bench.stalled
+    bench.put("message")
+    bench.link.online = False
+    bench.store.offline()
+    bench.store.elected("$MQTT_msgs")
+    assert bench.store.outages == []

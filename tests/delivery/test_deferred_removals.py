@@ -166,7 +166,7 @@ async def test_what_another_gateway_has_assigned_is_acknowledged_first(group: Gr
     assert group.acknowledged == [ACK]
 
 
-@pytest.mark.parametrize("why", ["delivered again", "a new connection to NATS"])
+@pytest.mark.parametrize("why", ["delivered again", "delivered before", "a new connection to NATS"])
 async def test_what_another_member_may_have_on_its_way_stays(
     group: Group, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -174,13 +174,16 @@ async def test_what_another_member_may_have_on_its_way_stays(
     monkeypatch.setattr(lingering, "UNDER_WAY", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
+    ack, confirmed = ACK, 0.0
     if why == "delivered again":
         group.info = info(5, 1)
+    elif why == "delivered before":
+        ack = ACK.replace(b".share_group.1.", b".share_group.2.")
     else:
-        group.broker.relinked, group.broker.linked = 2.0, STAMP_NS / 1e9
-    group.kept.add(assigned(7, ACK, 0.0 if why == "delivered again" else 1.0), IgnoredStore())
+        group.broker.relinked, group.broker.linked, confirmed = 2.0, STAMP_NS / 1e9, 1.0
+    group.kept.add(assigned(7, ack, confirmed), IgnoredStore())
     await group.removed(b"7")
-    assert group.acknowledged == [ACK]
+    assert group.acknowledged == [ack]
     assert loop.time() > began + 0.2
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a consumer is attached anew when answers are outdated, or deliveries are lost once more."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,20 +143,30 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
         await attaching.bring_back(side, attachment, patience=0.0, attempts=1)
 
 
+@pytest.mark.parametrize("leaderless", [True, False])
 @pytest.mark.parametrize("back", [True, False])
-async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.MonkeyPatch, back: bool) -> None:
+async def test_what_is_new_waits_for_what_is_not_back(
+    monkeypatch: pytest.MonkeyPatch, back: bool, leaderless: bool
+) -> None:
+    """A consumer that had no leader sends nothing again by itself, so it is told to at once."""
     due: list[str] = []
     released: list[SubscriptionState] = []
+    patiences: list[float] = []
 
     async def nothing(*_: object) -> None:
         pass
 
-    async def bring_back(*_: object, attempts: int) -> bool:
+    async def attach(*_: object) -> None:
+        await asyncio.sleep(0.05 if leaderless else 0.0)
+
+    async def bring_back(side: object, attachment: object, patience: float, attempts: int) -> bool:
+        patiences.append(patience)
         return back
 
     monkeypatch.setattr(resuming, "save_record", nothing)
     monkeypatch.setattr(resuming, "note_kept", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
+    monkeypatch.setattr(resuming, "RETURN", 0.04)
     source = SubscriptionState(1, 0, 10)
     client: Any = SimpleNamespace(
         record=SimpleNamespace(cons={"key": CONSUMER}),
@@ -169,12 +180,13 @@ async def test_what_is_new_waits_for_what_is_not_back(monkeypatch: pytest.Monkey
         kept=False,
         point_anew=lambda: None,
         add=lambda *_: None,
-        attach=nothing,
+        attach=attach,
         machine=SimpleNamespace(pump=lambda: None, release_held=lambda source, why: released.append(source)),
     )
     await resuming.rebind_consumers(client, side)
     assert source.held & SubscriptionState.RETURNING
     assert (released, due) == (([source], []) if back else ([], ["name"]))
+    assert patiences == [0.0 if leaderless else 0.04]
 
 
 @pytest.mark.parametrize(("forgone", "start"), [(0, 31), (20, 20), (40, 31)])
@@ -202,3 +214,12 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     side: Any = SimpleNamespace(replaced=None)
     await attaching.make_anew(client, side, ConsumerBinding("key", CONSUMER, source))
     assert [one.start_seq for one in made] == [start]
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, (3, 9)), (7, (3, 6)), (20, (3, 9))])
+def test_what_came_for_the_first_time_has_not_gone(first: int, expected: tuple[int, int]) -> None:
+    """JetStream may count it as pending when it says how the consumer is."""
+    attachment = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 1, 10))
+    attachment.gone = 3, 9
+    attachment.source.base = first
+    assert attachment.not_come == expected

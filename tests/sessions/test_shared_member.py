@@ -11,7 +11,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.client import Client
 from mqtt_nats.sessions import shared_member as membership
 from mqtt_nats.sessions.shared_member import AssignOp, Membership
-from mqtt_nats.sessions.shared_ownership import room_of
+from mqtt_nats.sessions.shared_ownership import confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
@@ -284,6 +284,20 @@ async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.Mon
         assert (told, deleted, out) == ([("client", 11)], [], [])
     else:
         assert (told, deleted, out) == ([], [11], [b"PUB reply 4\r\n-NAK\r\n"])
+
+
+@pytest.mark.parametrize(
+    ("delivered", "seconds", "expected"),
+    [(1, 5.0, 7.0), (2, 5.0, 0.0), (1, -1.0, 0.0)],
+    ids=["once", "before", "before an election"],
+)
+def test_what_another_member_may_have_too(delivered: int, seconds: float, expected: float) -> None:
+    """Its assignment stays for as long as the other member may claim the message."""
+    elected = natstime.elapsed()
+    broker: Any = SimpleNamespace(linked=elected, clock=SimpleNamespace(now=7.0))
+    arrived = int((natstime.converted(elected) + seconds) * 1e9)
+    assert confirmed_at(broker, Doubts.reply(5, delivered), arrived) == expected
+    assert confirmed_at(broker, b"unknown", arrived) == 0.0
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same store", "another one"])

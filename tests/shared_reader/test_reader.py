@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
+from mqtt_nats.shared_reader import reader as reading
 from mqtt_nats.shared_reader.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, SharedReader, chosen, covers
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
+from tests.harness.waiting import aeventually
 
 TOKENS = st.sampled_from(["a", "b", "*"])
 FILTERS = st.builds(
@@ -203,3 +205,26 @@ async def test_a_change_of_mind_is_tried_again(how: str) -> None:
     await one.stored(SAMPLE, 0, **{how: True})
     await one.keep()
     assert one.read == ["a"]
+
+
+async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a heartbeat soon after an election it is made again; a heartbeat clears it."""
+    monkeypatch.setattr(reading, "SILENCE", 60.0)
+    monkeypatch.setattr(reading, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(reading, "SUSPECT", 0.05)
+    one = Reading("a")
+    loop = asyncio.get_running_loop()
+    online = asyncio.Event()
+    online.set()
+    one.reader.broker.online = online
+    running = asyncio.create_task(one.reader.run())
+    await one.reader.ready()
+    former = one.reader.name
+    one.reader.suspect()
+    one.reader.broker.clock.now = loop.time()
+    one.reader._arrived(b"", b"", b"NATS/1.0 100\r\nNats-Last-Consumer:0\r\nNats-Last-Stream:100\r\n\r\n", b"")
+    await asyncio.sleep(0.1)
+    assert one.reader.name == former
+    one.reader.suspect()
+    await aeventually(lambda: one.reader.name != former)
+    running.cancel()
