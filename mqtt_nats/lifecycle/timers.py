@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.ingress.scheduled import message_due
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
+from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
 
@@ -21,6 +22,9 @@ log = logging.getLogger("mqtt_nats.broker")
 
 WAIT: Final = 30.0
 """Seconds for which a pull request waits for a timer before the gateway sends another."""
+
+LATER: Final = b'-NAK {"delay":250000000}'
+"""Answer to a timer that cannot be handled now: it is delivered again after the delay in nanoseconds, not AckWait."""
 
 AT_ONCE: Final = 64
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
@@ -64,5 +68,6 @@ async def _handle(broker: Broker, timer: FiredTimer) -> None:
         await broker.timers.done(timer)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("timer of %s: %s", timer.key, error)
+        answer(broker, timer.ack.encode(), LATER)
     except Exception:
         log.exception("a timer could not be handled")

@@ -91,7 +91,8 @@ async def test_a_message_of_a_group(
         assert max(Counter(one.payload for one in held).values()) == 1
 
         async def as_before() -> bool:
-            return (await stored.js.consumer_info("$MQTT_msgs", consumer)).config.ack_wait == 30
+            info = await stored.js.consumer_info("$MQTT_msgs", consumer)
+            return bool(info.config.ack_wait == 30)
 
         await aeventually(as_before)
 

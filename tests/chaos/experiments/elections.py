@@ -183,7 +183,7 @@ class Scene:
         members = [one.client_id for one in self.load.members]
         for kind, whom, since in (
             ("own consumer", [own], reference(name_hash(own), "$MQTT_sess")),
-            ("shared reader", [shared], reference("$MQTT_pos")),
+            ("shared reader", [shared], reference("$MQTT_sess", "$MQTT_pos")),
             ("group", members, reference("share_")),
         ):
             first = _first(events, whom)
@@ -192,7 +192,7 @@ class Scene:
         due = {(one.who, one.n): one.t + one.delay * 1_000_000_000 for one in events if one.what == "will"}
         timers = _first(events, [self.watcher.client_id])
         waited = ((due[one], at) for one, at in timers.items() if one in due and began < at < ended)
-        self._note("timer", reference(TIMERS, name_hash(self.watcher.client_id)), waited)
+        self._note("timer", reference(TIMERS, "$MQTT_sess", "$MQTT_wills", name_hash("watcher")), waited)
 
     def _note(self, kind: str, since: int, spans: Iterable[tuple[int, int]]) -> None:
         longest = max((end - max(start, since) for start, end in spans), default=0)
