@@ -20,21 +20,17 @@ from time import perf_counter
 
 from mqtt_nats.backbone.frames import (
     ACKNOWLEDGEMENT,
-    COMMON,
-    MESSAGE,
-    MESSAGE_ID,
     MESSAGES,
     REQUEST,
     STORE,
     error_of,
     group_of,
-    message_id,
     size_of,
     stream_of,
     subject_of,
 )
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import STALE, PendingStore, TooLarge
+from mqtt_nats.backbone.pending import STALE, PendingStore, TooLarge, perhaps_stored
 from mqtt_nats.backbone.refusals import FULL, FULL_CODES, Refusals
 from mqtt_nats.backbone.stream_outage import StreamOutage
 from mqtt_nats.base import server_clock as natstime
@@ -99,8 +95,7 @@ class AckedPublisher:
         """``on_silent(stream)``: called when the stream again and again does not answer a request."""
         self._timed: PendingStore | None = None
         self._timed_from = 0.0
-        self._length = len(self.prefix)
-        self._count = 0
+        self._length, self._count = len(self.prefix), 0
         self._offline = False
         self._outages: dict[bytes, StreamOutage] = {}
         """Outages by group of streams; see :func:`group_of`."""
@@ -208,7 +203,7 @@ class AckedPublisher:
                 self.stall(stream_of(op.frame), f"{FULL}: {error}", full=True)
             return
         self.unheard = self.unheard or error is None
-        self.stall(stream_of(op.frame), f"{'nobody answers' if error is None else error}, on {subject_of(op.frame)}")
+        self.stall(stream_of(op.frame), f"{'no server answers' if error is None else error}, on {subject_of(op.frame)}")
 
     def _give_up(self, group: bytes, error: ApiError) -> None:
         """Fail the stores of a group that wait for room: maybe what makes room waits behind them."""
@@ -452,22 +447,8 @@ class AckedPublisher:
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, PendingStore]]:
-        """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
-
-        The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it.
-        A repeated retained copy takes the place of the same message on its topic.
-        """
-        if self.find is None:
-            return []
-        old = self.now - self.trusted
-        return [
-            (message_id(op.frame), token, op)
-            for token, op in self.pending.items()
-            if (op.begun or self._lost) < old
-            and op.frame.startswith(MESSAGE)
-            and MESSAGE_ID in op.frame
-            and (op.begun or COMMON.search(op.frame) is not None)
-        ]
+        """Return id, token and operation of messages that may be stored, and that the stream may not recognise."""
+        return [] if self.find is None else perhaps_stored(self.pending, self.now - self.trusted, self._lost)
 
     async def _look(self, outage: StreamOutage, doubtful: list[tuple[bytes, bytes, PendingStore]]) -> None:
         """End the operations whose messages are stored already; the rest may be sent again."""

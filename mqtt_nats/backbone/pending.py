@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from mypy_extensions import mypyc_attr
 
+from mqtt_nats.backbone.frames import COMMON, MESSAGE, MESSAGE_ID, message_id
 from mqtt_streams.api import ApiError
 
 STALE = ApiError(408, 0, "the time limit for the store has passed")
@@ -93,3 +95,26 @@ def sequence(ack: bytes) -> int:
     while end < size and (48 <= ack[end] <= 57 or ack[end] == 32):
         end += 1
     return int(ack[start:end])
+
+
+def perhaps_stored(
+    pending: Mapping[bytes, PendingStore], before: float, lost: float
+) -> list[tuple[bytes, bytes, PendingStore]]:
+    """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
+
+    The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it. A
+    repeated retained copy takes the place of the same message on its topic.
+
+    Args:
+        pending: operations by token.
+        before: loop time; the stream recognises what was sent first after it.
+        lost: loop time at which the stream was last without a leader.
+    """
+    return [
+        (message_id(op.frame), token, op)
+        for token, op in pending.items()
+        if (op.begun or lost) < before
+        and op.frame.startswith(MESSAGE)
+        and MESSAGE_ID in op.frame
+        and (op.begun or COMMON.search(op.frame) is not None)
+    ]
