@@ -34,7 +34,7 @@ async def administered(
     async with made(gateway) as listener:
 
         def ready(addresses: list[Bound]) -> None:
-            listener.ready = True
+            listener.get_ready()
             on_ready([*addresses, listener.bound])
 
         yield ready

@@ -164,7 +164,8 @@ class Page:
 
         client = socket.client
         self._connection = Connection(limits, broker.round, settings, broker.clock, made)
-        self._connection.source = (client.host, client.port) if client is not None else None
+        if client is not None:
+            self._connection.name_source((client.host, client.port))
         self._name = f"dashboard-{secrets.token_hex(6)}"
 
     async def serve(self) -> None:

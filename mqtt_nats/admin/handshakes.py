@@ -35,6 +35,10 @@ class Handshakes:
         self._open = True
         self._accept_more()
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use another context for connections to come."""
+        self.context = context
+
     def close(self) -> None:
         """Accept nobody any more."""
         self._open = False

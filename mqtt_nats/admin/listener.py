@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
         """Speak TLS otherwise, with connections to come."""
         if tls is not None:
             for one in self._handshakes:
-                one.context = tls
+                one.renew(tls)
 
     def _made(self) -> asyncio.Protocol:
         return AdminProtocol(self.config, self.server_state, self.lifespan.state)
@@ -204,6 +204,10 @@ class AdminListener:
             if self._link is not None:
                 await self._link.close()
 
+    def get_ready(self) -> None:
+        """Note that the streams exist, and that MQTT clients are listened for."""
+        self.ready = True
+
     async def inbox(self) -> RequestInbox:
         """For questions to all gateways: over a connection to NATS of its own, on which this one hears them too.
 
@@ -222,7 +226,7 @@ class AdminListener:
     async def _online(self) -> None:
         if self._inbox is not None and self._link is not None:
             self._inbox.renew()
-            self._link.online = True
+            self._link.go_online()
 
     @property
     def certificates(self) -> dict[str, float]:

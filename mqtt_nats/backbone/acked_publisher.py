@@ -16,32 +16,30 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from time import perf_counter
 
 from mqtt_nats.backbone.frames import (
     ACKNOWLEDGEMENT,
+    COMMON,
+    MESSAGE,
+    MESSAGE_ID,
     MESSAGES,
     REQUEST,
     STORE,
     error_of,
     group_of,
+    message_id,
     size_of,
     stream_of,
     subject_of,
 )
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import STALE, PendingStore, TooLarge, perhaps_stored
-from mqtt_nats.backbone.refusals import FULL, FULL_CODES, Refusals
+from mqtt_nats.backbone.pending import FULL, FULL_CODES, STALE, PendingStore, PendingStores, Refusals, TooLarge
 from mqtt_nats.backbone.stream_outage import StreamOutage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once, spoken
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 log = logging.getLogger("mqtt_nats.nats")
-
-# Above these limits the gateway stops reading from publishers until half of them is acknowledged.
-MAX_PENDING = 32_768
-MAX_PENDING_BYTES = 128 * 1024 * 1024
 
 # Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
@@ -60,18 +58,13 @@ def _group(frame: bytes) -> bytes:
     return group_of(stream_of(frame))
 
 
-class AckedPublisher:
-    """Publisher with the pending stores of one connection to NATS.
-
-    ``on_pressure(True)`` asks for no further publishes, ``on_pressure(False)`` allows them again.
-    """
+class AckedPublisher(PendingStores):
+    """Publisher with the pending stores of one connection to NATS; ``on_pressure``: see :class:`PendingStores`."""
 
     def __init__(self, link: NatsConnection, on_pressure: Callable[[bool], None]) -> None:
+        super().__init__(on_pressure)
         self.link = link
-        self.on_pressure = on_pressure
         self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
-        self.pending: dict[bytes, PendingStore] = {}
-        self.bytes = 0
         self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
         self.resent = 0
@@ -89,13 +82,10 @@ class AckedPublisher:
         """Seconds for which a stream certainly recognises a message by its id."""
         self.find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]] | None = None
         """``await find(since, ids)``: returns stored messages, sequence by id; ``since`` is Unix time in seconds."""
-        self.on_timed: Callable[[float], None] | None = None
-        """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
         self.on_silent: Callable[[str], None] | None = None
         """``on_silent(stream)``: called when the stream again and again does not answer a request."""
-        self._timed: PendingStore | None = None
-        self._timed_from = 0.0
-        self._length, self._count = len(self.prefix), 0
+        self._length = len(self.prefix)
+        self._count = 0
         self._offline = False
         self._outages: dict[bytes, StreamOutage] = {}
         """Outages by group of streams; see :func:`group_of`."""
@@ -105,9 +95,6 @@ class AckedPublisher:
         """Loop time in seconds since which no messages are sent."""
         self._uneven = 0.0
         """Loop time in seconds until which pending frames may not be in the order of their last attempts."""
-        self._withheld: set[PendingStore] = set()
-        self._pressed = False
-        self._empty = asyncio.Event()
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
@@ -120,10 +107,23 @@ class AckedPublisher:
         """Why JetStream's storage is full, in one line; empty when it has room."""
         return next((outage.full for outage in self._outages.values() if outage.full), "")
 
-    @property
-    def pressed(self) -> bool:
-        """Whether too many stores wait for JetStream."""
-        return self._pressed
+    def consult(
+        self,
+        *,
+        absent: Callable[[bytes], None],
+        silent: Callable[[str], None],
+        find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]],
+    ) -> None:
+        """Set whom to ask about stores in doubt: see :attr:`on_absent`, :attr:`on_silent` and :attr:`find`."""
+        self.on_absent, self.on_silent, self.find = absent, silent, find
+
+    def trust(self, seconds: float) -> None:
+        """Set the seconds for which a stream certainly recognises a message by its id."""
+        self.trusted = seconds
+
+    def forget_unheard(self) -> None:
+        """Reset `unheard`: the streams are being looked at."""
+        self.unheard = False
 
     def put(self, target: bytes, headers: bytes, payload: bytes, op: PendingStore) -> None:
         """Store a message; ``target`` is ``b"HPUB <subject> "``.
@@ -137,8 +137,7 @@ class AckedPublisher:
             raise TooLarge(f"{total} bytes with headers, the nats-server takes {self.max_payload}")
         self._count = count = self._count + 1
         token = b"%x" % count
-        if self._timed is None:
-            self._timed, self._timed_from = op, perf_counter()
+        self._measure(op)
         self._send(token, b"%b%b%b %d %d\r\n%b%b\r\n" % (target, self.prefix, token, size, total, headers, payload), op)
 
     def call(self, subject: bytes, body: bytes, op: PendingStore) -> None:
@@ -148,19 +147,16 @@ class AckedPublisher:
         self._send(token, b"PUB %b %b%b %d\r\n%b\r\n" % (subject, self.prefix, token, len(body), body), op)
 
     def _send(self, token: bytes, data: bytes, op: PendingStore) -> None:
-        op.frame = data
         self.pending[token] = op
         self.bytes += len(data)
+        op.begin(data)
         if (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld):
-            op.begun = op.born = 0.0
             if self._timed is op:
                 self._timed = None
         else:
-            op.begun = op.born = self.now
+            op.attempt(self.now)
             self.link.out.append(data)
-        if (self.bytes > MAX_PENDING_BYTES or len(self.pending) > MAX_PENDING) and not self._pressed:
-            self._pressed = True
-            self.on_pressure(True)
+        self._press()
 
     def _waits(self, op: PendingStore) -> bool:
         outage = self._outages.get(_group(op.frame)) if self._outages else None
@@ -221,24 +217,6 @@ class AckedPublisher:
         self._end(token, op)
         op.failed(error)
 
-    def _end(self, token: bytes, op: PendingStore) -> None:
-        del self.pending[token]
-        if self._withheld:
-            self._withheld.discard(op)
-        if op is self._timed:
-            self._timed = None
-            if self.on_timed is not None:
-                self.on_timed(perf_counter() - self._timed_from)
-        self.bytes -= len(op.frame)
-        if not self.pending:
-            self._empty.set()
-        if self._pressed and self._light():
-            self._pressed = False
-            self.on_pressure(False)
-
-    def _light(self) -> bool:
-        return self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2
-
     def assume(self, token: bytes) -> None:
         """End an acknowledgement as successful: its consumer is gone."""
         op = self.pending.get(token)
@@ -250,20 +228,9 @@ class AckedPublisher:
         """Send an acknowledgement again: its consumer exists."""
         op = self.pending.get(token)
         if op is not None and not self._waits(op):
-            op.born = self.now
+            op.attempt(self.now)
             self.link.out.append(op.frame)
             self.link.kick()
-
-    def acknowledged_by(self, token: bytes) -> bytes:
-        """Return the subject of a pending acknowledgement; empty when the acknowledgement has ended."""
-        op = self.pending.get(token)
-        return op.frame.split(b" ", 2)[1] if op is not None else b""
-
-    async def drained(self) -> None:
-        """Wait until every store is acknowledged or refused."""
-        while self.pending:
-            self._empty.clear()
-            await self._empty.wait()
 
     def denied(self, subject: bytes) -> None:
         """Fail the pending stores on ``subject``: NATS permissions do not allow it, so no PubAck will come."""
@@ -324,8 +291,7 @@ class AckedPublisher:
         for _, op in self._of(group) if full and had_no_leader else ():
             if not self._waits(op) and op not in self._withheld:  # it needs no room
                 self._send_again(op)
-        if not full and not outage.told:
-            outage.told = True
+        if not full and outage.begin_telling():
             waiting = len(self._of(group))
             log.warning("JetStream does not store: %s; %d publishes wait", reason, waiting, extra=spoken(reason))
         elif not full:
@@ -368,8 +334,8 @@ class AckedPublisher:
         if outage.unanswered and late is not None:
             reason = f"no answer for {outage.patience:g} s, on {subject_of(late.frame)}"
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
-            outage.silences += 1
-            if REQUEST.match(late.frame) and self.on_silent is not None and outage.silences % SILENCES == 2:
+            silences = outage.count_silence()
+            if REQUEST.match(late.frame) and self.on_silent is not None and silences % SILENCES == 2:
                 self.on_silent(outage.stream.decode())
         token = next((token for token, op in self.pending.items() if self._probing(op, outage)), b"")
         group = group_of(outage.stream)
@@ -377,7 +343,7 @@ class AckedPublisher:
             self._resume(group)
             return
         op = self.pending[token]
-        op.begun = op.begun or self.now
+        op.probe(self.now)
         self.link.out.append(op.frame)
         self.link.kick()
         outage.try_(token, self._probe)
@@ -396,10 +362,10 @@ class AckedPublisher:
         doubtful = self._doubtful() if group is None or group == MESSAGES else []
         if doubtful:
             self._outages[MESSAGES] = looking = outage or StreamOutage(MESSAGES)
-            looking.stream = MESSAGES
             self.attempt += 1
-            looking.looking = asyncio.get_running_loop().create_task(
-                self._look(looking, doubtful), name="unconfirmed stores"
+            looking.begin_looking(
+                MESSAGES,
+                asyncio.get_running_loop().create_task(self._look(looking, doubtful), name="unconfirmed stores"),
             )
         waited, self._stalled = self._stalled, bool(self._outages)
         all_wait = outage is None or not outage.full
@@ -413,20 +379,17 @@ class AckedPublisher:
             if op.stale():
                 stale.append((token, op))
             elif op in self._withheld:
-                op.born = 0.0
+                op.wait()
             else:
                 self._send_again(op)
         for token, op in stale:
             self._end(token, op)
             op.failed(STALE)
         self.link.kick()
-        if self._pressed and self._light():
-            self._pressed = False
-            self.on_pressure(False)
+        self._relieve()
 
     def _send_again(self, op: PendingStore) -> None:
-        op.born = self.now
-        op.begun = op.begun or self.now
+        op.attempt(self.now)
         self.link.out.append(op.frame)
         self.resent += 1
 
@@ -447,8 +410,22 @@ class AckedPublisher:
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, PendingStore]]:
-        """Return id, token and operation of messages that may be stored, and that the stream may not recognise."""
-        return [] if self.find is None else perhaps_stored(self.pending, self.now - self.trusted, self._lost)
+        """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
+
+        The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it.
+        A repeated retained copy takes the place of the same message on its topic.
+        """
+        if self.find is None:
+            return []
+        old = self.now - self.trusted
+        return [
+            (message_id(op.frame), token, op)
+            for token, op in self.pending.items()
+            if (op.begun or self._lost) < old
+            and op.frame.startswith(MESSAGE)
+            and MESSAGE_ID in op.frame
+            and (op.begun or COMMON.search(op.frame) is not None)
+        ]
 
     async def _look(self, outage: StreamOutage, doubtful: list[tuple[bytes, bytes, PendingStore]]) -> None:
         """End the operations whose messages are stored already; the rest may be sent again."""
@@ -459,13 +436,13 @@ class AckedPublisher:
         except Exception as error:
             if not isinstance(error, ApiError | NoResponders | RequestTimeout):
                 log.exception("unconfirmed stores cannot be checked")
-            outage.looking = None
+            outage.end_looking()
             self.stall(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
             return
-        outage.looking = None
+        outage.end_looking()
         for name, token, op in doubtful:
             if name not in stored:
-                op.begun = self.now  # the stream recognises repetitions of what is sent from now on
+                op.begin_anew(self.now)  # the stream recognises repetitions of what is sent from now on
             elif token in self.pending:
                 self._end(token, op)
                 op.stored(b'{"seq":%d}' % stored[name])
@@ -475,8 +452,7 @@ class AckedPublisher:
     def excuse(self, seconds: float) -> None:
         """Extend all time-outs by the seconds for which the process stood still and could not read answers."""
         for op in self.pending.values():
-            if op.born:
-                op.born += seconds
+            op.excuse(seconds)
 
     def tick(self, now: float) -> None:
         """Check time-outs; called about once a second with loop time in seconds."""
@@ -493,7 +469,7 @@ class AckedPublisher:
                     self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                     continue
                 # The consumer went away before it could answer; a repetition now gets "no responders".
-                op.born = now
+                op.attempt(now)
                 self.link.out.append(op.frame)
                 self.link.kick()
             elif not op.optional and now > self._uneven:

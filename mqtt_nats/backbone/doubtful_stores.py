@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.repeats import find_ids
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.inbox import RequestInbox
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.base.tasks import Tasks
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -35,16 +36,23 @@ CATCH_UP: Final = 5.0
 """Maximum seconds until a replica has caught up; messages missing at the stream's end after that were removed."""
 
 
+class Flushing(Protocol):
+    """The round in which the bytes for clients leave."""
+
+    def start(self) -> None:
+        """Have the collected bytes leave at the end of the turn."""
+
+
 class DoubtfulStores:
     """Acknowledgements that wait until their consumer has a leader; one check per consumer."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, nats: NatsLinks, tasks: Tasks, round_: Flushing) -> None:
+        self._nats, self._tasks, self._round = nats, tasks, round_
         self._waiting: dict[tuple[str, str], dict[bytes, None]] = {}
 
     def absent(self, token: bytes) -> None:
         """Check the consumer of an acknowledgement, given by its token, that got "no responders"."""
-        store = self._broker.store
+        store = self._nats.store
         ack = parse_ack(store.acknowledged_by(token))
         if ack is None:
             store.assume(token)
@@ -53,17 +61,17 @@ class DoubtfulStores:
         waiting = self._waiting.get(key)
         if waiting is None:
             self._waiting[key] = {token: None}
-            self._broker.spawn(self._look(key), f"consumer {ack.consumer}")
+            self._tasks.spawn(self._look(key), f"consumer {ack.consumer}")
         else:
             waiting[token] = None
 
     async def _look(self, key: tuple[str, str]) -> None:
-        broker = self._broker
+        nats = self._nats
         there = True
         while True:
-            await broker.online.wait()
+            await nats.online.wait()
             try:
-                there = await consumer_info(broker.inbox, *key) is not None
+                there = await consumer_info(nats.inbox, *key) is not None
                 break
             except ApiError as error:
                 if error.err_code == STREAM_NOT_FOUND:
@@ -76,18 +84,18 @@ class DoubtfulStores:
             await asyncio.sleep(PAUSE)
         for token in self._waiting.pop(key):
             if there:
-                broker.store.repeat(token)
+                nats.store.repeat(token)
             else:
-                broker.store.assume(token)
-        broker.round.start()
+                nats.store.assume(token)
+        self._round.start()
 
     def silent(self, stream: str) -> None:
         """Replace the leader of a stream that does not answer requests again and again."""
-        self._broker.spawn(self._step_down(stream), f"leader of {stream}")
+        self._tasks.spawn(self._step_down(stream), f"leader of {stream}")
 
     async def _step_down(self, stream: str) -> None:
         """Have another server lead the stream, unless the stream has no leader, or a single replica."""
-        inbox = self._broker.inbox
+        inbox = self._nats.inbox
         try:
             info = await call(inbox, f"STREAM.INFO.{stream}")
             leader = (info.get("cluster") or {}).get("leader")

@@ -153,6 +153,14 @@ class RequestInbox:
             if replies.subject.endswith(pulled):
                 replies.lose()
 
+    def forget_unheard(self) -> None:
+        """Reset `unheard`: the streams are being looked at."""
+        self.unheard = False
+
+    def note_unheard(self) -> None:
+        """Note that a stream has no leader, or is gone."""
+        self.unheard = True
+
     def token(self) -> bytes:
         """Return a reply token that was never used before."""
         self._count += 1

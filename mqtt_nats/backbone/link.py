@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from nats.aio.client import Client, Srv
@@ -67,10 +67,10 @@ class NatsConnection(Client):
     dropped; a caller that needs a delivery keeps its frames (see :mod:`mqtt_nats.backbone.acked_publisher`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, servers: Servers | None = None) -> None:
         super().__init__()
-        self.known: Servers | None = None
-        """Known nats-servers; set by :func:`open_link`."""
+        self.known = servers
+        """Known nats-servers; None = this connection is never opened."""
         self._round: list[Srv] | None = None
         self._was_connected = False
         self._since = 0.0
@@ -109,6 +109,41 @@ class NatsConnection(Client):
     def server(self) -> dict[str, Any]:
         """INFO of the last connected nats-server; empty before the first connection."""
         return self._server_info
+
+    def go_online(self) -> None:
+        """Note that requests may be sent: the subscription for their answers is renewed."""
+        self.online = True
+
+    def report(self, denied: Callable[[bool, bytes], None], writable: Callable[[bool], None] | None = None) -> None:
+        """Set whom to tell that the server denies a subject, or takes no more data (False) and takes data again."""
+        self.on_denied, self.on_writable = denied, writable
+
+    def call_on_standstill(self, noticed: Callable[[], None]) -> None:
+        """Call ``noticed`` after a standstill longer than `STANDSTILL`, before anything is handled or sent."""
+        self.on_standstill = noticed
+
+    def tick(self) -> None:
+        """Note that the event loop runs."""
+        self.ticked = elapsed()
+
+    def hear(self, now: float) -> None:
+        """Note that the server has sent data at ``now``, by :func:`elapsed` in seconds."""
+        self.heard = now
+
+    def take_data(self, writable: bool) -> None:
+        """Note whether the server takes data fast enough, and report it."""
+        self.writable = writable
+        if self.on_writable is not None:
+            self.on_writable(writable)
+
+    def drop_wire(self, wire: NatsTransport) -> None:
+        """Note that a transport is closed."""
+        if self.wire is wire:
+            self.wire = None
+
+    def hold_frames(self) -> None:
+        """Send nothing until :meth:`go_on`."""
+        self.stopped = True
 
     def kick(self) -> None:
         """Schedule a write of ``out`` for the end of this loop turn."""
@@ -353,7 +388,7 @@ class NatsConnection(Client):
         if raw.is_closing() or reader.at_eof():
             raise UnexpectedEOF
         assert self.known is not None
-        self.known.last = self._current_server
+        self.known.connected_to(self._current_server)
         self._round = None
         self._was_connected = True
         self._since = self._loop.time()
@@ -441,58 +476,3 @@ class NatsConnection(Client):
             asyncio.get_running_loop().call_later(LINGER, self.wire.transport.abort)
         await super().close()
         self._lose_wire()
-
-
-async def open_link(
-    options: dict[str, Any],
-    *,
-    name: str,
-    no_echo: bool,
-    on_online: Callable[[], Awaitable[None]],
-    on_offline: Callable[[], Awaitable[None]],
-) -> NatsConnection:
-    """Connect a :class:`NatsConnection`; it reconnects for ever.
-
-    Args:
-        options: servers, credentials and TLS context as :meth:`nats.aio.client.Client.connect` takes them.
-        name: shown in the server's monitoring.
-        no_echo: messages published by this connection are not delivered to its own subscriptions.
-        on_online: awaited after each reconnect, before anything else is sent.
-        on_offline: awaited when the connection has been lost.
-
-    Raises:
-        OSError, nats.errors.Error, TimeoutError: no server accepts the connection.
-    """
-    link = NatsConnection()
-    link.known = Servers(options["servers"])
-
-    async def online() -> None:
-        await on_online()
-
-    async def offline() -> None:
-        await on_offline()
-
-    async def problem(error: Exception) -> None:
-        log.debug("nats: %r", error)
-
-    try:
-        await link.connect(
-            **options,
-            name=name,
-            no_echo=no_echo,
-            max_reconnect_attempts=1,
-            ping_interval=10,
-            max_outstanding_pings=2,
-            connect_timeout=CONNECT_TIMEOUT,  # type: ignore[arg-type]  # a float is fine
-            error_cb=problem,
-            disconnected_cb=offline,
-            reconnected_cb=online,
-        )
-    except NoServersError:
-        # Reachable servers explain the failure best, and a refused login best of all.
-        told = sorted(link.failures, key=lambda error: "authorization" not in str(error).lower())
-        raise (told[0] if told else link.known.unresolved or NoServersError()) from None
-    # The first round of attempts reports its error; from now on the connection is kept up.
-    link.options["max_reconnect_attempts"] = -1
-    link.online = True
-    return link

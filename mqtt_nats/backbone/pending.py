@@ -1,15 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending stores: publishes that JetStream must acknowledge, with callbacks for their end."""
+"""Pending stores: publishes that JetStream must acknowledge, with callbacks for their end, and reasons of refusals."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from mqtt_nats.backbone.frames import COMMON, MESSAGE, MESSAGE_ID, message_id
 from mqtt_streams.api import ApiError
+
+# Above these limits the gateway stops reading from publishers until half of them is acknowledged.
+MAX_PENDING = 32_768
+MAX_PENDING_BYTES = 128 * 1024 * 1024
+
+FULL: Final = "JetStream storage is full"
+
+FULL_CODES: Final = frozenset({10002, 10023, 10047})
+"""JetStream's error codes: the account's limit, the server's resources, or the server's storage is used up."""
+
+REASONS: Final = ("storage_full", "stream_limit", "too_large", "not_permitted", "other")
+"""Names of the reasons: the values of a metric's label."""
+
+_CODES: Final = {10077: "stream_limit", 10054: "too_large"}
+"""Reasons by JetStream's error code."""
+
+_STATUS: Final = {403: "not_permitted", 413: "too_large"}
+"""Reasons by the status of errors that have no code of JetStream."""
+
+_EXPECTED: Final = frozenset({10071, 10164})
+"""JetStream's error codes for a store that is conditional on a sequence."""
+
+_EXPECTED_TEXTS: Final = frozenset({"maximum messages per subject exceeded"})
+"""JetStream's text for a held publish whose packet identifier is in use; the code is that of other limits, too."""
 
 STALE = ApiError(408, 0, "the time limit for the store has passed")
 """Error of a store that is not sent again because it is too late."""
@@ -33,6 +58,33 @@ class PendingStore:
     optional = False
     """Whether the frame acknowledges a consumer's delivery, which is settled when the consumer is gone."""
 
+    def begin(self, frame: bytes) -> None:
+        """Take the frame, which is not sent yet."""
+        self.frame = frame
+        self.begun = self.born = 0.0
+
+    def attempt(self, now: float) -> None:
+        """Note an attempt to send the frame at ``now``, loop time in seconds."""
+        self.born = now
+        self.begun = self.begun or now
+
+    def probe(self, now: float) -> None:
+        """Note that the frame is sent as a probe at ``now``, loop time in seconds."""
+        self.begun = self.begun or now
+
+    def begin_anew(self, now: float) -> None:
+        """Take the attempt at ``now`` for the first one: the message was not stored before."""
+        self.begun = now
+
+    def wait(self) -> None:
+        """Note that no answer is expected: the frame is withheld."""
+        self.born = 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """Extend the time for an answer, if one is expected."""
+        if self.born:
+            self.born += seconds
+
     def stored(self, ack: bytes) -> None:
         """Handle success: JetStream has stored the message; ``ack`` is its PubAck (JSON)."""
         raise AssertionError("an operation without an end")
@@ -52,6 +104,21 @@ class PendingStore:
     def stale(self) -> bool:
         """Return whether it is too late to send the message again; an earlier attempt may have stored it."""
         return False
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CountedStore(PendingStore):
+    """Stores of one message that end together."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int = 0) -> None:
+        self.left = left
+        """Number of stores that have not ended."""
+
+    def expect(self, stores: int = 1) -> None:
+        """Add stores to those that have to end."""
+        self.left += stores
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -97,24 +164,94 @@ def sequence(ack: bytes) -> int:
     return int(ack[start:end])
 
 
-def perhaps_stored(
-    pending: Mapping[bytes, PendingStore], before: float, lost: float
-) -> list[tuple[bytes, bytes, PendingStore]]:
-    """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
+class PendingStores:
+    """The stores of one connection to NATS that have not ended, in the order of their first attempts.
 
-    The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it. A
-    repeated retained copy takes the place of the same message on its topic.
-
-    Args:
-        pending: operations by token.
-        before: loop time; the stream recognises what was sent first after it.
-        lost: loop time at which the stream was last without a leader.
+    ``on_pressure(True)`` asks for no further stores, ``on_pressure(False)`` allows them again.
     """
-    return [
-        (message_id(op.frame), token, op)
-        for token, op in pending.items()
-        if (op.begun or lost) < before
-        and op.frame.startswith(MESSAGE)
-        and MESSAGE_ID in op.frame
-        and (op.begun or COMMON.search(op.frame) is not None)
-    ]
+
+    def __init__(self, on_pressure: Callable[[bool], None]) -> None:
+        self.on_pressure = on_pressure
+        self.pending: dict[bytes, PendingStore] = {}
+        """Stores by the token of their reply subject."""
+        self.bytes = 0
+        self.on_timed: Callable[[float], None] | None = None
+        """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
+        self._timed: PendingStore | None = None
+        self._timed_from = 0.0
+        self._withheld: set[PendingStore] = set()
+        self._pressed = False
+        self._empty = asyncio.Event()
+
+    @property
+    def pressed(self) -> bool:
+        """Whether too many stores wait for JetStream."""
+        return self._pressed
+
+    def call_on_timed(self, timed: Callable[[float], None]) -> None:
+        """Call ``timed`` with the duration of a store in seconds; one store at a time is measured."""
+        self.on_timed = timed
+
+    def acknowledged_by(self, token: bytes) -> bytes:
+        """Return the subject of a pending acknowledgement; empty when the acknowledgement has ended."""
+        op = self.pending.get(token)
+        return op.frame.split(b" ", 2)[1] if op is not None else b""
+
+    async def drained(self) -> None:
+        """Wait until every store is acknowledged or refused."""
+        while self.pending:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def _measure(self, op: PendingStore) -> None:
+        """Measure the duration of a store, unless another one is being measured."""
+        if self._timed is None:
+            self._timed, self._timed_from = op, perf_counter()
+
+    def _end(self, token: bytes, op: PendingStore) -> None:
+        """Remove a store that has ended."""
+        del self.pending[token]
+        if self._withheld:
+            self._withheld.discard(op)
+        if op is self._timed:
+            self._timed = None
+            if self.on_timed is not None:
+                self.on_timed(perf_counter() - self._timed_from)
+        self.bytes -= len(op.frame)
+        if not self.pending:
+            self._empty.set()
+        self._relieve()
+
+    def _press(self) -> None:
+        """Ask for no further stores when too many wait."""
+        if (self.bytes > MAX_PENDING_BYTES or len(self.pending) > MAX_PENDING) and not self._pressed:
+            self._pressed = True
+            self.on_pressure(True)
+
+    def _relieve(self) -> None:
+        """Allow further stores when few enough wait."""
+        if self._pressed and self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2:
+            self._pressed = False
+            self.on_pressure(False)
+
+
+class Refusals:
+    """Number of stores that JetStream has refused, by reason."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(REASONS, 0)
+
+    def count(self, error: ApiError) -> None:
+        """Count a refusal, unless it is a part of the gateways' own protocol."""
+        reason = reason_of(error)
+        if reason:
+            self.counts[reason] += 1
+
+
+def reason_of(error: ApiError) -> str:
+    """Return which of `REASONS` an error is; empty for a refusal that is part of the gateways' own protocol."""
+    if error.err_code in FULL_CODES:
+        return "storage_full"
+    if error.err_code in _EXPECTED or error.description in _EXPECTED_TEXTS:
+        return ""
+    return _CODES.get(error.err_code) or _STATUS.get(error.code, "other")

@@ -57,6 +57,10 @@ class Servers:
         """Number of servers in the cluster, as announced, or as configured under different addresses."""
         return max(len(self._announced), self._size)
 
+    def connected_to(self, server: Srv | None) -> None:
+        """Note the server of the present connection: it is tried last after that has ended."""
+        self.last = server
+
     def announced(self, addresses: Iterable[str]) -> None:
         """Note the ``host:port`` addresses that a server announces for its cluster."""
         now = list(dict.fromkeys(addresses))

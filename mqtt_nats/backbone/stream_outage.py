@@ -97,6 +97,24 @@ class StreamOutage:
         self.full = reason
         return new
 
+    def begin_telling(self) -> bool:
+        """Return whether the outage has not been logged yet; the caller logs it."""
+        first, self.told = not self.told, True
+        return first
+
+    def count_silence(self) -> int:
+        """Return the number of consecutive probes without an answer, the last one included."""
+        self.silences += 1
+        return self.silences
+
+    def begin_looking(self, stream: bytes, task: asyncio.Task[None]) -> None:
+        """Note the task that looks for messages of ``stream`` stored already."""
+        self.stream, self.looking = stream, task
+
+    def end_looking(self) -> None:
+        """Note that the task has ended."""
+        self.looking = None
+
     def refused(self, token: bytes) -> None:
         """Note that a store was answered with a refusal."""
         if token == self.probed:

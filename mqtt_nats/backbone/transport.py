@@ -90,7 +90,8 @@ class NatsTransport(asyncio.Protocol):
                 return b""
             start = missing
         link = self.link
-        link.heard = now = elapsed()
+        now = elapsed()
+        link.hear(now)
         if now - link.ticked > STANDSTILL:
             link.on_standstill()
         if start:
@@ -181,15 +182,11 @@ class NatsTransport(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop reading from publishers: NATS does not take their messages fast enough."""
-        self.link.writable = False
-        if self.link.on_writable is not None:
-            self.link.on_writable(False)
+        self.link.take_data(False)
 
     def resume_writing(self) -> None:
         """Read from publishers again."""
-        self.link.writable = True
-        if self.link.on_writable is not None:
-            self.link.on_writable(True)
+        self.link.take_data(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the data that has arrived, then tell nats-py, which reconnects."""
@@ -197,8 +194,7 @@ class NatsTransport(asyncio.Protocol):
         while self._waiting and self.link.wire in (self, None):
             self._take(self._waiting.popleft())
         self.former.connection_lost(exc)
-        if self.link.wire is self:
-            self.link.wire = None
+        self.link.drop_wire(self)
         if not self.link.writable:
             self.resume_writing()
         if not self.closed.done():

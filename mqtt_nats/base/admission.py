@@ -39,6 +39,19 @@ class House:
         self.limit = settings.max_connections
         self.connections = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether the process has all the connections that it may have."""
+        return self.limit is not None and self.connections >= self.limit
+
+    def enter(self) -> None:
+        """Count a connection."""
+        self.connections += 1
+
+    def leave(self) -> None:
+        """Undo :meth:`enter` when a connection ends."""
+        self.connections -= 1
+
 
 class Pace:
     """Rate of connections. Connections beyond it are admitted for a refusal in CONNACK, up to the same rate again."""
@@ -83,27 +96,30 @@ class Door:
         """Whether connections are counted by address, so that :meth:`depart` has to be called."""
         return self._each is not None or self._ins is not None
 
+    def refuse_banned(self, banned: Callable[[str], bool]) -> None:
+        """Refuse the addresses for which ``banned`` returns true."""
+        self.banned = banned
+
     def admits(self, host: str) -> bool:
         """Whether the gateway's and the listener's rules both allow an address."""
         return all(admitted(rules, host) for rules in self._rules)
 
     def enter(self, now: float) -> Verdict:
         """Count a connection from any address and return the decision about it."""
-        house = self._house
         if self._limit is not None and self.connections >= self._limit:
             return Verdict.FULL
-        if house.limit is not None and house.connections >= house.limit:
+        if self._house.full:
             return Verdict.FULL
         verdict = Verdict.IN if self._pace is None else self._pace.judge(now)
         if verdict in (Verdict.IN, Verdict.LATER):
             self.connections += 1
-            house.connections += 1
+            self._house.enter()
         return verdict
 
     def leave(self) -> None:
         """Undo :meth:`enter` when a connection ends."""
         self.connections -= 1
-        self._house.connections -= 1
+        self._house.leave()
 
     def visit(self, host: str, now: float) -> Verdict:
         """Count a connection of an address. :meth:`depart` has to undo an admission (`IN`) or a refusal by `LATER`."""

@@ -91,7 +91,7 @@ def admit(client: Client, granted: Allow) -> None:
         if left <= 0:
             raise NotAuthorized("the credentials have expired")
         expired = MqttError("the credentials have expired", ReasonCode.MAXIMUM_CONNECT_TIME)
-        client.expires = asyncio.get_running_loop().call_later(left, client.end, expired)
+        client.end_by(asyncio.get_running_loop().call_later(left, client.end, expired))
 
 
 async def _decision(work: Coroutine[Any, Any, T], seconds: float = AUTHENTICATION, *, immediate: bool = False) -> T:
@@ -272,10 +272,10 @@ async def hand_over(client: Client, client_id: str) -> Broker:
         raise NotAuthorized("access denied")
     former.connections.discard(client)
     former.left.set()
-    client.broker, client.path = broker, broker.path
+    client.move(broker)
     broker.connections.add(client)
     client.connection.move(broker.round, broker.clock)
-    if broker.standing:  # the end of a broker's standstill releases the clients of that broker only
+    if broker.nats.standing:  # the end of a broker's standstill releases the clients of that broker only
         client.connection.hold(Hold.STANDSTILL)
     else:
         client.connection.release(Hold.STANDSTILL)

@@ -155,12 +155,12 @@ def identify(client: Client) -> None:
     rules, own = client.broker.rules, client.granted.rules
     asking = client.broker.hooks.deciding(CLIENT_AUTHORIZE) is not None
     if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):
-        client.guarded = None
+        client.guard_by(None)
         return
     identity = Identity(client.user, client.client_id, client.connection.host, client.granted.groups)
     found = [one.permissions(identity) for one in (rules, own) if one is not None] or [EVERYTHING]
     permissions = found[0] if len(found) == 1 else Both(found[0], found[1])
-    client.guarded = (AskingGuard if asking else Guard)(client, identity, permissions)
+    client.guard_by((AskingGuard if asking else Guard)(client, identity, permissions))
 
 
 def denied_subscriptions(client: Client) -> set[str]:
@@ -185,7 +185,7 @@ def change_rules(broker: Broker, rules: Rules) -> None:
 
     A subscription that is no longer permitted ends together with its waiting messages. A will is removed likewise.
     """
-    broker.rules = rules
+    broker.use_rules(rules)
     look_again(broker)
 
 

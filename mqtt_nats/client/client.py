@@ -19,7 +19,7 @@ from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refuse
 from mqtt_nats.client.disconnect import fall_silent, handle_disconnect, leave
 from mqtt_nats.client.jobs import JobRunner
-from mqtt_nats.client.negotiation import TERMS, Terms, goodbye, refusal, terms
+from mqtt_nats.client.negotiation import TERMS, UNLIMITED, Terms, goodbye, refusal, terms
 from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
@@ -46,21 +46,18 @@ from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
 from mqtt_nats.protocol.transient_sender import Late, TransientSender
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Options
-from mqtt_nats.sessions.connection_state import State
-from mqtt_nats.sessions.shared_member import Membership
+from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.shared_subscribe import acknowledged
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_streams.api import ApiError
-from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
-    from mqtt_nats.access.authenticator import Door
+    from mqtt_nats.access.authenticator import Allow, Door
     from mqtt_nats.client.authorization import Guard
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SessionRecord
-    from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -77,28 +74,13 @@ class Client(JobRunner):
         "admitted_at",
         "asked",
         "durable_side",
-        "epoch",
-        "expires",
-        "expiry",
-        "foreign",
         "granted",
-        "greeted",
         "guarded",
-        "marked",
-        "memory",
         "outgoing",
         "receipts",
-        "record",
-        "regular_side",
-        "sender_header",
-        "shares",
         "terms",
-        "token",
-        "unacknowledged",
-        "user",
         "warned",
         "why",
-        "will",
     )
 
     def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
@@ -107,23 +89,6 @@ class Client(JobRunner):
         """Limits and options that the client has set in CONNECT."""
         self.asked = ""
         """Client id in CONNECT, for the log: the client may have it, as ``client_id``, after its authentication."""
-        self.token = ""
-        self.epoch = 0
-        """Stream sequence of the session record that this connection wrote last; 0 = the session is not claimed."""
-        self.foreign = 0
-        """Highest known stream sequence of a session record that another connection wrote; 0 = none."""
-        self.record: SessionRecord | None = None
-        self.expiry: int | None = 0
-        """Session expiry interval in seconds; None = the session does not expire."""
-        self.will: StoredWill | None = None
-        self.greeted = False
-        """CONNACK with success was sent: a reason for the end of the connection goes into DISCONNECT."""
-        self.sender_header = b""
-        """Header line with the client id for each publish; empty = publishes do not name the client."""
-        self.marked = False
-        """Every publish names this client, so that it is not delivered to the client itself (No Local, bridges)."""
-        self.user: str | None = None
-        """User that the authentication has proved; None = the client is anonymous."""
         self.warned = False
         """The log has a warning that limits refuse filters of this client."""
         self.why: MqttError | None = None
@@ -132,21 +97,52 @@ class Client(JobRunner):
         """The authentication of the listener, and its decision; `ANONYMOUS` until then."""
         self.admitted_at = 0.0
         """Loop time in seconds at which the client was authenticated; 0 = it was not yet."""
-        self.expires: asyncio.TimerHandle | None = None
-        """Timer that ends the connection when the credentials expire; None = they do not expire."""
         self.guarded: Guard | None = None
         """Permissions of the client; None = no rules and no hooks apply to the client."""
-        self.memory = broker.path.client_memory()
-        """Topic aliases, access decisions and routes that the gateway remembers because of the client."""
         self.outgoing: Aliases | None = None
         """Topic aliases of PUBLISH packets to the client; None = the client allows none."""
-        self.shares: dict[str, Membership] | None = None
-        """Shared subscriptions by topic filter, ``$share/`` included; None = there are none."""
-        self.unacknowledged = 0
-        """Number of QoS 1 publishes of a 5.0 client that wait for PUBACK."""
         self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more in every connection
-        self.regular_side: TransientSender | None = None
         self.durable_side: DurableDelivery | None = None
+
+    # -- CONNECT --------------------------------------------------------------------------------
+
+    def admit(self, granted: Allow) -> None:
+        """Set the decision of the authentication."""
+        self.granted, self.user = granted, granted.user
+        self.admitted_at = asyncio.get_running_loop().time()
+
+    def guard_by(self, guard: Guard | None) -> None:
+        """Set the permissions of the client; None = no rules and no hooks apply to it."""
+        self.guarded = guard
+
+    def negotiate(self, expiry: int | None, *, bridge: bool) -> None:
+        """Set what CONNECT, with its terms, and the settings agree upon; ``expiry``: session expiry interval."""
+        self.expiry = expiry
+        if self.terms.topic_alias_maximum:
+            self.outgoing = Aliases(self.terms.topic_alias_maximum)
+        limited = self.outgoing is not None or self.terms.maximum_packet_size < UNLIMITED
+        self.checks_each = limited or self.broker.settings.acl_subscribe == "deliver"
+        if self.connection.settings.publish_client_id:
+            self.name_in_publishes()
+        if bridge:
+            self.bridge = True
+            self.mark()
+
+    def begin_session(self, record: SessionRecord, *, durable: bool) -> None:
+        """Take the record that claims the session, which outlives its connection if it is ``durable``."""
+        self.record, self.durable = record, durable
+        self.regular_side = self.durable_side = None
+
+    def deliver_by(self, side: TransientSender | DurableDelivery) -> None:
+        """Set the sender's side of the session."""
+        if isinstance(side, TransientSender):
+            self.regular_side = side
+        else:
+            self.durable_side = side
+
+    def end_delivery(self) -> None:
+        """Forget the sender's side of a durable session: it has nothing left to do."""
+        self.durable_side = None
 
     def __str__(self) -> str:
         """Return the client's name for logs."""
@@ -348,11 +344,6 @@ class Client(JobRunner):
         """Whether the rules withhold a message of a subscription of this QoS; a withheld message is counted."""
         return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
 
-    def admit(self, granted: Allow) -> None:
-        """Set the decision of the authentication."""
-        self.granted, self.user = granted, granted.user
-        self.admitted_at = asyncio.get_running_loop().time()
-
     @property
     def unanswered(self) -> bool:
         """True while the CONNECT of an authenticated client waits and the session is not claimed yet."""
@@ -366,11 +357,6 @@ class Client(JobRunner):
         if options.no_local:
             self.mark()
         return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival, options)
-
-    def mark(self) -> None:
-        """Name this client in each of its publishes, so that it does not get its own messages."""
-        self.marked = True
-        self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -426,10 +412,6 @@ class Client(JobRunner):
         self.say_goodbye(MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER))
         self.connection.close()
         self.lost()
-
-    def refused_after_claim(self) -> None:
-        """Give up a claimed session, as its client is refused: `leave_claimed` leaves the session in order."""
-        self.taken = True
 
     def lost(self, way: Handler | None = None) -> None:
         """End the client; its socket is closed or about to be. May be called again; ``way`` gets waiting packets.

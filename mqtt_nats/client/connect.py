@@ -19,7 +19,6 @@ from mqtt_nats.base.networks import household
 from mqtt_nats.client.authentication import authenticate, hand_over
 from mqtt_nats.client.authorization import denied_subscriptions, identify
 from mqtt_nats.client.negotiation import (
-    UNLIMITED,
     check_greeting,
     connack_error,
     keep_alive,
@@ -45,12 +44,10 @@ from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_R
 from mqtt_nats.lifecycle.claim import Claim, find_session, forget_second, has_expired, leave_claimed, user_of
 from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
-from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.hashing import held_token, name_hash, registered_as
-from mqtt_streams.headers import percent_encode
+from mqtt_streams.hashing import name_hash, registered_as
 from mqtt_streams.quotas import quota_of
 from mqtt_streams.sessions import (
     FIRST,
@@ -93,7 +90,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (3.1.1)
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.outlet.write(welcome(client, connect, present, granted))
-    client.greeted = True
+    client.greet()
     idle: list[ConsumerBinding] = []
     try:
         if client.durable_side is not None and present:
@@ -150,20 +147,11 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     broker = await hand_over(client, client_id)
     if not broker.banning.quiet:
         await broker.banning.admit(client, client_id, known=True)
-    client.client_id = client_id  # [MQTT-3.1.3-2] (3.1.1, 5.0)
-    _keep_at(client, name_hash(client_id))
+    client.name(client_id)  # [MQTT-3.1.3-2] (3.1.1, 5.0)
+    client.keep_at(name_hash(client_id))
     identify(client)
-    client.connection.keepalive = float(keep_alive(connect, settings))
-    client.expiry = session_expiry(connect, settings)
-    if client.terms.topic_alias_maximum:
-        client.outgoing = Aliases(client.terms.topic_alias_maximum)
-    limited = client.outgoing is not None or client.terms.maximum_packet_size < UNLIMITED
-    client.checks_each = limited or broker.settings.acl_subscribe == "deliver"
-    if settings.publish_client_id:
-        client.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(client_id).encode()
-    if connect.bridge:
-        client.bridge = True
-        client.mark()
+    client.connection.expect_packets(float(keep_alive(connect, settings)))
+    client.negotiate(session_expiry(connect, settings), bridge=connect.bridge)
     check_greeting(client, connect, granted)
     if connect.will is not None:
         if connect.will.qos > settings.max_qos:  # [MQTT-3.2.2-12] (5.0)
@@ -174,18 +162,12 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if connect.will is not None:
         check_will(client, connect.will)
     broker.claims.listen(client)
-    if broker.lease is not None:
-        await broker.lease.confirmed(client)
+    await broker.lease.confirmed(client)
     await broker.claims.turn(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
     return present, granted
-
-
-def _keep_at(client: Client, key: str) -> None:
-    """Set the key of the client's session: the hash of the client id, or the second key."""
-    client.hash, client.token = key, held_token(client.client_id, key)
 
 
 async def _move(client: Client, key: str) -> None:
@@ -195,10 +177,10 @@ async def _move(client: Client, key: str) -> None:
         TimeoutError: the registration of the gateway is not written in time.
     """
     broker = client.broker
-    if broker.lease is not None and key != name_hash(client.client_id):
+    if key != name_hash(client.client_id):
         await broker.lease.writes(V5_SECOND)
     broker.claims.leave(client)
-    _keep_at(client, key)
+    client.keep_at(key)
     broker.claims.listen(client)
 
 
@@ -216,14 +198,14 @@ async def _claim(client: Client, connect: Connect) -> bool:
         if key != client.hash:
             await _move(client, key)
         had = known.v5 if known is not None and known.v5 is not None else V5()
-        wills, before, quota = had.wills, had.former, had.quota
+        wills, quota = had.wills, had.quota
         written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known, await has_expired(client, known, expected))
         await _count(client, known, quota, present=present)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
-            client.durable_side.former, client.record.v5.former = before, expected
-            if present and client.record.v5.first == FIRST:
-                client.record.v5.first = expected
+            client.record.v5.follow(expected)
+            if present:
+                client.record.v5.begin_at(expected)
         if known is not None and _is_elsewhere(client, known):
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:
@@ -241,13 +223,13 @@ async def _claim(client: Client, connect: Connect) -> bool:
         try:
             await _succeed(client, known, expected, wills, written if present else 0, continued=present)
         except BaseException:  # any failure: nothing else sets the session's deadline and deals with its earlier wills
-            client.refused_after_claim()
+            client.give_up()
             work = leave_claimed(client, expected, continued=present)
             broker.spawn(work, f"claim of {client.client_id}")
             raise
         assert client.record is not None
         assert client.record.v5 is not None
-        client.record.v5.wills = [broker.identity] if connect.will is not None else []
+        client.record.v5.name_wills([broker.identity] if connect.will is not None else [])
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
@@ -292,7 +274,6 @@ def _take_over(client: Client) -> None:
     clients, name = client.broker.clients, registered_as(client.client_id, client.hash)
     former = clients.get(name)
     if client.foreign > client.epoch or (former not in (None, client) and former.epoch > client.epoch):
-        client.taken = True
         raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
     clients[name] = client
     if former is not None and former is not client:
@@ -315,11 +296,10 @@ async def _forget_leftovers(client: Client) -> None:
     assert record is not None
     assert record.v5 is not None
     if record.v5.draining:
-        record.v5.draining = []
+        record.v5.forget_draining([one.name for one in record.v5.draining])
         try:
             await save_record(client, client.epoch)
         except Conflict:
-            client.taken = True
             raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER) from None
 
 
@@ -379,38 +359,40 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
     if connect.will is not None and client.broker.identity not in wills:
         wills.append(client.broker.identity)
+    former = known.v5.former if known is not None and known.v5 is not None else 0
     continued = known is not None and not (connect.clean_start or expired) and _may_continue(client, known)
-    client.durable = continued or client.expiry != 0
-    client.durable_side = client.regular_side = None
-    if not client.durable:
-        client.record = _new_record(client, V5(kind="regular", expiry=0, draining=left, wills=wills), clean=True)
-        client.regular_side = TransientSender(
-            min(settings.max_inflight, client.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
-            settings.max_queued,
-            client.outlet.write,
-            settings.max_outbound_bytes,
-            client.version,
+    if not continued and client.expiry == 0:
+        record = _new_record(client, V5(kind="regular", expiry=0, draining=left, wills=wills), clean=True)
+        client.begin_session(record, durable=False)
+        client.deliver_by(
+            TransientSender(
+                min(settings.max_inflight, client.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
+                settings.max_queued,
+                client.outlet.write,
+                settings.max_outbound_bytes,
+                client.version,
+            )
         )
         return False
     if continued:
         assert known is not None
-        client.record = known
-        if known.v5 is None:
-            known.v5 = V5(kind="durable", q2=True)
-        known.v5.belong(user_of(client), _quota(client))
-        known.v5.expiry = client.expiry
-        known.v5.wills = wills
+        record, v5 = known, known.upgrade()
+        v5.belong(user_of(client), _quota(client))
+        v5.expire_after(client.expiry)
+        v5.name_wills(wills)
     else:
         generation = client.broker.generation.id
         v5 = V5("durable", client.expiry, draining=left, wills=wills, generation=generation, first=FIRST)
-        client.record = _new_record(client, v5)
-    assert client.record.v5 is not None
+        record = _new_record(client, v5)
+        v5 = record.upgrade()
     live = client.broker.live
-    if live is not None and live.allowed and not client.record.v5.pos:
-        client.record.v5.pos = client.broker.new_nuid()
-    client.durable_side = DurableDelivery(client)
+    if live is not None and live.allowed and not v5.pos:
+        v5.name_position(client.broker.new_nuid())
+    client.begin_session(record, durable=True)
+    side = DurableDelivery(client, former)
+    client.deliver_by(side)
     if continued:
-        client.durable_side.point_anew()
+        side.point_anew()
     else:
-        client.durable_side.machine.begin()
+        side.machine.begin()
     return continued

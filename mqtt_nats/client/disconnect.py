@@ -49,12 +49,13 @@ def handle_disconnect(client: Client, packet: Disconnect) -> None:
         expiry = -1  # CONNACK has told the client that its session ends with the connection
     if expiry > 0 and not client.expiry and client.expiry is not None:
         raise ProtocolError("DISCONNECT sets a session expiry interval, and CONNECT has set 0")
-    client.sent_disconnect = True
+    client.hear_disconnect()
     changed = expiry >= 0 and client.durable and record is not None and record.v5 is not None
     if changed:
         assert record is not None
         assert record.v5 is not None
-        client.expiry = record.v5.expiry = bounded_expiry(expiry, client.connection.settings)
+        client.expire_after(bounded_expiry(expiry, client.connection.settings))
+        record.v5.expire_after(client.expiry)
     # [MQTT-3.14.4-3] (3.1.1, 5.0), [MQTT-3.1.2-8] [MQTT-3.1.2-10] (5.0)
     dropped = drop_will(client) if packet.reason == ReasonCode.SUCCESS else None
     if changed or dropped is not None or client.busy:  # jobs of earlier packets come first
@@ -139,7 +140,7 @@ def leave(client: Client) -> None:
         if client.epoch and not client.taken:
             note(client, side)
         if side.close():
-            client.durable_side = None
+            client.end_delivery()
     name = registered_as(client.client_id, client.hash)
     if broker.clients.get(name) is client:
         del broker.clients[name]
@@ -177,10 +178,7 @@ def _close_session(client: Client, will: Done | None) -> None:
 
 
 def _take_leave(client: Client, work: Coroutine[Any, Any, None], name: str) -> None:
-    farewells = client.broker.farewells
-    task = client.broker.spawn(work, name)
-    farewells.add(task)
-    task.add_done_callback(farewells.discard)
+    client.broker.tasks.await_at_end(client.broker.spawn(work, name))
 
 
 async def _end(client: Client, will: Done | None) -> None:

@@ -85,7 +85,7 @@ async def grant(
     created: list[tuple[str, ConsumerBinding]] = []
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, side.attach_pubrels)
-    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, broker)))
+    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, broker.inbox)))
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
@@ -102,7 +102,7 @@ async def grant(
                 if source.qos != qos:
                     # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
                     until = max(each.last for each in side.machine.sources)
-                    source.was_qos, source.until, source.qos = source.qos, until, qos
+                    source.regrant(qos, until)
                     record.v5.was[key] = (source.was_qos, source.until)
             elif qos:
                 record.v5.start[key] = start = start_of(subject)
@@ -111,7 +111,7 @@ async def grant(
                 set_options(source, described)
                 if key in replays:
                     replays[key].hold(source)
-                source.expected, source.place = 0, 1  # its deliveries begin with 1: the loss of the first is noticed
+                source.created()
                 stand_behind(side, older, source, subject)
                 created.append((topic_filter, side.add(key, consumer, source, came)))
         record.subs[subjects[0]] = qos

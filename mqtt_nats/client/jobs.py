@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.codec import MqttError, Packet, PingReq, Publish, ReasonCode
 from mqtt_nats.ingress.qos2 import Inbound
-from mqtt_nats.pubsub.routing_table import Member
-from mqtt_nats.sessions.connection_state import State
+from mqtt_nats.sessions.session import Session, State
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_nats.transport.packet_order import PacketOrder, passes
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -35,7 +34,7 @@ JOBS_MOST: Final = 100
 JOBS_LOW: Final = 50
 
 
-class JobRunner(Member):
+class JobRunner(Session):
     """A connection with its jobs and the order of its packets."""
 
     __slots__ = (
@@ -45,23 +44,12 @@ class JobRunner(Member):
         "_task",
         "authentication",
         "broker",
-        "connection",
-        "hash",
-        "path",
         "qos2",
-        "sent_disconnect",
-        "state",
-        "taken",
     )
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
-        super().__init__(connection.outlet, False, False)
-        self.broker, self.path, self.connection, self.state = broker, broker.path, connection, State.NEW
-        self.hash = ""
-        self.sent_disconnect = False
-        """The client has sent DISCONNECT."""
-        self.taken = False
-        """The session belongs to another connection: this one changes nothing that is stored."""
+        super().__init__(connection, broker.path)
+        self.broker = broker
         self.authentication: Authentication | None = None
         """Enhanced authentication; None = CONNECT names no authentication method."""
         self.qos2: Inbound | None = None
@@ -80,11 +68,6 @@ class JobRunner(Member):
         return self.qos2
 
     @property
-    def alive(self) -> bool:
-        """True until the connection has ended."""
-        return self.state is not State.ENDED
-
-    @property
     def ended(self) -> bool:
         """True when no further packets are handled: the connection has ended, or DISCONNECT has come."""
         return self.state is State.ENDED or self.sent_disconnect
@@ -99,6 +82,10 @@ class JobRunner(Member):
     def left(self) -> bool:
         """True when the client itself has ended the connection."""
         return self.sent_disconnect or self.connection.hung_up
+
+    def move(self, broker: Broker) -> None:
+        """Belong to the broker of another account from now on."""
+        self.broker, self.path = broker, broker.path
 
     # -- implemented by Client ------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import PendingStore, TooLarge
+from mqtt_nats.backbone.pending import CountedStore, TooLarge
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.client.authorization import look_again
 from mqtt_nats.client.client import Client
@@ -55,11 +55,10 @@ from mqtt_nats.ingress.publish import (
 )
 from mqtt_nats.ingress.receipts import Acknowledgement, UnheldPubrec
 from mqtt_nats.ingress.retained_store import may_retain
-from mqtt_nats.ingress.server_publish import Counting as CountingOp
 from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks, fit_spout, lost
 from mqtt_nats.protocol.qos2_receiver import Action
-from mqtt_nats.sessions.connection_state import State
+from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Handler, Hold
 from mqtt_nats.transport.packet_order import passes
 from mqtt_nats.transport.rate_limited import Counting
@@ -92,7 +91,7 @@ def changed(broker: Broker, point: Point) -> None:
 
 def arrange(broker: Broker) -> None:
     """Insert or remove the taps and spouts of all connections, as the present hooks require."""
-    broker.round.lost = lost if broker.hooks.noticing(MESSAGE_DROPPED) else None
+    broker.round.call_on_lost(lost if broker.hooks.noticing(MESSAGE_DROPPED) else None)
     for client in broker.connections:
         fit(client)
 
@@ -116,9 +115,9 @@ def fit(client: Client) -> None:
     handler = place.handler
     wanted = _tapped(client.broker)
     if wanted and handler is client:
-        place.handler = MessageHooks(client)
+        place.hand_to(MessageHooks(client))
     elif not wanted and isinstance(handler, MessageHooks) and handler.idle:
-        place.handler = client
+        place.hand_to(client)
     fit_spout(client)
 
 
@@ -320,14 +319,14 @@ class MessageHooks:
             ready.clear()
             if client.ended:
                 return
-        client.broker.ids.given = before.message_id.encode()
+        client.broker.ids.give(before.message_id.encode())
         try:
             self._go_on(packet, key, before, after, ready)
             if ready:
                 client.packets(ready)
                 ready.clear()
         finally:
-            client.broker.ids.given = b""
+            client.broker.ids.give(b"")
 
     def _go_on(
         self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
@@ -417,12 +416,11 @@ class MessageHooks:
                 Taken(after.topic, route, after.payload, after.qos, retain, client.sender_header, more, identity),
                 operation,
             )
-        counting: CountingOp = operation  # type: ignore[assignment]
-        if not counting.left and packet.qos:
-            counting.left = 1
+        if not operation.left and packet.qos:
+            operation.expect()
             operation.stored(b"")
 
-    def _operation(self, packet: Publish, key: bytes, topic: str) -> PendingStore:
+    def _operation(self, packet: Publish, key: bytes, topic: str) -> CountedStore:
         """Return the operation that ends when all stores of a message are done: a PUBACK, a PUBREC, or none."""
         client = self.client
         if not packet.qos:
@@ -451,7 +449,7 @@ class MessageHooks:
             refuse_publish(client, packet, MqttError(drop.text, drop.reason))
             return
         receipt = self._operation(packet, key, "")
-        receipt.left = 1  # type: ignore[attr-defined]
+        receipt.expect()
         receipt.stored(b"")
 
     # -- acknowledgements -----------------------------------------------------------------------

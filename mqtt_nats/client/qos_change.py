@@ -100,7 +100,7 @@ class Lowering:
         self._keys = [key for key in (wish.subjects[0], *map(second_sid, wish.subjects[1:])) if key in record.cons]
         self._sources = [side.attachments[record.cons[key].durable_name].source for key in self._keys]
         for source in self._sources:
-            source.held += SubscriptionState.REPLAYING
+            source.hold(SubscriptionState.REPLAYING)
 
     def open(self) -> None:
         """Open gates for all filters by which core NATS may bring messages: the client is about to join."""
@@ -154,7 +154,7 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
         ApiError: JetStream refuses to name the last stream sequence.
     """
     if lowering:
-        await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
+        await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
         await retry_until_answered(client, partial(fence, client))
         for one in lowering:
             one.open()
@@ -171,25 +171,27 @@ class Raising:
         self._client = client
         subjects = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
         self._copies = CoreCopies(client, subjects)
-        self.place = mark(client.broker)
+        self.place = mark(client.broker.nats)
         self._joined: Mark | None = None
         self._until = 0
         self._came: frozenset[bytes] = frozenset()
 
     async def drain(self) -> None:
         """Wait until core NATS has brought all messages that were stored before the first mark."""
-        await retry_until_answered(self._client, partial(self.place.position, self._client.broker))
+        await retry_until_answered(self._client, partial(self.place.position, self._client.broker.inbox))
         await retry_until_answered(self._client, partial(fence, self._client))
 
     def change(self) -> None:
         """Set the second mark and note the ids that core NATS has brought: the client is about to join."""
-        self._joined = mark(self._client.broker)
+        self._joined = mark(self._client.broker.nats)
         self._came = self._copies.before()
 
     async def look(self) -> None:
         """Read the stream sequence of the second mark."""
         assert self._joined is not None
-        self._until = await retry_until_answered(self._client, partial(self._joined.position, self._client.broker))
+        self._until = await retry_until_answered(
+            self._client, partial(self._joined.position, self._client.broker.inbox)
+        )
 
     def has_come(self, message: Stored, sequence: int) -> bool:
         """Whether core NATS has brought a message with this stream sequence."""
@@ -209,7 +211,7 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     if not lowering or side is None:
         return
     attachments: list[ConsumerBinding] = []
-    last = await retry_until_answered(client, partial(mark(client.broker).position, client.broker))
+    last = await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
     for one in lowering:
         attachments += one.apply(last)
     await retry_until_answered(client, partial(fence, client))  # core NATS has brought the messages up to `last`

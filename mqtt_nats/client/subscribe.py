@@ -122,7 +122,7 @@ class Subscribing:
     def join_at_once(self) -> None:
         """Set the mark and join with the first filters; further filters and the consumers follow in a job."""
         if self.client.durable:
-            self.place = mark(self.client.broker)
+            self.place = mark(self.client.broker.nats)
         self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
 
     async def _join_all(self, *, higher: bool = False) -> None:
@@ -184,7 +184,7 @@ class Subscribing:
         """Write the record of a durable session, create its consumers; returns the filters that JetStream refuses."""
         client, keys = self.client, {replay.key: replay for replay in self.replays}
         if self.gates or not raises(client, self.wanted):
-            return await grant(client, self.wanted, keys, self.place or mark(client.broker))
+            return await grant(client, self.wanted, keys, self.place or mark(client.broker.nats))
         raising = Raising(client, self.wanted)
         await raising.drain()
         raising.change()
@@ -251,7 +251,7 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
     _check_room(client, len(packet.filters))
     room = known_room(client, packet)
     if room is None:
-        return mark(client.broker)
+        return mark(client.broker.nats)
     begun = Subscribing(client, packet, room, {})
     if not raises(client, begun.wanted):
         begun.join_at_once()

@@ -161,11 +161,8 @@ def read_properties(
     length = reader.varint()
     if not length:  # [MQTT-2.2.2-1] (5.0)
         return None
-    outer = reader.end
     stop = reader.pos + length
-    if stop > outer:
-        raise MalformedPacket("properties end after the packet")
-    reader.end = stop
+    outer = reader.narrow(stop)
     found: dict[str, Any] = {}
     user_bytes = 0
     while reader.pos < stop:
@@ -189,7 +186,7 @@ def read_properties(
             if user_bytes > max_user_bytes:
                 raise QuotaExceeded(f"more than {max_user_bytes} bytes of user properties")
         values.append(value)
-    reader.end = outer
+    reader.widen(outer)
     if "authentication_data" in found and "authentication_method" not in found:
         raise ProtocolError("authentication data without authentication method")
     topic = found.get("response_topic")

@@ -73,6 +73,10 @@ class PublishRun:
         self.step = step
         self.head = head
 
+    def fill(self, raw: bytearray) -> None:
+        """Set the bytes of a large packet, whose beginning was parsed before the rest was read."""
+        self.raw = raw
+
     def part(self, start: int, count: int) -> PublishRun:
         """Return a run of ``count`` packets from index ``start`` on."""
         step = self.step

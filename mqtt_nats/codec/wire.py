@@ -64,6 +64,18 @@ class Reader:
         self.pos = pos
         self.end = end
 
+    def narrow(self, stop: int) -> int:
+        """Read up to position `stop` only; return the former end. MalformedPacket when the packet ends before."""
+        outer = self.end
+        if stop > outer:
+            raise MalformedPacket("properties end after the packet")
+        self.end = stop
+        return outer
+
+    def widen(self, end: int) -> None:
+        """Read up to position `end` again, as before :meth:`narrow`."""
+        self.end = end
+
     def take(self, size: int) -> bytes:
         """Read the next `size` bytes."""
         start = self.pos

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
-from mqtt_nats.backbone.link import CONNECT_TIMEOUT, NatsConnection, open_link
+from mqtt_nats.backbone.connect import open_link
+from mqtt_nats.backbone.link import CONNECT_TIMEOUT, NatsConnection
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_keys import creds_login, nkey_file
 from mqtt_nats.config.settings import Settings

@@ -27,7 +27,6 @@ from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.transport.listener import Listener
@@ -73,16 +72,12 @@ class Control:
         """Names of traces that have ended because their time or budget was used up."""
         self.kicks: dict[str, float] = {}
         """Loop time in seconds at which a disconnection of many clients stops without renewal, by its name."""
-        subscribe = broker.link.subscribe_raw
-        self._sids = [(subscribe(WHO, self._who), WHO), (subscribe(LOOK, self._look), LOOK)]
-        self._sids.append((subscribe(PLUGINS, self._plugins), PLUGINS))
-        self._sids.append((subscribe(COUNTERS, partial(reported, broker)), COUNTERS))
-        self._sids.append((subscribe(ASK, self._ask), ASK))
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        for sid, subject in self._sids:
-            link.renew(sid, subject)
+        subscribe = broker.reconnect.subscribe
+        subscribe(WHO, self._who)
+        subscribe(LOOK, self._look)
+        subscribe(PLUGINS, self._plugins)
+        subscribe(COUNTERS, partial(reported, broker))
+        subscribe(ASK, self._ask)
 
     def _who(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
@@ -92,7 +87,7 @@ class Control:
 
     def _plugins(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         plugins = self._broker.plugins
-        if reply and plugins is not None:
+        if reply:
             self._broker.spawn(self._answer(reply, plugins.asked(payload)), "plugins")
 
     async def _answer(self, reply: bytes, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:

@@ -33,7 +33,7 @@ from mqtt_nats.hooks.points import (
     MESSAGE_PUBLISH,
 )
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks
-from mqtt_nats.sessions.connection_state import State
+from mqtt_nats.sessions.session import State
 
 if TYPE_CHECKING:
     from mqtt_nats.control.server import Control
@@ -194,26 +194,26 @@ class ClientTrace(Trace):
         self._detach()
         connection, outlet = client.connection, client.outlet
         self._client, self._watch = client, Watch(client)
-        connection.seen += (self._received,)
+        connection.watch(self._received)
         send = outlet.send
         if isinstance(send, DeliveryHooks):
-            send.send = WatchedSend(send.send, self._sent)
+            send.send_by(WatchedSend(send.send, self._sent))
         elif send is not None:
-            outlet.send = WatchedSend(send, self._sent)
+            outlet.send_by(WatchedSend(send, self._sent))
 
     def _detach(self) -> None:
         client, self._client = self._client, None
         if client is None:
             return
         connection, outlet = client.connection, client.outlet
-        connection.seen = tuple(see for see in connection.seen if see != self._received)
+        connection.unwatch(self._received)
         # A later trace of the same client may wrap this one: then this one stays there, without effect.
         send = outlet.send
         if isinstance(send, DeliveryHooks):
             if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):
-                send.send = send.send.send
+                send.send_by(send.send.send)
         elif isinstance(send, WatchedSend) and send.is_of(self._sent):
-            outlet.send = send.send
+            outlet.send_by(send.send)
 
     def _received(self, packets: Sequence[Packet]) -> None:
         if self._client is not None and self._watch is not None:

@@ -31,7 +31,7 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
 
     async def online() -> None:
         inbox.renew()
-        link.online = True
+        link.go_online()
 
     link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
     inbox = RequestInbox(link)

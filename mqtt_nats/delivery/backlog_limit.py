@@ -47,16 +47,16 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
 
     def given() -> None:
-        attachment.passing = False
+        attachment.end_passing()
         if sid in broker.link.handlers:
             broker.link.handlers[sid] = handler
 
     def passed(last: bool) -> None:
-        broker.passed_over += 1
+        broker.count_passed_over()
         if last:
             given()
 
-    attachment.passing = True
+    attachment.begin_passing()
     broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
 
 
@@ -84,7 +84,7 @@ def _without(
                 given()
             handler(subject, reply, headers, payload)
             return
-        source.place = ack.consumer_seq + 1
+        source.await_delivery(ack.consumer_seq + 1)
         source.began(ack.consumer_seq, True)
         machine.passed_over(source, ack.stream_seq, 1, reply)
         left -= 1

@@ -34,7 +34,7 @@ LINGER: Final = 0.3
 """Seconds from the end of an exchange to the removal of its record."""
 
 AFTERWARDS: Final = 5.0
-"""Seconds after `Broker.relinked` in which messages come again whose acknowledgement was forgotten."""
+"""Seconds after `NatsLinks.relinked` in which messages come again whose acknowledgement was forgotten."""
 
 UNDER_WAY: Final = IN_TIME_NS / 1e9 + 1.0
 """Seconds in which another member may claim a message that was delivered to it again."""
@@ -159,7 +159,7 @@ class DeferredRemovals:
     @property
     def _forgetful(self) -> bool:
         """Whether nats-server may still deliver messages again whose acknowledgements it has forgotten."""
-        return not self._broker.link.online or self._loop.time() < self._broker.relinked + AFTERWARDS
+        return not self._broker.link.online or self._loop.time() < self._broker.nats.relinked + AFTERWARDS
 
     def _flush(self) -> None:
         now = self._loop.time()
@@ -181,7 +181,7 @@ class DeferredRemovals:
         confirmed, _, ack = rest.partition(b" ")
         if not rest:
             self._broker.drop_assignment(record, operation)
-        elif 0 < int(confirmed) > self._broker.relinked * 1e6:
+        elif 0 < int(confirmed) > self._broker.nats.relinked * 1e6:
             self._broker.drop_assignment(record, _Removal(self, record, ack, operation))
         else:
             self.doubt(record, ack, operation)
@@ -212,8 +212,8 @@ class DeferredRemovals:
             self._settling = False
 
     def _is_settled(self, one: _Doubt) -> bool:
-        """Whether the acknowledgement was confirmed after `Broker.relinked`: earlier ones may be forgotten."""
-        return one.settled > max(self._broker.relinked, 0.0)
+        """Whether the acknowledgement was confirmed after `NatsLinks.relinked`: earlier ones may be forgotten."""
+        return one.settled > max(self._broker.nats.relinked, 0.0)
 
     def _pause(self) -> float:
         if not all(map(self._is_settled, self._doubts)):
@@ -257,7 +257,7 @@ class DeferredRemovals:
             one.stay(LINGER)  # the consumer, or the message, is gone: it is not delivered again
             one.settle(self._loop.time())
         elif info.delivered_seq >= ack.stream_seq:
-            began = (natstime.converted(broker.linked) + INEXACT) * 1e9
+            began = (natstime.converted(broker.nats.linked) + INEXACT) * 1e9
             # Whether the message was delivered only once.
             first = ack.delivered == 1 and not info.num_redelivered and ack.timestamp_ns > began
             one.stay(LINGER if first else UNDER_WAY)

@@ -9,7 +9,7 @@ subscription wait until then, so that each topic keeps its order. See docs/inter
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,6 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.stream_head import beyond
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -61,9 +60,9 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     others = side.overlap.after(attachment)
     unmatch(side, attachment)
     source = attachment.source
-    attachment.handover_limits = {other: other.last for other in others}
+    attachment.end({other: other.last for other in others})
     if others:
-        side.machine.ended = max(side.machine.ended, source.last, *attachment.handover_limits.values())
+        side.machine.end_up_to(max(source.last, *attachment.handover_limits.values()))
     for former in side.attachments.values():  # messages that this one left to `former`, others had left to this one
         limit = former.handover_limits.get(source, 0) if former.source.end and not former.drained else 0
         for heir in former.handover_limits.keys() & attachment.handover_limits.keys() if limit else ():
@@ -73,23 +72,22 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
         message: Stored = delivery.body
         qos = inherited(side, attachment, message, delivery.sequence)
         if qos:
-            delivery.qos = min(message.qos, qos)
+            delivery.regrant(min(message.qos, qos))
         return bool(qos)
 
     inflight = side.machine.drain(source, keep)
-    attachment.key = ""
     if source.live:  # the session's position has the messages in flight
         record.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
         return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
         # They have acknowledged messages that this subscription delivers, which its consumer may not have brought yet.
-        source.end = max(source.end, *attachment.handover_limits.values())
+        source.end_at(max(attachment.handover_limits.values()))
         qos += [other.qos for other in others]
-        stand_before(attachment, attachment.handover_limits)
+        attachment.stand_before(attachment.handover_limits)
         watch(side, attachment)
     if attachment.missed or attachment.redelivering:  # messages that an earlier connection sent may still come again
-        source.end = max(source.end, attachment.gone[1])
+        source.end_at(attachment.gone[1])
         qos.append(max(source.qos, source.was_qos))
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
@@ -109,7 +107,7 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
     source = attachment.source
     side.machine.lower(source, end, retained)
     attachment.lowered(list(gates))
-    stand_before(attachment, side.overlap.after(attachment))
+    attachment.stand_before(side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)
     record.draining.append(
         Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True)
@@ -131,19 +129,11 @@ def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: li
     source = attachment.source
     if source.whole:
         attachment.lowered(gates)
-        stand_before(attachment, side.overlap.after(attachment))
+        attachment.stand_before(side.overlap.after(attachment))
         return
-    attachment.handover_limits = dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end)
-    side.machine.ended = max(side.machine.ended, source.end)
-    stand_before(attachment, attachment.handover_limits)
-
-
-def stand_before(attachment: ConsumerBinding, others: Iterable[SubscriptionState]) -> None:
-    """Hold the new messages of ``others``: the ended subscription may still bring older messages that they match."""
-    attachment.drained = attachment.through = False
-    attachment.behind = list(others)
-    for other in attachment.behind:
-        other.held += SubscriptionState.BEHIND
+    attachment.end(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
+    side.machine.end_up_to(source.end)
+    attachment.stand_before(attachment.handover_limits)
 
 
 def brought(
@@ -163,7 +153,7 @@ def brought(
 
 def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Mark an ended subscription as drained, except for redeliveries of messages that were pending."""
-    attachment.through = True
+    attachment.exhaust()
     if not (attachment.redelivering or attachment.missed):
         _pass_on(side, attachment)
         finish(side, attachment)
@@ -171,14 +161,14 @@ def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
 
 def returned(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Note that all messages that were pending when the consumer was attached have come again, or are gone."""
-    attachment.redelivering = False
+    attachment.end_redelivery()
     if attachment.through:
         _pass_on(side, attachment)
 
 
 def _pass_on(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Mark an ended subscription as drained, and let the subscriptions go on that wait for it."""
-    attachment.drained = True
+    attachment.drain()
     written(side, attachment)
 
 
@@ -188,8 +178,7 @@ def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
         return
     for gate in attachment.release():
         close_gate(side.client, gate)
-    behind, attachment.behind = attachment.behind, []
-    for other in behind:
+    for other in attachment.take_behind():
         side.machine.release_held(other, SubscriptionState.BEHIND)
     if attachment.source.whole:
         finish(side, attachment)
@@ -242,7 +231,7 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
         if gate.waiting:
             gate.after.append(partial(side.machine.release_held, source, SubscriptionState.BEHIND))
             before += 1
-    source.held += before * SubscriptionState.BEHIND
+    source.hold(SubscriptionState.BEHIND, before)
 
 
 def watch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
@@ -274,7 +263,7 @@ async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bo
     if info is None:
         return True
     if source.whole:  # num_pending may not count a message that was stored a moment ago
-        return await beyond(broker, consumer.filter_subject, known + 1, source.end)
+        return await broker.latest.beyond(consumer.filter_subject, known + 1, source.end)
     return not info.num_pending and info.delivered_seq <= known
 
 

@@ -28,11 +28,9 @@ from mqtt_nats.messages.publish_encoder import encode_publish, subscriber_proper
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
-from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
-from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
-from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
+from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding, SessionConsumers
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
 from mqtt_streams.headers import get_int
@@ -56,55 +54,28 @@ MARKED: Final = (*MARKS, *KEPT)
 COLLECT_PATIENCE: Final = 1.0
 
 
-class DurableDelivery:
-    """The sender's side of one durable session: the ports of its state machine, and its consumers."""
+class DurableDelivery(SessionConsumers):
+    """The sender's side of one durable session: the ports of its state machine, and its consumers.
 
-    def __init__(self, client: Client) -> None:
+    Args:
+        former: sequence of the session record that the previous connection had replaced.
+    """
+
+    def __init__(self, client: Client, former: int = 0) -> None:
         self.client = client
-        self.machine = DurableSender(min(WINDOW, client.terms.receive_maximum), self, client.version)
-        self.machine.on_complete = self._completed
-        self.attachments: dict[str, ConsumerBinding] = {}
-        """Consumers of the session, by consumer name."""
-        self.overlap: Overlap[ConsumerBinding] = Overlap()
-        self.damaged = False
-        """Whether a consumer was deleted and is about to be created again. Set by `gateway.reconnect`."""
-        self.doubtful: set[str] = set()
-        """Names of consumers that `Reconciling` will check: deliveries or acknowledgements may have been lost."""
-        self.attempts = 0
-        """How often in a row `Reconciling` has attached the consumers anew."""
-        self.kept = False
-        """Whether the record has to be written: a consumer kept its deliver subject, or the record has changed."""
+        window = min(WINDOW, client.terms.receive_maximum)
+        super().__init__(DurableSender(window, self, client.version, self._completed), former)
         self.stall: SlowClient | None = None
         """Not None while the client does not read: no message is sent."""
-        self.former = 0
-        """Sequence of the session record that the previous connection had replaced."""
-        self.replaced: int | None = None
-        """Stream sequence after which a stream that was replaced has other messages; None = it was not replaced."""
-        self.noted = 0
-        """Sequence of the note of QoS 2 messages that were in flight (`inflight_note`); 0 = there is none."""
-        self.assigned: set[int] | None = None
-        """Sequences of assignments of shared subscriptions' messages that this connection knows; None = none."""
         self.lingering: DeferredRemovals | None = None
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None
         """Writer of the session's position; None = the session has no position."""
-        self.live = False
-        """Whether some subscriptions get their messages from the shared reader."""
         self.catching: CatchUpReader | None = None
         """Catch-up reader that brings live subscriptions the messages that they missed; None = there is none."""
-        self.frozen = False
-        """Whether the session has left the shared reader, and its consumers are not set to its position yet."""
-        self.falling = False
-        """Whether the session has left the shared reader, and its consumers are being attached; the client is there."""
-        self.past: SubscriptionState | None = None
-        """Source of the messages that an earlier connection took from the shared reader; None = there are none."""
-        self.resumed_from = 0
-        """Stream sequence up to which an earlier connection took all messages from the shared reader; 0 = none."""
         self._seeking: asyncio.Task[None] | None = None
         """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
-        self.pubrel_sid = b""
-        self.pubrels_come = 0
         self._progress = asyncio.Event()
 
     # -- ports of the state machine -------------------------------------------------------------
@@ -200,7 +171,7 @@ class DurableDelivery:
             ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
             info = await retry_until_answered(self.client, ask) if ask is not None else None
         except (ApiError, NoResponders, RequestTimeout):
-            source.asked = False
+            source.end_request()
             return
         if info is None:
             self.machine.looked(source, sequence, 0, 0)
@@ -265,7 +236,7 @@ class DurableDelivery:
             ):
                 self._consider(attachment, wild, subject, reply, headers, payload)
                 return
-            source.place = place + 1
+            source.await_delivery(place + 1)
             sent[qos] += 1
             octets[qos] += len(payload)
             if five:
@@ -276,8 +247,7 @@ class DurableDelivery:
             if outlet.clogged:
                 outlet.hold(len(data))
             elif not outlet.dirty:
-                outlet.dirty = True
-                outlet.round.add(outlet)
+                outlet.schedule()
 
         return arrived
 
@@ -290,13 +260,13 @@ class DurableDelivery:
             return
         client = self.client
         source = attachment.source
-        if not source.follows(ack.consumer_seq) and client.broker.reconciling is not None:
+        if not source.follows(ack.consumer_seq):
             # Later messages must not overtake the lost one: the consumer is attached anew, and sends all again.
-            attachment.missed = True
+            attachment.miss()
             client.broker.link.unsubscribe_raw(attachment.sid)
             client.broker.reconciling.due(client, attachment.consumer.durable_name)
             return
-        source.place = ack.consumer_seq + 1
+        source.await_delivery(ack.consumer_seq + 1)
         if self.live:
             self.settle()
         message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
@@ -382,9 +352,7 @@ class DurableDelivery:
         if known is not None:
             link.unsubscribe_raw(known.sid)
             attachment = known
-            attachment.consumer = consumer
-            attachment.missed = attachment.passing = False
-            attachment.source.place = 0
+            attachment.rebind(consumer)
         else:
             attachment = ConsumerBinding(key, consumer, source, came)
             self.attachments[consumer.durable_name] = attachment
@@ -392,8 +360,8 @@ class DurableDelivery:
             self.machine.sources.append(source)
             if source.whole or not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
-        attachment.sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
-        attachment.wire = link.wire
+        sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
+        attachment.listen(sid, link.wire)
         return attachment
 
     async def attach(self, attachment: ConsumerBinding) -> None:
@@ -403,25 +371,17 @@ class DurableDelivery:
             MqttError: the consumer was deleted meanwhile, or its stream was replaced.
         """
         source = attachment.source
-        source.attaching()
-        attachment.redelivering = True
+        attachment.attach()
         await pass_over(self, attachment)
         info, late = await take(self, attachment)
         if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
-            source.last = max(source.last, info.delivered_seq)
+            source.receive_up_to(info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
-        attachment.gone = (info.ack_floor_seq + 1, info.delivered_seq)
-        if info.delivered_seq >= source.end or (not info.num_pending and not source.whole):
-            attachment.through = True
+        attachment.attached(info.ack_floor_seq, info.delivered_seq, info.num_pending)
 
     async def attach_pubrels(self) -> None:
         """Make sure that the consumer of PUBREL records exists and delivers to this connection."""
         await attach_pubrels(self.client, self)
-
-    @property
-    def has_pubrels(self) -> bool:
-        """Whether the consumer of PUBREL records is attached."""
-        return bool(self.pubrel_sid)
 
     async def collect(self) -> None:
         """Wait until every consumer has delivered its pending messages again, or none comes for `COLLECT_PATIENCE`."""
@@ -455,8 +415,7 @@ class DurableDelivery:
         machine = self.machine
         if any(release.comp for release in machine.releases.values()):
             return False
-        machine.ports = NOWHERE
-        machine.on_complete = machine.on_room = None
+        machine.disconnect()
         return True
 
     # -- ended subscriptions --------------------------------------------------------------------
@@ -477,10 +436,10 @@ class DurableDelivery:
         await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
         record = self.client.record
         if record is not None and record.v5 is not None:
-            record.v5.draining = [entry for entry in record.v5.draining if entry.name not in names]
+            record.v5.forget_draining(names)
         if self.keeper is not None and broker.live is not None:
             self.keeper.live.difference_update(names)
-            self.keeper.ledger.dirty = True
+            self.keeper.ledger.change()
         self.machine.pump()
 
     # -- the shared reader ----------------------------------------------------------------------
@@ -489,7 +448,29 @@ class DurableDelivery:
         """Set `last` of live subscriptions to the stream sequence that the shared reader has reached."""
         live = self.client.broker.live
         if self.live and live is not None:
-            self.machine.reached = reached = live.reached(self)
+            reached = live.reached(self)
+            self.machine.read_to(reached)
             for attachment in self.attachments.values():
                 if attachment.source.live:
-                    attachment.source.last = attachment.source.first = reached
+                    attachment.source.deliver_to(reached)
+
+    def store_position_with(self, keeper: PositionWriter) -> None:
+        """Have the session's position written by ``keeper``."""
+        self.keeper = keeper
+
+    def begin_catching(self, reader: CatchUpReader) -> None:
+        """Have a catch-up reader bring the messages that were missed."""
+        self.catching = reader
+
+    def take_catching(self) -> CatchUpReader | None:
+        """Return the catch-up reader, which ends; None = there is none."""
+        catching, self.catching = self.catching, None
+        return catching
+
+    def begin_stall(self, stall: SlowClient) -> None:
+        """Send no more messages: the client does not read."""
+        self.stall = stall
+
+    def end_stall(self) -> None:
+        """Send messages again: the client reads."""
+        self.stall = None

@@ -52,7 +52,7 @@ async def gone(client: Client, side: DurableDelivery, found: HalfWay | None) -> 
     """
     if found is None:
         return []
-    side.noted = found.seq
+    side.find_note(found.seq)
     if side.replaced is not None:  # every identifier is suspect
         return []
     inbox = client.broker.inbox

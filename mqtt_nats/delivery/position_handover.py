@@ -25,7 +25,6 @@ from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_writer import PositionWriter
@@ -56,29 +55,22 @@ class PositionHandover:
         self._broker = broker
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Handovers that are under way, by the hash of the client id."""
-        self._sids: dict[bytes, bytes] = {}
-        """Subscription ids by subject: one for each id that this gateway has had."""
+        self._subjects: set[bytes] = set()
+        """Subjects of this gateway: one for each id that it has had."""
         self.turns = asyncio.Semaphore(AT_ONCE)
         self.named()
 
     def named(self) -> None:
         """Subscribe for a new id of the gateway; positions that name a former id stay this gateway's."""
         subject = (LEFT + self._broker.identity).encode()
-        self._sids[subject] = self._broker.link.subscribe_raw(subject, self._asked)
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        for subject, sid in self._sids.items():
-            link.renew(sid, subject)
+        self._subjects.add(subject)
+        self._broker.reconnect.subscribe(subject, self._asked)
 
     def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
         """Register the handover of a session; the gateway does not end before `task` has."""
-        farewells = self._broker.farewells
-        farewells.add(task)
-        self._tasks[client_hash] = task
+        self._tasks[client_hash] = self._broker.tasks.await_at_end(task)
 
         def left(task: asyncio.Task[None]) -> None:
-            farewells.discard(task)
             if self._tasks.get(client_hash) is task:
                 del self._tasks[client_hash]
 
@@ -98,7 +90,7 @@ class PositionHandover:
             gateway: id of the other gateway.
         """
         subject = LEFT + gateway
-        if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._sids:
+        if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._subjects:
             return False
         try:
             await self._broker.inbox.request(subject, name.encode(), timeout=ELSEWHERE)
@@ -138,9 +130,8 @@ def leave_position(client: Client, side: DurableDelivery) -> None:
     if keeper is None or keeper.lost:
         return
     machine = side.machine
-    keeper.unsent = sorted(machine.unsent())[:UNSENT]
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
-    keeper.most = most if most < EVER else -1
+    keeper.note_sent(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
     consumers = [one.consumer for one in side.attachments.values() if one.source.live]
     broker.leaving.add(
         client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
@@ -148,7 +139,7 @@ def leave_position(client: Client, side: DurableDelivery) -> None:
 
 
 async def _farewell(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
-    keeper.clean = keeper.strict = True
+    keeper.end_in_order()
     try:
         written = asyncio.get_running_loop().time()
         if await keeper.flush() and not client.taken:

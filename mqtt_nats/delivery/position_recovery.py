@@ -19,7 +19,6 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
-from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
 from mqtt_nats.sessions.ownership import still_owner
@@ -65,25 +64,25 @@ def stop(side: DurableDelivery) -> None:
         return
     live = side.client.broker.live
     if live is not None:
-        keeper.ledger.reached = max(keeper.ledger.reached, live.reached(side))
+        keeper.ledger.reach(live.reached(side))
         live.end_catching(side)
         live.remove(side.client)
-    keeper.ledger.dirty = True
-    keeper.taking = side.live = False
-    side.frozen = True
+    keeper.stop_taking()
+    side.leave_reader()
 
 
 def limit_in_flight(side: DurableDelivery) -> None:
     """Bound the messages in flight that come from the shared reader, which no consumer bounds."""
     machine = side.machine
-    machine.limit = min(WINDOW, side.client.terms.receive_maximum)
+    limit = min(WINDOW, side.client.terms.receive_maximum)
     taken = not side.live and side.keeper is not None and bool(side.keeper.ledger.pending)
     if side.live or taken:
         windows = sum(one.consumer.max_ack_pending for one in side.attachments.values())
         # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
-        machine.limit = min(machine.limit, max(windows, machine.places if taken else 0, 1))
+        limit = min(limit, max(windows, machine.places if taken else 0, 1))
+    machine.limit_window(limit)
     if side.catching is None:
-        machine.on_room = partial(_widen, side) if taken else None
+        machine.call_on_room(partial(_widen, side) if taken else None)
 
 
 def _widen(side: DurableDelivery) -> None:
@@ -140,7 +139,7 @@ async def renew_dormant(client: Client, side: DurableDelivery) -> None:
     for one in list(side.attachments.values()):
         if threshold and one.source.live and one.sid == b"":
             other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
-            one.consumer = replace(one.consumer, inactive_threshold=other)
+            one.reconfigure(replace(one.consumer, inactive_threshold=other))
             try:
                 await update_consumer(client.broker.inbox, MESSAGES, one.consumer)
             except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
@@ -167,7 +166,7 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
 
     for one in attachments:
         try:
-            one.consumer = await retry_until_answered(client, partial(set_back, one.consumer))
+            one.reconfigure(await retry_until_answered(client, partial(set_back, one.consumer)))
         except Conflict:
             keeper.left()
             return False
@@ -178,12 +177,8 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
         keeper.left()
         return False
     for one in attachments:
-        source = one.source
-        source.live = False
-        source.last = source.first = reached
-        source.place = one.since = 0
-        source.expected = source.again = 0
-    side.frozen = False
+        one.become_plain(reached)
+    side.consumers_set()
     limit_in_flight(side)
     return True
 
@@ -224,16 +219,10 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
             sent = max(sent, int((await broker.latest.state())["last_seq"]))
         live = [key for key, one in record.cons.items() if one.durable_name in position.live]
         keeper = PositionWriter(client, sequence)
-        keeper.strict = True
-        keeper.ledger.reached = reached
-        keeper.ledger.pending = {one: qos for one, qos in position.pending.items() if one <= valid}
-        keeper.ledger.released = position.released
-        keeper.perhaps = min(sent, valid)
+        keeper.restore(position, valid, sent)
         # From here on the position is handed over in order even when the connection ends meanwhile.
-        side.keeper = keeper
+        side.store_position_with(keeper)
         machine.not_sent(one for one in position.unsent if one <= valid)
-        keeper.live = set(position.live)
-        keeper.clean, keeper.unsent, keeper.most = position.clean, position.unsent, position.most
         if position.clean and position.most >= 0:
             machine.sent_at_most(min(position.most, valid))
         if await _set_consumers(client, side, keeper, live) and await keeper.flush():
@@ -242,13 +231,13 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
             raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
     else:
         raise RequestTimeout("another connection writes the position of the session")
-    keeper.strict = False
+    keeper.end_restore()
     for identifier, owed in position.released.items():
         machine.owe(identifier, owed, owed > valid)
         machine.keep(identifier, OWED + b"%d" % identifier)
     went = {record.cons[key].durable_name for key in live}
     if went:
-        side.resumed_from = reached
+        side.resume_from(reached)
     if keeper.perhaps > reached:
         state = await broker.latest.state()  # again: an earlier owner may have gone on for a moment
         last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
@@ -275,9 +264,8 @@ async def _set_consumers(client: Client, side: DurableDelivery, keeper: Position
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
                 record.cons[key] = now
-                side.kept = True
-    keeper.live.clear()
-    keeper.clean, keeper.unsent = False, []
+                side.change_record()
+    keeper.speak_for_none()
     return True
 
 
@@ -300,11 +288,7 @@ async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
         else:
             missing.append((sequence, qos))
     if missing and side.past is None:
-        side.past = past = SubscriptionState(0, 0, max(len(missing), 1))
-        past.live = True
-        past.clear = EVER
-        past.expected = 0
-        machine.sources.append(past)
+        side.add_past(len(missing))
     for some in parts(missing):
         found = await asyncio.gather(*(stored.get_sequence(broker.inbox, MESSAGES, sequence) for sequence, _ in some))
         for (sequence, qos), one in zip(some, found, strict=True):

@@ -121,6 +121,52 @@ class PositionWriter:
         """Futures of the callers of `flush` whose write is under way."""
         client.broker.keepers.add(self)
 
+    def restore(self, position: Position, valid: int, sent: int) -> None:
+        """Continue a stored position. A conflicting position stands until :meth:`end_restore`.
+
+        Args:
+            valid: stream sequence up to which the stream has the messages of the position.
+            sent: stream sequence up to which the previous owner may have sent messages.
+        """
+        pending = {one: qos for one, qos in position.pending.items() if one <= valid}
+        self.ledger.restore(min(position.reached, valid), pending, position.released)
+        self.strict = True
+        self.perhaps = min(sent, valid)
+        self.live = set(position.live)
+        self.clean, self.unsent, self.most = position.clean, position.unsent, position.most
+
+    def end_restore(self) -> None:
+        """Overwrite a conflicting position from now on: the session is this connection's."""
+        self.strict = False
+
+    def speak_for_none(self) -> None:
+        """Let the position speak for no consumer, and no more for a connection that has ended in order."""
+        self.live.clear()
+        self.clean, self.unsent = False, []
+
+    def take_after(self, since: int) -> None:
+        """Take the messages after stream sequence ``since`` from the shared reader."""
+        self.ledger.reach(since)
+        self.ledger.change()
+        self.taking = True
+
+    def stop_taking(self) -> None:
+        """Take no more messages from the shared reader."""
+        self.ledger.change()
+        self.taking = False
+
+    def confirm_sent(self) -> None:
+        """Note that every message that the previous owner may have sent has come."""
+        self.perhaps = 0
+
+    def note_sent(self, unsent: list[int], most: int) -> None:
+        """Note what was taken and never sent, and after which sequence no message was sent (-1: not known)."""
+        self.unsent, self.most = unsent, most
+
+    def end_in_order(self) -> None:
+        """Note that the connection has ended in order; a conflicting position stands."""
+        self.clean = self.strict = True
+
     def forget(self, mark: bytes) -> None:
         """Remove a complete message (`TAKEN`) or PUBREL (`OWED`) from the position."""
         if mark.startswith(TAKEN):
@@ -148,7 +194,7 @@ class PositionWriter:
         ledger = self.ledger
         side = self.client.durable_side
         if self.taking and broker.live is not None and side is not None:
-            ledger.reached = max(ledger.reached, broker.live.reached(side))
+            ledger.reach(broker.live.reached(side))
         self.look_back()
         reached, pending, released = ledger.begin()
         position = Position(
@@ -178,7 +224,7 @@ class PositionWriter:
         """Set `perhaps` to 0 once the consumers have delivered every message up to it."""
         side = self.client.durable_side
         if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
-            self.perhaps = 0
+            self.confirm_sent()
 
     def stored(self, sequence: int) -> None:
         """Record that the write under way is stored, and do the steps that waited for it."""
@@ -248,7 +294,7 @@ class PositionWriter:
             return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        self.ledger.dirty = True
+        self.ledger.change()
         self.write()
         return await waiter
 

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
-from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.draining import finish, returned
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -28,7 +27,6 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
@@ -61,12 +59,8 @@ class Reconciling:
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._groups: set[str] = set()
         """Hashes of groups of shared subscriptions whose consumers have new leaders."""
-        self._subscriptions = [(broker.link.subscribe_raw(subject, self._elected), subject) for subject in ELECTED]
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe the advisories again on a new connection to NATS."""
-        for sid, subject in self._subscriptions:
-            link.renew(sid, subject)
+        for subject in ELECTED:
+            broker.reconnect.subscribe(subject, self._elected)
 
     def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle the advisory that a stream or a consumer has a new leader: what the former one had is done again."""
@@ -82,8 +76,7 @@ class Reconciling:
         if client is not None:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
-            self._broker.linked = natstime.elapsed()
-            self._broker.relinked = asyncio.get_running_loop().time()
+            self._broker.nats.relink()
             if not self._groups:
                 asyncio.get_running_loop().call_later(AT_SAME_TIME, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))
@@ -106,18 +99,19 @@ class Reconciling:
 
     async def _reconcile(self, client: Client, side: DurableDelivery) -> None:
         async with TimedPermit(self._limit):
-            names, side.doubtful = side.doubtful, set()  # a later loss needs another check
+            names = side.take_doubtful()
             if side.stall is not None:
                 return  # all pending messages come again when the client reads
             unclear = await self._unclear(side, names)
             if unclear is not None:
-                side.attempts = 0
+                side.clear_attempts()
                 self._let_go(client, side, names, unclear)
                 return
             log.info("%s: deliveries or acknowledgements were lost: its consumers deliver again", client)
             await rebind_consumers(client, side)
-            side.attempts += 1
-            if side.attempts < ATTEMPTS:  # nats-servers that lost each other may confirm changes that are not made
+            if (
+                side.count_attempt() < ATTEMPTS
+            ):  # nats-servers that lost each other may confirm changes that are not made
                 for name in side.attachments:
                     self.due(client, name)
 

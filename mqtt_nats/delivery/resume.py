@@ -64,9 +64,7 @@ def is_large(client: Client) -> bool:
 
 def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None:
     """Set the options of a subscription on its source."""
-    source.no_local = options.nl
-    source.kept = options.rap
-    source.identifier = options.id
+    source.take_options(no_local=options.nl, kept=options.rap, identifier=options.id)
 
 
 async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
@@ -99,8 +97,7 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
 
 async def note_kept(client: Client, side: DurableDelivery) -> None:
     """Write the record if `kept` is set; nats-server's listener needs the deliver subjects that consumers have."""
-    if side.kept:
-        side.kept = False
+    if side.take_record_change():
         try:
             await save_record(client, client.epoch)
         except Conflict:
@@ -221,12 +218,10 @@ def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple
         subject = key.removesuffix(" fwc")
         first = subject if key == subject else f"{subject}.>"
         qos = record.subs.get(first, 0) or 1
-        source = SubscriptionState(qos, record.v5.start.get(key, 0), consumer.max_ack_pending)
+        was = record.v5.was.get(key, (0, 0))
+        source = SubscriptionState(qos, record.v5.start.get(key, 0), consumer.max_ack_pending, was=was)
         if consumer.durable_name in went:
-            source.last = source.first = side.resumed_from
-        was = record.v5.was.get(key)
-        if was is not None:
-            source.was_qos, source.until = was
+            source.deliver_to(side.resumed_from)
         described = record.v5.options.get(first)
         if described is not None:
             set_options(source, described)
@@ -296,7 +291,7 @@ async def attach_idle(client: Client, side: DurableDelivery, idle: list[Consumer
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
             returned(side, attachment)
             finish(side, attachment)
-        elif broker.reconciling is not None:
+        else:
             broker.reconciling.due(client, attachment.consumer.durable_name)
 
     await in_turn([partial(attach, attachment) for attachment in idle])
@@ -311,8 +306,7 @@ async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: 
     if draining is None:
         return None
     draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
-    source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end)
-    source.whole = entry.whole
+    source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end, whole=entry.whole)
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
     options = record.v5.options if record is not None and record.v5 is not None else {}
     described = options.get(subject) or options.get(f"{subject}.>")
@@ -342,7 +336,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
         await retry_until_answered(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
         if side.stall is not None and not attachment.source.end:
-            attachment.source.held &= ~SubscriptionState.RETURNING
+            attachment.source.drop_reason(SubscriptionState.RETURNING)
             continue  # it is attached when the client reads
         if attachment.source.live:
             if attachment.source.held & SubscriptionState.RETURNING and not side.frozen:
@@ -356,7 +350,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
         consumer = record.cons.get(attachment.key)
         if consumer is None:
             consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
-        attachment.source.held |= SubscriptionState.RETURNING  # new messages must not overtake lost ones
+        attachment.source.hold(SubscriptionState.RETURNING)  # new messages must not overtake lost ones
         side.add(attachment.key, consumer, attachment.source)
         asked = loop.time()
         await retry_until_answered(client, partial(side.attach, attachment))
@@ -366,7 +360,7 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
             side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             returned(side, attachment)
             finish(side, attachment)
-        elif client.broker.reconciling is not None:
+        else:
             client.broker.reconciling.due(client, consumer.durable_name)
     await note_kept(client, side)
     side.machine.pump()
@@ -379,11 +373,11 @@ async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
     if client.broker.live is not None:
         client.broker.live.later(client)
     if await store_positions_in_consumers(client, side):
-        side.falling = True
+        side.begin_fall()
         try:
             await rebind_consumers(client, side)
         finally:
-            side.falling = False
+            side.end_fall()
 
 
 async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:

@@ -59,6 +59,10 @@ class SlowClient:
         """Jobs that change subscriptions. They wait, since the client reads no answer and consumers are detached."""
         self.waking = False
 
+    def wake(self) -> None:
+        """Note that the session is about to go on."""
+        self.waking = True
+
 
 def watch(broker: Broker) -> None:
     """Begin to bound the bytes that wait for clients that do not read (`max_unread_bytes`)."""
@@ -76,8 +80,7 @@ def watch(broker: Broker) -> None:
         begun = False
         relieve(broker)
 
-    broker.round.most = broker.settings.max_unread_bytes
-    broker.round.overfull = overfull
+    broker.round.bound(broker.settings.max_unread_bytes, overfull)
 
 
 def look_after(broker: Broker) -> None:
@@ -100,7 +103,7 @@ def look_after(broker: Broker) -> None:
         elif stall is not None and not stall.waking:
             machine = side.machine
             if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
-                stall.waking = True
+                stall.wake()
                 client.do(_wake(client, side, stall))
         queued += _queued(side)
     if queued + broker.round.held > broker.settings.max_unread_bytes:
@@ -115,7 +118,7 @@ def give_up(client: Client, side: DurableDelivery) -> None:
         if not machine.open:  # the session is being resumed
             return
         log.info("%s does not read: its messages wait in JetStream", client)
-        side.stall = SlowClient()
+        side.begin_stall(SlowClient())
         stop(side)
     elif stall.waking:
         return
@@ -214,12 +217,12 @@ async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> Non
             returned(side, one)
     if not client.alive:
         return
-    side.stall = None
+    side.end_stall()
     log.info("%s reads again", client)
     limit_in_flight(side)
     side.machine.go_on()
     for name, one in side.attachments.items():
-        if one.source.end and (one.missed or one.redelivering) and client.broker.reconciling is not None:
+        if one.source.end and (one.missed or one.redelivering):
             client.broker.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)

@@ -11,37 +11,34 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import anyio
 
+from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.client.disconnect import end_silent
-from mqtt_nats.client.message_hooks import changed, fit
-from mqtt_nats.config.nats_connect import check_version, connect_link, server_version
+from mqtt_nats.config.nats_connect import check_version, connect_link
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.control.server import Control, Powers
+from mqtt_nats.control.server import Powers
 from mqtt_nats.delivery import slow_clients as stalling
-from mqtt_nats.gateway.broker import Broker
-from mqtt_nats.gateway.desired_state import Fleet
-from mqtt_nats.gateway.reconnect import recover, recover_wild, watch_consumers
+from mqtt_nats.gateway.broker import Account, Broker
+from mqtt_nats.gateway.reconnect import recover, recover_wild, register
 from mqtt_nats.ingress.retained_deferral import withhold
-from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.pause_detection import tick, watch
 from mqtt_nats.lifecycle.timers import take_timers
 from mqtt_nats.observability.message_log import follow
-from mqtt_nats.plugins.manager import Plugins
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.sessions.shared_subscribe import look_after, recover_queues
 from mqtt_nats.shared_reader import eligibility as company
-from mqtt_nats.shared_reader import sessions as live
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import (
@@ -58,6 +55,7 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.stores import Streams
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -102,7 +100,6 @@ class Tenant:
         self.inbox: RequestInbox | None = None
         self.store: AckedPublisher | None = None
         self.broker: Broker | None = None
-        self.lease: Lease | None = None
         self.domain = ""
         self._of = f"tenant {name}: " if name else ""
         """Prefix of log messages about the account."""
@@ -247,10 +244,10 @@ class Tenant:
     def _recognise(self, broker: Broker) -> None:
         """Set how messages are stored so that their stream recognises repetitions."""
         config = self._configs[MESSAGES]
-        broker.path.with_ids = with_ids(self.settings.message_ids, config.get("num_replicas", 1))
+        broker.path.use_ids(with_ids(self.settings.message_ids, config.get("num_replicas", 1)))
         # Half of the window: it takes a while from the store of a message until the message is sent again.
-        broker.store.trusted = config.get("duplicate_window", 0) / 2e9
-        broker.retained.replicated = self._configs[RETAINED].get("num_replicas", 1) > 1
+        broker.store.trust(config.get("duplicate_window", 0) / 2e9)
+        broker.retained.read_replicas(self._configs[RETAINED].get("num_replicas", 1) > 1)
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
@@ -267,7 +264,7 @@ class Tenant:
             return
         log.warning("%sthe connection to NATS is lost", self._of)
         if self.broker is not None and self.store is not None:
-            self.broker.lost(self.link)
+            self.broker.nats.lost(self.link)
             self.broker.online.clear()
             self.broker.unchecked.update(client for client in self.broker.clients.values() if client.alive)
             self.store.offline()
@@ -275,78 +272,76 @@ class Tenant:
     async def _online(self) -> None:
         broker, store, inbox = self.broker, self.store, self.inbox
         if broker is None or store is None or inbox is None:
-            self.link.online = True
+            self.link.go_online()
             return
         log.info("%sconnected to NATS again", self._of)
-        broker.counters.reconnects += 1
+        broker.counters.reconnect()
         # The inbox is subscribed before any request is sent again, so that replies arrive.
         inbox.renew()
-        self.link.online = True
+        self.link.go_online()
         withhold(broker)
         store.online()
-        if self.lease is not None:
-            self.lease.wake.set()
+        broker.lease.wake.set()
         broker.spawn(recover(broker, self.link), "recovery")
 
     async def _wild_offline(self) -> None:
         log.debug("%sthe connection for wildcards is lost", self._of)
         if self.broker is not None:
-            self.broker.lost(self.wild)
+            self.broker.nats.lost(self.wild)
 
     async def _shared_offline(self) -> None:
         log.debug("%sthe connection for shared subscriptions is lost", self._of)
 
     async def _shared_online(self) -> None:
-        self.shared.online = True
+        self.shared.go_online()
         if self.broker is not None:
             recover_queues(self.broker)
 
     async def _wild_online(self) -> None:
-        self.wild.online = True
+        self.wild.go_online()
         if self.broker is not None:
             self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
 
     # -- clients --------------------------------------------------------------------------------
 
-    def open(self, tasks: asyncio.TaskGroup, reload: Callable[[], list[str]], powers: Powers) -> Broker:
+    def open(
+        self,
+        tasks: asyncio.TaskGroup,
+        reload: Callable[[], list[str]],
+        powers: Powers,
+        brokers: Mapping[str, Broker],
+        rules: Rules | None,
+    ) -> Broker:
         """Make the broker; clients are not served yet.
 
         Args:
+            brokers: all brokers of the gateway by tenant, as they are made.
             reload: reads files again, for requests in the gateway's own account.
             powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
         """
         assert self.inbox is not None
         self.store = AckedPublisher(self.link, self._pressure)
-        broker = self.broker = Broker(
-            self.settings,
-            self.identity,
-            self.domain,
-            self.link,
-            self.wild,
-            self.shared,
-            self.inbox,
-            self.store,
-            tasks,
-        )
-        broker.tenant = self.name
-        broker.fit = fit
-        broker.hooks.changed = partial(changed, broker)
-        follow(broker)
-        broker.plugins = Plugins(broker, self.settings.plugins)
-        broker.fleet = Fleet(broker, broker.plugins, _not_here if self.name else reload)
-        self._recognise(broker)
-        broker.resets = server_version(self.link) >= live.RESETS
-        watch_consumers(broker)
-        watch(broker)
-        stalling.watch(broker)
-        self.link.on_writable = self._writable
-        self.link.on_denied = partial(self._denied, self.link)
-        self.wild.on_denied = partial(self._denied, self.wild)
-        self.lease = Lease(broker)
         if self.name:
             own = {one: door for one, door in powers.doors.items() if one.settings.tenant == self.name}
             powers = Powers(own, None)
-        broker.control = Control(broker, self.lease, powers)
+        broker = self.broker = Broker(
+            self.settings,
+            NatsLinks(self.link, self.wild, self.shared, self.inbox, self.store),
+            Streams(self.inbox, self.domain),
+            self.identity,
+            tasks,
+            Account(self.name, self.domain, brokers, rules),
+            positions=company.is_wanted(self.settings, self._configs[MESSAGES]),
+            reload=_not_here if self.name else reload,
+            powers=powers,
+        )
+        follow(broker)
+        self._recognise(broker)
+        register(broker)
+        watch(broker)
+        stalling.watch(broker)
+        self.link.report(partial(self._denied, self.link), self._writable)
+        self.wild.report(partial(self._denied, self.wild))
         return broker
 
     async def begin(self) -> None:
@@ -357,17 +352,16 @@ class Tenant:
         """
         broker = self.broker
         assert broker is not None
-        assert self.lease is not None
-        self._company = company.make(broker, self.lease, self._configs[MESSAGES])
+        if broker.live is not None:
+            self._company = company.PositionSupport(broker.live, broker.lease)
         try:
             if self._company is not None:
                 await self._company.begin()
-            await self.lease.begin()
+            await broker.lease.begin()
         except (NoResponders, RequestTimeout, ApiError) as error:
             text = " ".join(str(error).split())
             raise StartupError(f"{self._of}the gateway cannot be registered in NATS: {text}") from None
         await broker.banning.begin()
-        assert broker.fleet is not None
         await broker.fleet.begin()
 
     async def look_for(self, others: Sequence[Tenant]) -> None:
@@ -376,9 +370,9 @@ class Tenant:
         Raises:
             StartupError: another tenant has it, or the check failed.
         """
-        assert self.lease is not None
+        assert self.broker is not None
         try:
-            there = {entry.identity for entry in await self.lease.store.entries()}
+            there = {entry.identity for entry in await self.broker.lease.store.entries()}
         except (NoResponders, RequestTimeout, ApiError) as error:
             raise StartupError(f"{self._of}gateways cannot be read: {' '.join(str(error).split())}") from None
         for other in others:
@@ -391,14 +385,12 @@ class Tenant:
     def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Start the tasks that run while clients are served; return them."""
         GATEWAY.set(self.speaker)
-        broker, lease = self.broker, self.lease
+        broker = self.broker
         assert broker is not None
-        assert broker.fleet is not None
-        assert lease is not None
         return [
             tasks.create_task(self._tick(broker), name="clock"),
             tasks.create_task(take_timers(broker), name="timers"),
-            tasks.create_task(lease.keep(), name="lease"),
+            tasks.create_task(broker.lease.keep(), name="lease"),
             tasks.create_task(broker.readiness.keep(), name="readiness"),
             tasks.create_task(broker.banning.keep(), name="bans"),
             tasks.create_task(broker.system.keep(), name="$SYS"),
@@ -433,18 +425,18 @@ class Tenant:
             while broker.connections:
                 broker.left.clear()
                 await broker.left.wait()
-            await asyncio.gather(*broker.farewells)
+            await broker.tasks.last_jobs()
             broker.tombstones.end()
             await broker.store.drained()
         for client in list(broker.connections):
             client.connection.abort()
             client.lost()
-        broker.cancel()
+        broker.tasks.cancel()
         if self.link.online:
             try:
                 await self.link.fence(2.0)
-                if self.lease is not None and not limit.cancelled_caught:
-                    await self.lease.release()  # else another gateway completes the rest
+                if not limit.cancelled_caught:
+                    await broker.lease.release()  # else another gateway completes the rest
             except TimeoutError:
                 log.warning("%sNATS did not confirm the last messages", self._of)
 
@@ -455,13 +447,13 @@ class Tenant:
             await asyncio.sleep(CLOCK_STEP)
             due, now = now + CLOCK_STEP, loop.time()
             broker.counters.lag.observe(now - due)
-            broker.clock.now = now
+            broker.clock.set(now)
             logs.tick()
             tick(broker)
             broker.store.tick(now)
             broker.nodes.tick(now)
             stalling.look_after(broker)
-            if now - rotated > SEEN_FOR / 2 and broker.steady:
+            if now - rotated > SEEN_FOR / 2 and broker.nats.steady:
                 rotated = now
                 broker.fanout.rotate()
             if (broker.inbox.unheard or broker.store.unheard) and not self._looking and broker.online.is_set():
@@ -485,14 +477,15 @@ class Tenant:
     async def _restore(self, broker: Broker) -> None:
         """Create streams that were deleted, and raise replicas where the cluster allows it."""
         self._looking = True
-        broker.inbox.unheard = broker.store.unheard = False
+        broker.inbox.forget_unheard()
+        broker.store.forget_unheard()
         try:
             report = await self._ensure_streams(broker.inbox)
             self._tell_lost(report.created)
             self._tell(report)
         except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
             log.debug("%sstreams: %s", self._of, error)
-            broker.inbox.unheard = True
+            broker.inbox.note_unheard()
         finally:
             await asyncio.sleep(LOOK_AGAIN)
             self._looking = False

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.plugins.manager import PluginError, Plugins
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
 from mqtt_streams.gateway_subjects import RELOAD
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -51,14 +51,9 @@ class Fleet:
         self._heard: list[Wish] = []
         self._problems: list[str] = []
         self._wake = asyncio.Event()
-        subscribe = broker.link.subscribe_raw
-        self._sids = [(subscribe(SUBJECTS, self._arrived), SUBJECTS), (subscribe(RELOAD, self._asked), RELOAD)]
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect, and read the missed wishes."""
-        for sid, subject in self._sids:
-            link.renew(sid, subject)
-        self._wake.set()
+        broker.reconnect.subscribe(SUBJECTS, self._arrived)
+        broker.reconnect.subscribe(RELOAD, self._asked)
+        broker.reconnect.register(Phase.REQUESTS, self._wake.set)
 
     async def begin(self) -> None:
         """Load the plugins of the configuration and of the wishes, before any client may connect.

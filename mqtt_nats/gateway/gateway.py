@@ -62,7 +62,7 @@ async def serve(
     """
     gateway = Gateway(settings)
     if hangup is not None:
-        hangup.act = gateway.reload
+        hangup.call(gateway.reload)
     async with administered(gateway, on_ready) as ready:
         await gateway.connect()
         try:
@@ -144,9 +144,9 @@ class Gateway:
         """Serve clients until ``stop`` is set."""
         async with asyncio.TaskGroup() as tasks:
             powers = Powers(self.doors, stop.set)
-            brokers = {tenant.name: tenant.open(tasks, self.reload, powers) for tenant in self.tenants}
-            for broker in brokers.values():
-                broker.rules, broker.tenants = self.access.rules, brokers
+            brokers: dict[str, Broker] = {}
+            for tenant in self.tenants:
+                brokers[tenant.name] = tenant.open(tasks, self.reload, powers, brokers, self.access.rules)
             served = tuple(brokers.values())
             self.access.tell(partial(_change_rules, served), partial(_revoke, served))
             for listener in self.listeners:
@@ -174,7 +174,6 @@ class Gateway:
             self._close_listeners()
             await self._shut(list(brokers.values()))
             for broker in brokers.values():
-                assert broker.plugins is not None
                 await broker.plugins.end()
             for task in background:
                 task.cancel()
@@ -194,8 +193,8 @@ class Gateway:
                 raise StartupError(cannot_listen(listener.settings.listen, error)) from None
             found += bound
             for tenant in self.tenants:
-                if tenant.lease is not None and of in (None, tenant.name):
-                    tenant.lease.info.setdefault("listen", []).extend(map(str, bound))
+                if of in (None, tenant.name):
+                    brokers[tenant.name].lease.info.setdefault("listen", []).extend(map(str, bound))
         return found
 
     def _close_listeners(self) -> None:
@@ -226,7 +225,7 @@ class Gateway:
     async def _shut(self, brokers: list[Broker]) -> None:
         """Close every connection, then wait until all stores and jobs are complete."""
         for broker in brokers:
-            broker.closing = True
+            broker.begin_closing()
         await self._let_go(brokers)
         await asyncio.gather(*(tenant.finish() for tenant in self.tenants))
 

@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
-from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.pubsub.backfill import expect_gap, repair
 from mqtt_nats.sessions.ownership import still_owner
@@ -36,11 +35,17 @@ AT_ONCE: Final = 64
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
-def watch_consumers(broker: Broker) -> None:
-    """Watch for deleted consumers: a connected client's consumer is created again at once.
+def register(broker: Broker) -> None:
+    """Have subscriptions of clients, and their sessions, renewed on each further connection to NATS.
 
-    Watch also for consumers with a new leader.
+    A consumer of a connected client that is deleted is created again at once.
     """
+    link, register = broker.link, broker.reconnect.register
+    register(Phase.ROUTES, partial(expect_gap, broker, link))
+    register(Phase.ROUTES, partial(broker.table.renew, link))
+    register(Phase.ROUTES, partial(recover_inboxes, broker))
+    register(Phase.SESSIONS, broker.presence.flush)
+    register(Phase.SESSIONS, partial(_check_all, broker))
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         name = subject.rpartition(b".")[2].decode()
@@ -49,17 +54,14 @@ def watch_consumers(broker: Broker) -> None:
             return
         client = broker.attached.get(name)
         side = client.durable_side if client is not None else None
-        if client is not None and side is not None and not side.damaged:
-            side.damaged = True
+        if client is not None and side is not None and side.begin_repair():
             client.do(_mend(client, side))
 
-    broker.advisories = broker.link.subscribe_raw(DELETED, deleted)
-    broker.reconciling = Reconciling(broker)
-    broker.generation.watch()
+    broker.reconnect.subscribe(DELETED, deleted)
 
 
 async def _mend(client: Client, side: DurableDelivery) -> None:
-    side.damaged = False
+    side.end_repair()
     record = client.record
     inbox = client.broker.inbox
     anew = False
@@ -76,7 +78,8 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
                 await retry_until_answered(client, partial(create_consumer, inbox, MESSAGES, again))
             except ConsumerExists:  # a restore of the stream from a backup has restored the consumer, too
                 continue
-            record.cons[one.key] = one.consumer = again
+            one.reconfigure(again)
+            record.cons[one.key] = again
             anew = True
     if anew:
         try:
@@ -89,35 +92,17 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
 
 async def recover(broker: Broker, link: NatsConnection) -> None:
     """Recover all state: takeover signals first, then clients' subscriptions, then durable sessions."""
-    broker.linked, broker.relinked = natstime.elapsed(), asyncio.get_running_loop().time()
-    broker.claims.renew(link)
-    link.renew(broker.advisories, DELETED)
-    if broker.reconciling is not None:
-        broker.reconciling.renew(link)
-    broker.generation.renew(link)
-    if broker.control is not None:
-        broker.control.renew(link)
-    broker.replying.renew(link)
-    if broker.live is not None:
-        broker.live.hold()
-        broker.live.reader.broken()
-        if broker.live.company is not None:
-            broker.live.company.renew(link)
-    broker.nodes.renew(link)
-    broker.leaving.renew(link)
-    broker.belated.renew(link)
-    broker.banning.renew(link)
-    broker.system.renew(link)
-    broker.service.renew(link)
-    if broker.fleet is not None:
-        broker.fleet.renew(link)
-    expect_gap(broker, link)
-    broker.table.renew(link)
-    recover_inboxes(broker)
+    broker.nats.relink()
+    broker.reconnect.renew(Phase.CLAIMS, Phase.REQUESTS, Phase.ROUTES)
     if not await _passed(link):
         return
     broker.online.set()
-    broker.presence.flush()
+    broker.reconnect.renew(Phase.SESSIONS)
+    await repair(broker, link)
+
+
+def _check_all(broker: Broker) -> None:
+    """Begin to check the sessions of all clients; nothing of a client is handled before."""
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def check(client: Client) -> None:
@@ -130,7 +115,6 @@ async def recover(broker: Broker, link: NatsConnection) -> None:
     for client in list(broker.clients.values()):
         if client.alive:
             client.do(check(client))
-    await repair(broker, link)
 
 
 async def _passed(link: NatsConnection) -> bool:

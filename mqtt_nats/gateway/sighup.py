@@ -14,6 +14,10 @@ class ReloadSignal:
         self.act: Callable[[], object] = lambda: None
         self._terminal = _has_terminal()
 
+    def call(self, act: Callable[[], object]) -> None:
+        """Set the function that the signal calls."""
+        self.act = act
+
     @property
     def serious(self) -> bool:
         """Whether the terminal from which the process was started is gone, so that the signal ends the process."""

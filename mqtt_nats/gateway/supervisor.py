@@ -69,7 +69,7 @@ async def supervise(
     try:
         group = secrets.token_hex(8)
         workers = [Worker(number, settings, group) for number in range(1, settings.workers + 1)]
-        hangup.act = reload
+        hangup.call(reload)
         try:
             async with asyncio.TaskGroup() as starting:
                 for worker in workers:

@@ -156,7 +156,7 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
 
 def connected(client: Client, present: bool) -> None:
     """Count, log and announce a connection whose CONNACK has been written."""
-    client.broker.counters.connects += 1
+    client.broker.counters.connect()
     if client.broker.settings.log_connections:
         text = "%s from %s is connected: MQTT %s, %s, keep alive %d s, %s"
         version = "5.0" if client.version == 5 else "3.1.1"

@@ -101,6 +101,14 @@ class Entry:
         self.failures = 0
         """Number of exceptions, results of a wrong type, and time-outs."""
 
+    def count_call(self) -> None:
+        """Count a call."""
+        self.calls += 1
+
+    def count_failure(self) -> None:
+        """Count a failure."""
+        self.failures += 1
+
     @property
     def name(self) -> str:
         """Name of the callback for logs."""
@@ -149,7 +157,7 @@ class Chain:
         self.waits = any(entry.asynchronous for entry in entries)
 
     def _failed(self, entry: Entry, why: str) -> None:
-        entry.failures += 1
+        entry.count_failure()
         whose = f" of {entry.owner}" if entry.owner else ""
         text = "hook %s%s at %s: %s (%d so far)"
         extra = once(f"hook {entry.name}{whose} at {self.point.name}")
@@ -172,7 +180,7 @@ class DecisionChain(Chain, Generic[E, V]):
             HookFailed: a callback of a strict point has failed.
         """
         for entry in self.entries:
-            entry.calls += 1
+            entry.count_call()
             try:
                 result = entry.callback(event, value)
             except (Exception, asyncio.CancelledError) as error:  # a callback may read a cancelled task's result
@@ -191,7 +199,7 @@ class DecisionChain(Chain, Generic[E, V]):
             HookFailed: a callback of a strict point has failed or took too long.
         """
         for entry in self.entries:
-            entry.calls += 1
+            entry.count_call()
             try:
                 result = entry.callback(event, value)
                 if entry.asynchronous:
@@ -267,7 +275,7 @@ class NoticeChain(Chain, Generic[E]):
 
     def _tell(self, event: E) -> None:
         for entry in self.entries:
-            entry.calls += 1
+            entry.count_call()
             try:
                 result = entry.callback(event)
             except (Exception, asyncio.CancelledError) as error:
@@ -285,7 +293,7 @@ class NoticeChain(Chain, Generic[E]):
 
     async def _tell_later(self, event: E) -> None:
         for entry in self.entries:
-            entry.calls += 1
+            entry.count_call()
             try:
                 result = entry.callback(event)
                 if entry.asynchronous:

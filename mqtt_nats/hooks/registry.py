@@ -33,13 +33,17 @@ class Hooks:
 
     Args:
         spawn: runs a coroutine in the gateway's task group.
+        changed: called when a callback was added to or removed from a point.
     """
 
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        changed: Callable[[Point], None] = lambda point: None,
+    ) -> None:
         self._spawn = spawn
+        self._changed = changed
         self._chains: dict[Point, Chain] = {}
-        self.changed: Callable[[Point], None] = lambda point: None
-        """Called when a callback was added to or removed from a point."""
 
     @overload
     def add(
@@ -87,7 +91,7 @@ class Hooks:
             chain = NoticeChain(point, self._spawn) if isinstance(point, Notice) else DecisionChain(point)
             self._chains[point] = chain
         chain.add(entry)
-        self.changed(point)
+        self._changed(point)
         return entry
 
     def remove(self, entry: Entry) -> bool:
@@ -98,7 +102,7 @@ class Hooks:
         chain.remove(entry)
         if not chain.entries:
             del self._chains[entry.point]
-        self.changed(entry.point)
+        self._changed(entry.point)
         return True
 
     def remove_all(self, owner: str) -> int:

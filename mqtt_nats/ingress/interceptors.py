@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import PendingStore
+    from mqtt_nats.backbone.pending import CountedStore
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 
@@ -43,8 +43,8 @@ class Taker(Protocol):
             MqttError: ``topic`` names no such topic.
         """
 
-    def take(self, taken: Taken, operation: PendingStore) -> None:
-        """Store a message; ``operation``, a :class:`~mqtt_nats.ingress.server_publish.Counting`, ends with the store.
+    def take(self, taken: Taken, operation: CountedStore) -> None:
+        """Store a message; ``operation`` ends with the store.
 
         Raises:
             TooLarge: NATS would not take the message.

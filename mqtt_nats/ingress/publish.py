@@ -374,7 +374,7 @@ def count(client: Client, packet: Publish) -> None:
             return  # a repetition
         unreleased += 1
     else:
-        client.unacknowledged += 1
+        client.count_unacknowledged()
     most = client.connection.settings.receive_maximum
     if client.unacknowledged + unreleased > most:
         raise ReceiveMaximumExceeded(f"more than {most} publishes are not acknowledged")

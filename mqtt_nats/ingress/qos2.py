@@ -83,6 +83,22 @@ class HeldPublish:
         self.since = 0.0
         """Unix time at which an earlier connection stored the record; 0 = this connection holds the publish."""
 
+    def record(self, sequence: int, since: float = 0.0) -> None:
+        """Note the sequence of the held record, and the Unix time at which an earlier connection stored it."""
+        self.sequence, self.since = sequence, since
+
+    def drop_payload(self) -> None:
+        """Forget the payload, which is read back at the release."""
+        self.payload = None
+
+    def load(self, payload: bytes, message_id: bytes) -> None:
+        """Take the payload and the message id that were read back from the record."""
+        self.payload, self.message_id = payload, message_id
+
+    def describe(self, more: Extras | None) -> None:
+        """Take the properties that were read back from the record."""
+        self.more = more
+
 
 class Removals:
     """Removals of held records: records that are released during a removal wait for the next removal."""
@@ -181,8 +197,7 @@ class Inbound:
             encoded = topic.encode()
             key = len(encoded).to_bytes(2, "big") + encoded
             held = HeldPublish(record.packet_id, key, None, record.retain, record.message_id.encode())
-            held.sequence = record.seq
-            held.since = record.time_ns / 1e9
+            held.record(record.seq, record.time_ns / 1e9)
             self._publishes[held.id] = held
             self.removals.clearance.restore(held.id, held.sequence)
             self.machine.stored(held.id)
@@ -240,7 +255,7 @@ class Inbound:
                 if keep:
                     self._kept += len(payload)
                 else:
-                    held.payload = None
+                    held.drop_payload()
             case Action.REPEAT:
                 receipt = Acknowledgement(client, 5, identifier, 0)
                 client.receipts.append(receipt)
@@ -272,7 +287,7 @@ class Inbound:
             )
             client.broker.link.kick()
             return
-        held.sequence = sequence
+        held.record(sequence)
         self.removals.clearance.held(held.id, sequence)
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
@@ -329,9 +344,8 @@ class Inbound:
         """Handle PUBREL: release the publish, or answer at once where there is none."""
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
-                receipt = Acknowledgement(client, 7, identifier, 0)
-                if client.version == 5:
-                    receipt.reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+                reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if client.version == 5 else 0
+                receipt = Acknowledgement(client, 7, identifier, 0, reason)
                 client.receipts.append(receipt)
                 if client.receipts[0] is receipt:
                     client.settle()
@@ -410,9 +424,9 @@ class Inbound:
             self.deleted(held)
             receipt.stored(b"")
             return
-        record, held.payload = loaded
-        if not held.message_id:
-            held.message_id = (get(record.headers, "Nmqtt-Id") or "").encode() or broker.ids.next()
+        record, payload = loaded
+        identity = held.message_id or (get(record.headers, "Nmqtt-Id") or "").encode() or broker.ids.next()
+        held.load(payload, identity)
         doubtful = held.since and natstime.now() - held.since > min(broker.store.trusted, RECENT)
         taker = broker.takers.of_key(held.key) if broker.takers else None
         if taker is not None:
@@ -427,9 +441,8 @@ class Inbound:
             else:
                 self.stored(client, held, receipt)
             return
-        held.more = restored(record.headers, record.time_ns / 1e9)
-        if held.more is not None:
-            held.more = broker.replying.addressed(held.more, record.headers)
+        more = restored(record.headers, record.time_ns / 1e9)
+        held.describe(more if more is None else broker.replying.addressed(more, record.headers))
         self._release(client, held, receipt)
 
     async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: PendingStore) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore, sequence
+from mqtt_nats.backbone.pending import CountedStore, PendingStore, sequence
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
@@ -28,17 +28,17 @@ TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
 """JetStream's text of the error; its code, 10077, also stands for every other limit of a stream."""
 
 
-class Acknowledgement(PendingStore):
+class Acknowledgement(CountedStore):
     """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
 
-    __slots__ = ("client", "id", "kind", "left", "reason", "text")
+    __slots__ = ("client", "id", "kind", "reason", "text")
 
-    def __init__(self, client: Client, kind: int, identifier: int, left: int) -> None:
+    def __init__(self, client: Client, kind: int, identifier: int, left: int, reason: int = 0) -> None:
+        super().__init__(left)
         self.client = client
         self.kind = kind
         self.id = identifier
-        self.left = left
-        self.reason = 0
+        self.reason = reason
         self.text = ""
 
     def refuse(self, reason: int, text: str) -> None:
@@ -133,16 +133,16 @@ class StoreHeld(Acknowledgement):
             super().failed(error)
 
 
-class PublishHeld(PendingStore):
+class PublishHeld(CountedStore):
     """The stores of a released QoS 2 publish; then the held record is deleted."""
 
-    __slots__ = ("client", "held", "left", "receipt")
+    __slots__ = ("client", "held", "receipt")
 
     def __init__(self, client: Client, held: HeldPublish, receipt: Acknowledgement, left: int) -> None:
+        super().__init__(left)
         self.client = client
         self.held = held
         self.receipt = receipt
-        self.left = left
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; after the last one the held record is removed."""

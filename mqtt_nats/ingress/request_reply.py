@@ -39,7 +39,6 @@ from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.qos2 import HeldPublish
@@ -167,15 +166,11 @@ class Replying:
         self._requests: Tokens[Request] = Tokens()
         self._questions: Tokens[Question] = Tokens()
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
-        self._sid = broker.link.subscribe_raw(self._prefix + b"*", self._answered)
+        broker.reconnect.subscribe(self._prefix + b"*", self._answered)
         self._sent: dict[tuple[str, int], bytes] = {}
         """Tokens of the answers at QoS 2 without PUBREL, by session key and packet identifier."""
         self._unconfirmed: list[Unconfirmed] = []
         self._confirming = False
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        link.renew(self._sid, self._prefix + b"*")
 
     # -- requests from NATS ---------------------------------------------------------------------
 

@@ -52,12 +52,13 @@ def consider(broker: Broker, operation: PendingStore) -> None:
 
 def _withhold(broker: Broker, operation: PendingStore, doubtful: bool) -> None:
     broker.store.withhold(operation)
-    if broker.withholding is None:
-        broker.withholding = set()
-        broker.spawn(_look(broker, broker.withholding), "retained messages in doubt")
+    doubted = broker.withholding
+    if doubted is None:
+        doubted = broker.begin_withholding()
+        broker.spawn(_look(broker, doubted), "retained messages in doubt")
     client = _client(operation)
     if doubtful and client is not None:
-        broker.withholding.add(client)
+        doubted.add(client)
 
 
 def _client(operation: PendingStore) -> Client | None:
@@ -70,13 +71,13 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
     linked = 0.0
     while True:
         await broker.online.wait()
-        if linked != broker.linked:
-            linked = broker.linked
+        if linked != broker.nats.linked:
+            linked = broker.nats.linked
             here.clear()
         try:
             while doubted - here.keys():
                 await _read(doubted - here.keys(), here)
-            if linked == broker.linked and broker.link.online:
+            if linked == broker.nats.linked and broker.link.online:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("retained messages wait for JetStream: %s", error)
@@ -84,7 +85,7 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             log.exception("retained messages could not be stored")
         here.clear()  # a client that was here may have moved before the other records can be read
         await asyncio.sleep(RETRY)
-    broker.withholding = None
+    broker.end_withholding()
     dropped: set[PendingStore] = {one for one in broker.retaining if not _may(here, one)}
     broker.store.let_go(dropped)
     for operation in dropped:

@@ -52,7 +52,7 @@ class RetainedOp(PendingStore):
         self.broker.retained_now(self)
         parent = self.parent
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):
-            self.broker.not_retained += 1
+            self.broker.count_not_retained()
             log.debug("a message is not retained: max_retained is reached")
             if parent is not None:
                 parent.stored(b"")

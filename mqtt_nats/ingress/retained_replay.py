@@ -88,7 +88,11 @@ class Replay:
         """Keep back the new messages of the consumer of this subscription until :meth:`finish`."""
         self._source = source
         self._holding = True
-        source.held += source.REPLAYING
+        source.hold(source.REPLAYING)
+
+    def wait_at(self, gate: Gate) -> None:
+        """Set the gate that keeps back new messages until the replay is complete."""
+        self.gate = gate
 
     async def first_page(self) -> None:
         """Read the first page; the last values of `$SYS` topics come before stored messages.
@@ -152,8 +156,7 @@ class Replay:
             body = Stored(message.subject, key, message.payload, message.qos, identifier, True, stamp, message.headers)
             side.machine.replay(source, message.seq, qos, body, self.again)
             return
-        found = received(key, message.payload, qos, message.headers, born=message.time_ns / 1e9)
-        found.retain = True
+        found = received(key, message.payload, qos, message.headers, born=message.time_ns / 1e9, retain=True)
         client.deliver(self._choice(self.qos if self.source is not None or side is None else qos), found)
 
     def _choice(self, qos: int) -> Choice:
@@ -198,7 +201,7 @@ class Replay:
             await asyncio.sleep(most)
             return
         come = asyncio.Event()
-        regular.on_room = come.set
+        regular.call_on_room(come.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await come.wait()
@@ -323,11 +326,10 @@ def open_gate(client: Client, found: Filter) -> Gate:
     Where a consumer's messages follow the messages of the present gate, new messages get a gate of their own, which
     follows that consumer.
     """
-    if client.gates is None:
-        client.gates = {}
-    former = gate = client.gates.get(found)
+    former = gate = client.gate(found)
     if gate is None or gate.after:
-        gate = client.gates[found] = Gate(found, GATE_BYTES if former is None else former.room, former)
+        gate = Gate(found, GATE_BYTES if former is None else former.room, former)
+        client.close_by(gate)
         if former is None:
             client.broker.table.changed(found)
         else:
@@ -341,7 +343,7 @@ def drop_gate(client: Client, topic_filter: str) -> None:
     """Discard the gates of an ended subscription with the messages that they have kept back."""
     for found in client.gates or ():
         if found.text == topic_filter:
-            gate = _forget_gate(client, found)
+            gate: Gate | None = client.forget_gate(found)
             while gate is not None:
                 gate.end()
                 gate.let_go()
@@ -349,24 +351,15 @@ def drop_gate(client: Client, topic_filter: str) -> None:
             return
 
 
-def _forget_gate(client: Client, found: Filter) -> Gate | None:
-    if client.gates is None:
-        return None
-    gate = client.gates.pop(found, None)
-    if not client.gates:  # an empty dictionary would take memory for each client
-        client.gates = None
-    return gate
-
-
 def close_gate(client: Client, gate: Gate) -> None:
     """Release one hold of a gate; after the last one the messages that it has kept back are sent."""
     if not gate.unhold() or gate.ended:
         return
-    if client.gates is not None and client.gates.get(gate.found) is gate:
-        _forget_gate(client, gate.found)
+    if client.gate(gate.found) is gate:
+        client.forget_gate(gate.found)
         client.broker.table.changed(gate.found)
     if gate.dropped:
-        client.broker.round.dropped += gate.dropped
+        client.broker.round.drop(gate.dropped)
         log.debug("%s: %d messages that came while retained messages were sent were dropped", client, gate.dropped)
     for choice, message in gate.end():
         if client.alive:
@@ -383,7 +376,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
     longer: dict[str, list[Replay]] = {}
     places, octets = INLINE, INLINE_BYTES  # for all filters together: a packet may have a thousand filters
     for replay in replays:
-        replay.gate = gates[replay.filter]
+        replay.wait_at(gates[replay.filter])
         count, size = len(replay.page), sum(len(message.payload) for message in replay.page)
         if replay.complete and not replay.noted and count <= places and size <= octets:
             places, octets = places - count, octets - size
@@ -405,7 +398,16 @@ class _Turns:
 
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(AT_ONCE)
-        self.users = 0
+        self._users = 0
+
+    def enter(self) -> None:
+        """Add a group of replays."""
+        self._users += 1
+
+    def leave(self) -> bool:
+        """Remove a group of replays; return whether it was the last one."""
+        self._users -= 1
+        return not self._users
 
 
 _turns: dict[Client, _Turns] = {}
@@ -413,14 +415,13 @@ _turns: dict[Client, _Turns] = {}
 
 async def _run(client: Client, gate: Gate, group: list[Replay]) -> None:
     turns = _turns.setdefault(client, _Turns())
-    turns.users += 1
+    turns.enter()
     try:
         async with turns.places:
             for replay in group:
                 await replay.run()
     finally:
-        turns.users -= 1
-        if not turns.users:
+        if turns.leave():
             del _turns[client]
     for replay in group:
         replay.finish()

@@ -40,7 +40,7 @@ def may_retain(client: Client, size: int, qos: int) -> bool:
 
 def not_retained(client: Client, why: str) -> None:
     """Count a message that is published but not retained, without a reason code for its client."""
-    client.broker.not_retained += 1
+    client.broker.count_not_retained()
     log.debug("%s: a message is not retained: %s", client, why)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import PendingStore, TooLarge
+from mqtt_nats.backbone.pending import CountedStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.interceptors import Taken
     from mqtt_nats.ingress.publish import Extras
-    from mqtt_nats.ingress.server_publish import Counting
     from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -39,7 +38,7 @@ def release_of(identity: str) -> bytes:
     return b"q2-later-%b" % identity.encode()
 
 
-def schedule(broker: Broker, taken: Taken, at: float, operation: PendingStore) -> None:
+def schedule(broker: Broker, taken: Taken, at: float, operation: CountedStore) -> None:
     """Have a message published at Unix time ``at``; another call for the same message moves its timer.
 
     Raises:
@@ -51,8 +50,7 @@ def schedule(broker: Broker, taken: Taken, at: float, operation: PendingStore) -
     key = taken.identity.decode()
     lines = taken.sender + (taken.more.recorded if taken.more is not None else b"")
     headers = schedule_block(MESSAGE, key, at, 0, pairs)[: -len(block.END)] + lines + block.END
-    counting: Counting = operation  # type: ignore[assignment]
-    counting.left += 1
+    operation.expect()
     broker.store.put(b"HPUB %b " % timer_subject(MESSAGE, key).encode(), headers, taken.payload, operation)
 
 
@@ -119,8 +117,7 @@ async def _retain_again(
             return
     if await is_retained(broker, route.subject, timer.payload, due):
         return
-    operation = Awaited()
-    operation.left = 1
+    operation = Awaited(1)
     parent = RetainedOp(broker, operation, not timer.payload)
     lines = sender if more is None else sender + more.lines + more.ttl
     try:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import AwaitedStore, PendingStore, TooLarge
+from mqtt_nats.backbone.pending import CountedStore, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, checked
 from mqtt_nats.ingress.retained_ops import RetainedOp
@@ -23,25 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-class Counting(Protocol):
-    """An operation that ends when the number of stores that it has counted (``left``) is done."""
-
-    left: int
-
-    def stored(self, ack: bytes) -> None:
-        """Count one finished store."""
-
-    def failed(self, error: ApiError) -> None:
-        """Note that one store is refused."""
-
-
-class Lonely(PendingStore):
+class Lonely(CountedStore):
     """Stores of a message for whose end no client waits: a refusal is logged."""
 
-    __slots__ = ("left", "topic")
+    __slots__ = ("topic",)
 
     def __init__(self, topic: str) -> None:
-        self.left = 0
+        super().__init__()
         self.topic = topic
 
     def stored(self, ack: bytes) -> None:
@@ -52,20 +41,25 @@ class Lonely(PendingStore):
         log.error("a message on %r was not stored: %s", self.topic, error)
 
 
-class Awaited(AwaitedStore):
+class Awaited(CountedStore):
     """Stores whose end a coroutine awaits (``done``)."""
 
-    __slots__ = ("left",)
+    __slots__ = ("done",)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = 0
+    def __init__(self, left: int = 0) -> None:
+        super().__init__(left)
+        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def stored(self, ack: bytes) -> None:
         """Count one finished store; ``done`` is set after the last one."""
         self.left -= 1
         if self.left <= 0 and not self.done.done():
             self.done.set_result(0)
+
+    def failed(self, error: ApiError) -> None:
+        """Set the error in ``done``."""
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
@@ -90,19 +84,18 @@ def inject(
     sender: bytes,
     more: Extras | None,
     release: bytes,
-    operation: PendingStore,
+    operation: CountedStore,
 ) -> None:
     """Publish a message: to NATS and local subscribers, into the stream at QoS 1 or 2, and as a retained message.
 
     Args:
         sender: header line that names the publisher; empty = none.
         release: id by which a repetition is recognised, beginning with ``q2-`` or ``will-``; empty = none.
-        operation: a :class:`Counting`, whose ``left`` grows by the number of stores.
+        operation: expects the stores in addition to those that it has counted.
 
     Raises:
         TooLarge: NATS would not take the message.
     """
-    counting: Counting = operation  # type: ignore[assignment]
     lines = sender
     ttl, reply, stay = b"", b"", b""
     if more is not None:
@@ -111,7 +104,7 @@ def inject(
     identity = broker.ids.next() if qos else b""
     known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
     if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
-        counting.left += 1
+        operation.expect()
         parent = RetainedOp(broker, operation, not payload)
         retain(broker, route, payload, qos, parent, lines + ttl, known_by)
         lines += RETAIN_LINE
@@ -124,7 +117,7 @@ def inject(
         b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), first, payload)
     )
     if qos:
-        counting.left += 1
+        operation.expect()
         if not release and broker.path.with_ids:
             first += b"Nats-Msg-Id:%b\r\n" % identity
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
@@ -158,7 +151,7 @@ async def unretain(broker: Broker, topic: str) -> bool:
     if route is not None and told:
         inject(broker, route, b"", 0, True, b"", None, b"", operation)
     else:
-        operation.left = 1
+        operation.expect()
         retain(broker, Route(key, topic, topic_to_subject(topic)), b"", 0, RetainedOp(broker, operation, True), b"")
     broker.link.kick()
     broker.round.start()
@@ -181,4 +174,4 @@ def sender_line(headers: bytes) -> bytes:
     return first + newline if first.startswith(b"Nmqtt-Client:") else b""
 
 
-__all__ = ["Awaited", "Counting", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]
+__all__ = ["Awaited", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]

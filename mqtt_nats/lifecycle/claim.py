@@ -217,7 +217,8 @@ async def _leave(client: Client, expected: int, continued: bool) -> bool:
         return False
     if found is None or found[0].v5 is None or found[0].v5.nonce != mine.v5.nonce:
         return True
-    record, client.epoch = found
+    record, epoch = found
+    client.claim(epoch)
     log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
         await _delay_wills(client, record)

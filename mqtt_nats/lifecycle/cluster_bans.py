@@ -12,6 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.bans import PAIRS, Ban, Bans, ban, pair
 from mqtt_nats.base.flapping import Flapping
@@ -21,7 +22,6 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.bans import PREFIX, BanStore, read_ban
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -55,7 +55,8 @@ class Banning:
         by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
         self._by_id = None if by_id is None else Flapping(by_id, window)
         self._by_address = None if by_address is None else Flapping(by_address, window)
-        self._sid = broker.link.subscribe_raw(SUBJECTS, self._arrived)
+        broker.reconnect.subscribe(SUBJECTS, self._arrived)
+        broker.reconnect.register(Phase.REQUESTS, self.read_missed)
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -158,9 +159,8 @@ class Banning:
         else:
             self._set(one)
 
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect, and read the bans that were missed."""
-        link.renew(self._sid, SUBJECTS)
+    def read_missed(self) -> None:
+        """Read the bans that were missed, after a reconnect."""
         self._heard.clear()
         self._renewed = True
         self._wake.set()

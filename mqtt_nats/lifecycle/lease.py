@@ -90,7 +90,6 @@ class Lease:
         self._reaping: set[str] = set()
         self._left: set[str] = set()
         """Dead gateways whose clients are left to a newer gateway."""
-        broker.lease = self
         self.wake = asyncio.Event()
         """Set to renew the lease at once, as when NATS is connected again."""
 
@@ -298,7 +297,7 @@ class Lease:
         """End all clients, whose sessions may have moved, and go on under another id; returns the id."""
         broker = self.broker
         broker.presence.renamed()
-        broker.identity = name_hash(secrets.token_hex(16))
+        broker.rename(name_hash(secrets.token_hex(16)))
         broker.claims.named()
         broker.leaving.named()
         self._sequence = self._registration = 0

@@ -12,7 +12,6 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.base.server_clock import elapsed
 from mqtt_nats.transport.turns import STANDSTILL, Hold
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ def tick(broker: Broker) -> None:
 
 
 def _read_clock(broker: Broker) -> None:
-    broker.clock.read = monotonic()
-    broker.link.ticked = broker.wild.ticked = broker.shared.ticked = elapsed()
+    broker.clock.touch()
+    broker.nats.tick()
 
 
 def watch(broker: Broker) -> None:
@@ -44,24 +43,23 @@ def watch(broker: Broker) -> None:
     def noticed() -> None:
         _begin(broker)
 
-    broker.clock.stood_still = noticed
-    for link in (broker.link, broker.wild, broker.shared):
-        link.on_standstill = noticed
+    broker.clock.call_on_standstill(noticed)
+    broker.nats.call_on_standstill(noticed)
 
 
 def _begin(broker: Broker) -> None:
     stood = monotonic() - broker.clock.read
     log.warning("the gateway process did not run for %.1f s", stood)
     broker.store.excuse(stood)
-    broker.clock.now = now = asyncio.get_running_loop().time()
+    now = asyncio.get_running_loop().time()
+    broker.clock.set(now)
     _read_clock(broker)
-    if broker.standing:
+    if not broker.nats.begin_standstill():
         return
-    broker.standing = broker.link.stopped = broker.shared.stopped = True
     for client in broker.connections:
         client.connection.hold(Hold.STANDSTILL)
         if not client.greeted:  # its connect timeout begins anew: `opened` may come from the clock that was not read
-            client.connection.opened = now
+            client.connection.restart_timeout(now)
     broker.spawn(_catch_up(broker), "standstill")
 
 
@@ -82,8 +80,6 @@ async def _catch_up(broker: Broker) -> None:
             waiting = set(broker.clients.values())
             await broker.online.wait()
     finally:
-        broker.standing = False
-        link.go_on()
-        broker.shared.go_on()
+        broker.nats.end_standstill()
         for client in list(broker.connections - waiting):
             client.connection.release(Hold.STANDSTILL)

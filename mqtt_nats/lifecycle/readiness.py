@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.refusals import FULL, FULL_CODES
+from mqtt_nats.backbone.pending import FULL, FULL_CODES
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.gateways import PREFIX
@@ -20,7 +20,8 @@ from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.acked_publisher import AckedPublisher
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.lifecycle.lease import Lease
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -45,8 +46,8 @@ class Readiness:
         reason: why the gateway is not ready at present; empty = it is ready.
     """
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, nats: NatsLinks, lease: Lease) -> None:
+        self._nats, self._lease = nats, lease
         self._answer = ""
         self.reason = ""
 
@@ -60,15 +61,15 @@ class Readiness:
                 await asyncio.sleep(SOON)
 
     async def _ask(self) -> str:
-        broker = self._broker
-        if not broker.online.is_set():
+        nats = self._nats
+        if not nats.online.is_set():
             return ""
         try:
             # A leader that is cut off still answers queries for a while, but carries out no change.
-            await stored.purge(broker.inbox, GATEWAYS, PROBE)
-            for stream in broker.store.outages:
-                await stored.purge(broker.inbox, stream, PROBE)
-            info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
+            await stored.purge(nats.inbox, GATEWAYS, PROBE)
+            for stream in nats.store.outages:
+                await stored.purge(nats.inbox, stream, PROBE)
+            info = await call(nats.inbox, f"STREAM.INFO.{MESSAGES}")
         except NoLeader:
             return "JetStream has no leader: that takes a majority of its nats-servers"
         except NoResponders:
@@ -80,10 +81,9 @@ class Readiness:
         return "" if has_leader(info) else f"stream {MESSAGES} has no leader"
 
     def _judge(self) -> None:
-        broker = self._broker
-        stored = self._answer or _outages(broker.store)
-        lease = broker.lease.obstacle if broker.lease is not None else ""
-        reason = (stored or lease) if broker.online.is_set() else "not connected to NATS"
+        stored = self._answer or _outages(self._nats.store)
+        lease = self._lease.obstacle
+        reason = (stored or lease) if self._nats.online.is_set() else "not connected to NATS"
         if reason and not self.reason:
             what = "new clients are refused" if reason == lease else "publishes are not acknowledged"
             log.warning("not ready: %s; %s", reason, what)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from mqtt_nats.backbone.pending import AwaitedStore, IgnoredStore, PendingStore, TooLarge, sequence
+from mqtt_nats.backbone.pending import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
@@ -120,7 +120,7 @@ class KeepOp(AwaitedStore):
     def stored(self, ack: bytes) -> None:
         """Keep the stored will, or remove it if the connection has ended or changed rules do not permit it."""
         client, will = self.client, self.will
-        client.will = will._replace(seq=sequence(ack))
+        client.keep_will(will._replace(seq=sequence(ack)))
         if not client.alive or (client.guarded is not self.guard and not may_leave(client, will)):
             drop_will(client)
         super().stored(ack)
@@ -143,7 +143,7 @@ def drop_will(client: Client) -> Done | None:
     Returns:
         The deletion, to wait for before the connection is closed: the client's next connection must not find the will.
     """
-    will, client.will = client.will, None
+    will = client.take_will()
     if will is None:
         return None
     deleted = Done()
@@ -154,7 +154,7 @@ def drop_will(client: Client) -> Done | None:
 
 def leave_will(client: Client) -> None:
     """Publish the will of a connection that has ended without DISCONNECT, at once or after its delay."""
-    will, client.will = client.will, None  # [MQTT-3.1.2-10] (3.1.1, 5.0)
+    will = client.take_will()  # [MQTT-3.1.2-10] (3.1.1, 5.0)
     if will is None or not client.epoch:  # [MQTT-3.1.2-12] (3.1.1)
         return
     broker = client.broker
@@ -170,8 +170,7 @@ def leave_will(client: Client) -> None:
             done = broker.last_wills[client] = Done()
         if client in broker.unchecked or not broker.online.is_set() or will.gateway != broker.identity:
             look = broker.spawn(_publish_if_there(broker, will, done), f"will of {client.client_id}")
-            broker.farewells.add(look)
-            look.add_done_callback(broker.farewells.discard)
+            broker.tasks.await_at_end(look)
         else:
             publish_will(broker, will, done)
 
@@ -315,7 +314,8 @@ def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
         inject(broker, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
-        operation.left = 0
+        operation.end()
+        return
     if not operation.left:
         operation.end()
 
@@ -337,16 +337,16 @@ class Done(PendingStore):
         self.event.set()
 
 
-class WillOp(PendingStore):
+class WillOp(CountedStore):
     """The stores of a will's message; after the last one the stored will is deleted."""
 
-    __slots__ = ("broker", "left", "then", "will")
+    __slots__ = ("broker", "then", "will")
 
     def __init__(self, broker: Broker, will: StoredWill, then: Done | None) -> None:
+        super().__init__()
         self.broker = broker
         self.will = will
         self.then = then
-        self.left = 0
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; the last one ends the operation."""

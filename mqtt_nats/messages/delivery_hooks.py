@@ -24,11 +24,11 @@ def fit_spout(client: Client) -> None:
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
     send = outlet.send
     if isinstance(send, DeliveryHooks):
-        send.looks = looks
+        send.look_at_packets(looks)
         if not wanted:
-            outlet.send = send.send
+            outlet.send_by(send.send)
     elif wanted and send is not None:
-        outlet.send = DeliveryHooks(client, send, looks)
+        outlet.send_by(DeliveryHooks(client, send, looks))
 
 
 class DeliveryHooks:
@@ -44,6 +44,14 @@ class DeliveryHooks:
         """Unacknowledged messages by packet identifier, for hooks of acknowledgements; empty without such hooks."""
         self._view = ClientView(client)
         self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
+
+    def look_at_packets(self, looks: bool) -> None:
+        """Report the sent messages to the hooks, or report dropped ones only."""
+        self.looks = looks
+
+    def send_by(self, send: Callable[[bytes | bytearray], None]) -> None:
+        """Send bytes by another function."""
+        self.send = send
 
     def __call__(self, data: bytes | bytearray) -> None:
         """Send bytes, then report the sent messages to the hooks."""

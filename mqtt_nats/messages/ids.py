@@ -24,6 +24,10 @@ class MessageIds:
         """Time in microseconds without its last 8 bits: its digits are shared by messages of the same moment."""
         self._start = b""
 
+    def give(self, identity: bytes) -> None:
+        """Give the next message an id that hooks have seen; empty = a new id."""
+        self.given = identity
+
     def next(self) -> bytes:
         """Return the id of the next message."""
         if self.given:

@@ -95,6 +95,14 @@ class Counters:
         self.lag = Histogram(LAGS)
         """Seconds by which the event loop was late, measured twice a second."""
 
+    def connect(self) -> None:
+        """Count a connection accepted by CONNACK."""
+        self.connects += 1
+
+    def reconnect(self) -> None:
+        """Count a reconnect to NATS."""
+        self.reconnects += 1
+
     def receive(self, qos: int, size: int) -> None:
         """Count a client's message that does not take the usual path, which counts itself."""
         self.received[qos] += 1
@@ -148,7 +156,7 @@ async def snapshot(broker: Broker) -> dict[str, Any]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, Any] = {
         "id": broker.identity,
-        "name": broker.lease.info.get("name", "") if broker.lease is not None else "",
+        "name": broker.lease.info.get("name", ""),
         "time": time.time(),
         "since": counters.since,
         "received": list(counters.received),

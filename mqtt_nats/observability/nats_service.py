@@ -18,7 +18,6 @@ from mqtt_nats.observability.counters import snapshot
 from mqtt_streams.gateway_subjects import STATUS
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 NAME: Final = "mqtt-nats"
@@ -33,16 +32,9 @@ class Service:
         self._broker = broker
         self._requests = 0
         self._seconds = 0.0
-        subscribe = broker.link.subscribe_raw
-        verbs = (b"$SRV.*", b"$SRV.*.%b" % NAME.encode(), b"$SRV.*.%b.*" % NAME.encode())
-        self._sids = [(subscribe(subject, self._asked), subject) for subject in verbs]
-        status = STATUS + b"*"
-        self._sids.append((subscribe(status, self._status), status))
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        for sid, subject in self._sids:
-            link.renew(sid, subject)
+        for subject in (b"$SRV.*", b"$SRV.*.%b" % NAME.encode(), b"$SRV.*.%b.*" % NAME.encode()):
+            broker.reconnect.subscribe(subject, self._asked)
+        broker.reconnect.subscribe(STATUS + b"*", self._status)
 
     def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         tokens = subject.decode("utf-8", "replace").split(".")
@@ -57,7 +49,7 @@ class Service:
         broker = self._broker
         status = STATUS.decode() + broker.identity
         endpoint: dict[str, Any] = {"name": "status", "subject": status, "queue_group": ""}
-        about = broker.lease.info if broker.lease is not None else {}
+        about = broker.lease.info
         found: dict[str, Any] = {
             "type": f"{TYPE}{verb.lower()}_response",
             "name": NAME,

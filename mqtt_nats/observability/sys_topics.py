@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from mqtt_nats import __version__
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.message import Message
 from mqtt_nats.observability.counters import snapshot
@@ -31,7 +32,6 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -94,11 +94,12 @@ class System:
         """Subscriptions by subject."""
         if self._interval:
             self._read_reports()
+        broker.reconnect.register(Phase.REQUESTS, self._renew)
 
-    def renew(self, link: NatsConnection) -> None:
+    def _renew(self) -> None:
         """Subscribe again after a reconnect."""
         for subject, sid in self._subjects.items():
-            link.renew(sid, subject)
+            self._broker.link.renew(sid, subject)
 
     def _read_reports(self) -> None:
         """Subscribe to the reports of other gateways."""

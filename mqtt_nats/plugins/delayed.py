@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending import CountedStore
 from mqtt_nats.base.limit_settings import DURATION
 from mqtt_nats.codec import TopicNameInvalid
 from mqtt_nats.ingress.interceptors import Taken
@@ -41,7 +41,7 @@ class Delayed(Plugin[DelayedOptions]):
         """
         return parse(topic, self.options.max_delay)[1]
 
-    def take(self, taken: Taken, operation: PendingStore) -> None:
+    def take(self, taken: Taken, operation: CountedStore) -> None:
         """Schedule a delayed message."""
         self.gateway.schedule(taken, parse(taken.topic, self.options.max_delay)[0], operation)
 

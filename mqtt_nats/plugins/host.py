@@ -20,7 +20,7 @@ from mqtt_nats.ingress.scheduled import schedule
 from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import PendingStore
+    from mqtt_nats.backbone.pending import CountedStore
     from mqtt_nats.gateway.broker import Broker
 
 E = TypeVar("E")
@@ -115,7 +115,7 @@ class Host:
         self._taken.append(beginning)
         arrange(self._broker)
 
-    def schedule(self, taken: Taken, seconds: float, operation: PendingStore) -> None:
+    def schedule(self, taken: Taken, seconds: float, operation: CountedStore) -> None:
         """Publish a taken message after ``seconds``, by a timer in JetStream that does not depend on this gateway.
 
         Raises:

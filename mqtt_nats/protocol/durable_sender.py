@@ -27,6 +27,7 @@ The machine acts only through its :class:`Ports`; it uses neither a socket nor a
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
@@ -53,10 +54,13 @@ class DurableSender(OwedPubrels):
         limit: messages in flight to the client at a time. In 5.0 a message is in flight until PUBCOMP: section 4.9.
         ports: the operations on the client and on JetStream.
         version: protocol version of the client, 4 or 5.
+        on_complete: called when a message of an ended subscription is complete.
     """
 
-    def __init__(self, limit: int, ports: Ports, version: int = 4) -> None:
-        super().__init__(version)
+    def __init__(
+        self, limit: int, ports: Ports, version: int = 4, on_complete: Callable[[Delivery], None] | None = None
+    ) -> None:
+        super().__init__(version, on_complete)
         self.limit = limit
         self.ports = ports
         self.resent = 0
@@ -77,7 +81,7 @@ class DurableSender(OwedPubrels):
         forgotten = attempt == 1 and sequence <= source.first  # JetStream has forgotten an earlier delivery of it
         passed = sequence <= max(source.last, self.ended)
         again = forgotten or attempt > 1 or passed or sequence in self._owed
-        self._seen(source, sequence, attempt)
+        source.seen(sequence, attempt)
         identifier = sequence % ID_SPACE + 1
         known = self._find(sequence)
         if known is not None:
@@ -85,7 +89,7 @@ class DurableSender(OwedPubrels):
             return
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and not release.former:
-            release.unconfirmed += 1  # the client has the message; only the acknowledgement was lost
+            release.await_one_more()  # the client has the message; only the acknowledgement was lost
             self.ports.ack_confirmed(reply, identifier)
             return
         if again and (
@@ -145,11 +149,9 @@ class DurableSender(OwedPubrels):
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
             return False
-        source.first = source.last = sequence
+        source.deliver_to(sequence)
         self._unsent.discard(sequence)
-        delivery = Delivery(source, sequence, identifier, qos, None, reply, False)
-        delivery.state = SENT
-        inflight[identifier] = delivery
+        inflight[identifier] = Delivery(source, sequence, identifier, qos, None, reply, False, SENT)
         return True
 
     def _find(self, sequence: int) -> Delivery | None:
@@ -166,30 +168,18 @@ class DurableSender(OwedPubrels):
 
     def _repeated(self, known: Delivery, source: SubscriptionState, attempt: int, reply: bytes, qos: int) -> None:
         """Handle a message on its way that has come again, through the same consumer or another one."""
-        if known.source is source:
-            known.reply = reply
-        else:
-            known.others = [*(known.others or ()), reply]
+        known.repeat(source, reply)
         before = attempt > 1 and known.sequence <= self._most
         if before and self._perhaps_sent(known) and not source.been(known.sequence):
-            known.dup, known.qos = True, qos
+            known.mark_duplicate(qos)
 
     def passed_over(self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes) -> None:
         """Acknowledge a message that the client does not get through this source."""
-        self._seen(source, sequence, attempt)
+        source.seen(sequence, attempt)
         source.left.append(sequence)
         self.ports.ack(reply)
         if self._waiting:  # a message may wait until this consumer has passed an older sequence
             self.pump()
-
-    def _seen(self, source: SubscriptionState, sequence: int, attempt: int) -> None:
-        if sequence > source.last:
-            source.last = sequence
-        if attempt > 1:
-            source.again += 1
-        elif sequence > source.first:
-            source.first = sequence
-            source.base = source.base or sequence
 
     def _passed(self, sequence: int) -> bool:
         """Whether no consumer can still deliver an older message with the same packet identifier."""
@@ -208,18 +198,26 @@ class DurableSender(OwedPubrels):
         oldest = sequence - ID_SPACE
         for source in list(self.sources):
             if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
-                source.asked = True
+                source.begin_request()
                 self.ports.look(source, sequence)
 
     def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int) -> None:
         """Note a consumer's state after ``sequence`` was stored: delivered up to ``last``, ``pending`` undelivered."""
-        source.asked = False
         # A consumer that has delivered no message reports the sequence before its first message.
-        if not pending and last <= max(source.last, source.clear):
-            source.clear = max(source.clear, sequence)
+        nothing = not pending and last <= max(source.last, source.clear)
+        source.end_request(sequence if nothing else 0)
+        if nothing:
             self.pump()
 
     # -- sending --------------------------------------------------------------------------------
+
+    def limit_window(self, limit: int) -> None:
+        """Bound the messages in flight to the client."""
+        self.limit = limit
+
+    def read_to(self, sequence: int) -> None:
+        """Note that the shared reader has brought all messages up to a stream sequence."""
+        self.reached = sequence
 
     def pump(self) -> None:
         """Send the messages that may be sent now: retained and shared ones first, then others in stream order."""
@@ -250,7 +248,7 @@ class DurableSender(OwedPubrels):
                 self.ports.written(delivery.source)
 
     def _send(self, delivery: Delivery) -> None:
-        delivery.state = SENT
+        delivery.send()
         self.inflight[delivery.id] = delivery
         if self.reserved:
             self.reserved.discard(delivery.id)
@@ -262,7 +260,7 @@ class DurableSender(OwedPubrels):
             self._complete(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
-        delivery.body = None  # this connection never sends the message again
+        delivery.forget_body()
 
     @property
     def room(self) -> int:
@@ -272,10 +270,7 @@ class DurableSender(OwedPubrels):
 
     def release_held(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
         """Remove one reason for which new messages of a subscription wait; after the last one let them go."""
-        if reason == SubscriptionState.RETURNING:  # this reason is set at most once, the others are counted
-            source.held &= ~reason
-        else:
-            source.held -= reason
+        source.drop_reason(reason)
         while source.backlog and not source.held:
             delivery = source.backlog.popleft()
             heapq.heappush(self._waiting, (delivery.sequence, delivery))
@@ -390,7 +385,7 @@ class DurableSender(OwedPubrels):
             for reply in delivery.replies():
                 self.ports.ack(reply)
         else:
-            delivery.state = STORING
+            delivery.store_pubrel()
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
@@ -399,11 +394,7 @@ class DurableSender(OwedPubrels):
         if delivery is None or delivery.state != STORING:
             return
         release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
-        replies = delivery.replies()
-        release.unconfirmed += len(replies)
-        release.delivery = delivery
-        if delivery.sequence < 0 and not replies:
-            release.source = delivery.source
+        replies = release.receive(delivery)
         if self.version == 5:
             self.released += 1
         self.ports.send(ack_bytes(PUBREL, identifier))

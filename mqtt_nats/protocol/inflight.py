@@ -50,60 +50,188 @@ class SubscriptionState:
         "whole",
     )
 
-    def __init__(self, qos: int, start: int, window: int, end: int = 0) -> None:
+    qos: int
+    """Granted QoS."""
+    no_local: bool
+    """Whether the session's own messages are left out: No Local (5.0)."""
+    kept: bool
+    """Whether RETAIN stays as it was published: Retain As Published (5.0)."""
+    identifier: int | None
+    """Subscription identifier (5.0); None = none."""
+    end: int
+    """Stream sequence up to which an ended subscription completes its messages; 0 = it has not ended."""
+    whole: bool
+    """Whether the ended subscription was lowered to QoS 0: all matching messages up to ``end`` are still sent."""
+    start: int
+    """Stream sequence from which the subscription counts."""
+    was_qos: int
+    until: int
+    """Stream sequence up to which the subscription had the higher QoS ``was_qos``; 0 = none."""
+    last: int
+    """Highest stream sequence received."""
+    first: int
+    """Highest stream sequence received as a first delivery: all before it were delivered here."""
+    base: int
+    """Lowest first delivery since the consumer was attached: all from it to ``first`` came here; 0 = none yet."""
+    past: deque[tuple[int, int]]
+    """Pairs (``base``, ``first``) of the times before, when this connection of the client had it attached."""
+    place: int
+    """Consumer sequence of the next (re)delivery; 0 = not known, negative = at most the absolute value."""
+    reach: int
+    """Consumer sequence of the last delivery when JetStream counted the pending messages."""
+    early: list[tuple[int, bool]]
+    """Consumer sequences of first deliveries that came before that count is known; whether each is acknowledged."""
+    clear: int
+    """Stream sequence up to which the consumer has no message left to deliver, even where ``last`` is lower."""
+    asked: bool
+    """Whether a request to JetStream for ``clear`` is under way."""
+    forgotten_from: int
+    """Lowest stream sequence that was given up since the client stopped reading; 0 = none."""
+    expected: int | None
+    """Redeliveries that have to come after the consumer was attached; None = not known yet."""
+    again: int
+    """Redeliveries that have come since the consumer was attached."""
+    held: int
+    """Why new messages are kept back in ``backlog``: `REPLAYING` for each replay whose retained messages are not
+    sent yet, `BEHIND` for each ended subscription that still brings older messages of this one, `RETURNING` until
+    the pending messages have come again; 0 = they are not kept back."""
+    backlog: deque[Delivery]
+    live: bool
+    """Whether the shared reader brings the messages: see :attr:`DurableSender.reached`."""
+    done: deque[int]
+    """Stream sequences completed last. A redelivery shows that its acknowledgement was lost: that can happen to
+    one window of the consumer, and to a few more messages where its next leader lags behind."""
+    left: deque[int]
+    """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
+
+    def __init__(
+        self, qos: int, start: int, window: int, end: int = 0, *, whole: bool = False, was: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Begin a subscription; ``was``: the higher QoS that it had, and the stream sequence up to which it had it."""
         self.qos = qos
-        """Granted QoS."""
-        self.no_local = False
-        """Whether the session's own messages are left out: No Local (5.0)."""
-        self.kept = False
-        """Whether RETAIN stays as it was published: Retain As Published (5.0)."""
-        self.identifier: int | None = None
-        """Subscription identifier (5.0); None = none."""
-        self.end = end
-        """Stream sequence up to which an ended subscription completes its messages; 0 = it has not ended."""
-        self.whole = False
-        """Whether the ended subscription was lowered to QoS 0: all matching messages up to ``end`` are still sent."""
-        self.start = start
-        """Stream sequence from which the subscription counts."""
-        self.was_qos = 0
-        self.until = 0
-        """Stream sequence up to which the subscription had the higher QoS ``was_qos``; 0 = none."""
-        self.last = 0
-        """Highest stream sequence received."""
-        self.first = 0
-        """Highest stream sequence received as a first delivery: all before it were delivered here."""
-        self.base = 0
-        """Lowest first delivery since the consumer was attached: all from it to ``first`` came here; 0 = none yet."""
-        self.past: deque[tuple[int, int]] = deque(maxlen=16)
-        """Pairs (``base``, ``first``) of the times before, when this connection of the client had it attached."""
-        self.place = 0
-        """Consumer sequence of the next (re)delivery; 0 = not known, negative = at most the absolute value."""
-        self.reach = 0
-        """Consumer sequence of the last delivery when JetStream counted the pending messages."""
-        self.early: list[tuple[int, bool]] = []
-        """Consumer sequences of first deliveries that came before that count is known; whether each is acknowledged."""
+        self.no_local = self.kept = False
+        self.identifier = None
+        self.start, self.end, self.whole = start, end, whole
+        self.was_qos, self.until = was
+        self.last = self.first = self.base = self.forgotten_from = 0
+        self.past = deque(maxlen=16)
+        self.place = self.reach = self.again = self.held = 0
+        self.early = []
         self.clear = start - 1
-        """Stream sequence up to which the consumer has no message left to deliver, even where ``last`` is lower."""
-        self.asked = False
-        """Whether a request to JetStream for ``clear`` is under way."""
-        self.forgotten_from = 0
-        """Lowest stream sequence that was given up since the client stopped reading; 0 = none."""
-        self.expected: int | None = None
-        """Redeliveries that have to come after the consumer was attached; None = not known yet."""
-        self.again = 0
-        """Redeliveries that have come since the consumer was attached."""
-        self.held = 0
-        """Why new messages are kept back in ``backlog``: `REPLAYING` for each replay whose retained messages are not
-        sent yet, `BEHIND` for each ended subscription that still brings older messages of this one, `RETURNING` until
-        the pending messages have come again; 0 = they are not kept back."""
-        self.backlog: deque[Delivery] = deque()
+        self.asked = self.live = False
+        self.expected = None
+        self.backlog = deque()
+        self.done = deque(maxlen=max(window, self.KNOWN_LEAST))
+        self.left = deque(maxlen=max(window, self.KNOWN_LEAST))
+
+    # -- what was granted -----------------------------------------------------------------------
+
+    def take_options(self, *, no_local: bool, kept: bool, identifier: int | None) -> None:
+        """Take the options of a SUBSCRIBE for the same filter."""
+        self.no_local, self.kept, self.identifier = no_local, kept, identifier
+
+    def grant(self, qos: int) -> None:
+        """Grant another QoS to all messages."""
+        self.qos = qos
+
+    def regrant(self, qos: int, until: int) -> None:
+        """Grant another QoS; messages up to the stream sequence ``until`` keep the QoS that was granted before."""
+        self.was_qos, self.until, self.qos = self.qos, until, qos
+
+    def end_at(self, sequence: int, *, whole: bool = False) -> None:
+        """End the subscription, or move its end: messages up to a stream sequence are still completed.
+
+        Args:
+            whole: whether the subscription is lowered to QoS 0, so that all messages up to its end are still sent.
+        """
+        self.end = max(self.end, sequence)
+        self.whole = self.whole or whole
+
+    def raised(self, qos: int) -> None:
+        """Note that messages so far may have been sent at ``qos``; they are sent again at no lower QoS."""
+        self.was_qos = max(qos, self.was_qos if self.until else 0)
+        self.until = max(self.until, self.last)
+
+    def granted(self, sequence: int) -> int:
+        """Return the QoS that is granted to the message when it is sent first."""
+        return self.was_qos if sequence <= self.until else self.qos
+
+    # -- what keeps messages back ---------------------------------------------------------------
+
+    def hold(self, reason: int, times: int = 1) -> None:
+        """Keep back new messages for a reason; `RETURNING` is one reason however often it is given."""
+        if reason == self.RETURNING:
+            self.held |= reason
+        else:
+            self.held += reason * times
+
+    def drop_reason(self, reason: int) -> None:
+        """Remove one reason for which new messages are kept back; :meth:`DurableSender.release_held` sends them."""
+        if reason == self.RETURNING:
+            self.held &= ~reason
+        else:
+            self.held -= reason
+
+    # -- the shared reader ----------------------------------------------------------------------
+
+    def become_live(self, since: int) -> None:
+        """Take the messages after stream sequence ``since`` from the shared reader, once they are let go."""
+        self.live = True
+        self.hold(self.RETURNING)
+        self.deliver_to(max(self.last, since))
+
+    def become_plain(self, reached: int) -> None:
+        """Take the messages after stream sequence ``reached`` from the consumer, which was set to begin there."""
         self.live = False
-        """Whether the shared reader brings the messages: see :attr:`DurableSender.reached`."""
-        self.done: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
-        """Stream sequences completed last. A redelivery shows that its acknowledgement was lost: that can happen to
-        one window of the consumer, and to a few more messages where its next leader lags behind."""
-        self.left: deque[int] = deque(maxlen=max(window, self.KNOWN_LEAST))
-        """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
+        self.deliver_to(reached)
+        self.place = self.expected = self.again = 0
+
+    def stand_for_position(self, clear: int) -> None:
+        """Stand for the messages of a stored position, without a consumer: none is left up to sequence ``clear``."""
+        self.live = True
+        self.clear = clear
+        self.expected = 0
+
+    # -- deliveries of the consumer -------------------------------------------------------------
+
+    def receive_up_to(self, sequence: int) -> None:
+        """Note the last stream sequence that the consumer has delivered."""
+        self.last = max(self.last, sequence)
+
+    def deliver_to(self, sequence: int) -> None:
+        """Note that all messages up to a stream sequence were delivered."""
+        self.first = self.last = sequence
+
+    def seen(self, sequence: int, attempt: int) -> None:
+        """Note a delivery: the ``attempt``-th one of a message, from 1."""
+        if sequence > self.last:
+            self.last = sequence
+        if attempt > 1:
+            self.again += 1
+        elif sequence > self.first:
+            self.first = sequence
+            self.base = self.base or sequence
+
+    def await_delivery(self, number: int) -> None:
+        """Note the consumer sequence of the delivery that has to come next; 0 = not known."""
+        self.place = number
+
+    def created(self) -> None:
+        """Note that the consumer is a new one: nothing is pending, and the loss of its first delivery is noticed."""
+        self.expected, self.place = 0, 1
+
+    def begin_request(self) -> None:
+        """Note that JetStream is asked up to where the consumer has no message left."""
+        self.asked = True
+
+    def end_request(self, clear: int = 0) -> None:
+        """Note that the request has ended; the consumer has no message left up to stream sequence ``clear``."""
+        self.asked = False
+        self.clear = max(self.clear, clear)
+
+    def recover(self) -> None:
+        """Note that the messages that were given up have come again."""
+        self.forgotten_from = 0
 
     def begin_anew(self) -> None:
         """Reset the sequences: the stream counts from 1 again."""
@@ -122,7 +250,7 @@ class SubscriptionState:
 
     def idle(self, last: int, clear: int) -> None:
         """Note the state of a detached consumer: delivered up to ``last``, no message left up to ``clear``."""
-        self.last = max(self.last, last)
+        self.receive_up_to(last)
         self.clear = max(self.clear, clear)
         self.expected = 0
 
@@ -180,15 +308,6 @@ class SubscriptionState:
         """Number of messages that were pending and have not been delivered again."""
         return max((self.expected or 0) - self.again, 0)
 
-    def raised(self, qos: int) -> None:
-        """Note that messages so far may have been sent at ``qos``; they are sent again at no lower QoS."""
-        self.was_qos = max(qos, self.was_qos if self.until else 0)
-        self.until = max(self.until, self.last)
-
-    def granted(self, sequence: int) -> int:
-        """Return the QoS that is granted to the message when it is sent first."""
-        return self.was_qos if sequence <= self.until else self.qos
-
 
 class Delivery:
     """One message on its way to the client."""
@@ -196,7 +315,15 @@ class Delivery:
     __slots__ = ("body", "dup", "id", "others", "qos", "reply", "sequence", "source", "state")
 
     def __init__(
-        self, source: SubscriptionState, sequence: int, identifier: int, qos: int, body: Any, reply: bytes, dup: bool
+        self,
+        source: SubscriptionState,
+        sequence: int,
+        identifier: int,
+        qos: int,
+        body: Any,
+        reply: bytes,
+        dup: bool,
+        state: int = WAITING,
     ) -> None:
         self.source = source
         self.sequence = sequence
@@ -211,7 +338,42 @@ class Delivery:
         """Acknowledgement subjects of the same message from other consumers; None = none."""
         self.dup = dup
         """Whether the client may have been sent the message before: it is sent with DUP."""
-        self.state = WAITING
+        self.state = state
+
+    def send(self) -> None:
+        """Note that the message is being sent to the client."""
+        self.state = SENT
+
+    def forget_body(self) -> None:
+        """Forget the message itself: this connection never sends it again."""
+        self.body = None
+
+    def store_pubrel(self) -> None:
+        """Note that the client has received the message, and that the record of its PUBREL is being stored."""
+        self.state = STORING
+
+    def repeat(self, source: SubscriptionState, reply: bytes) -> None:
+        """Take the acknowledgement subject of a redelivery, through the same consumer or another one."""
+        if self.source is source:
+            self.reply = reply
+        else:
+            self.add_reply(reply)
+
+    def add_reply(self, reply: bytes) -> None:
+        """Add an acknowledgement subject, or a token, of the same message."""
+        self.others = [*(self.others or ()), reply]
+
+    def acknowledge_by(self, token: bytes, others: list[bytes] | None) -> None:
+        """Replace the acknowledgement subjects by a token, and those ``others`` that remain."""
+        self.reply, self.others = token, others
+
+    def regrant(self, qos: int) -> None:
+        """Send the message at another QoS."""
+        self.qos = qos
+
+    def mark_duplicate(self, qos: int) -> None:
+        """Send the message with DUP, at the QoS at which an earlier connection may have sent it."""
+        self.dup, self.qos = True, qos
 
     def replies(self) -> list[bytes]:
         """Return every acknowledgement subject of the message."""
@@ -244,3 +406,34 @@ class Release:
     def await_one_more(self) -> None:
         """Count one more acknowledgement of the message that JetStream has yet to confirm."""
         self.unconfirmed += 1
+
+    def confirm_one(self) -> None:
+        """Count one acknowledgement of the message that JetStream has confirmed."""
+        self.unconfirmed -= 1
+
+    def receive(self, delivery: Delivery) -> list[bytes]:
+        """Note which message the client has received; return its acknowledgement subjects, to be confirmed."""
+        replies = delivery.replies()
+        self.unconfirmed += len(replies)
+        self.delivery = delivery
+        if delivery.sequence < 0 and not replies:
+            self.source = delivery.source
+        return replies
+
+    def replay_for(self, source: SubscriptionState) -> None:
+        """Note the subscription for which the retained message would have been sent again."""
+        self.source = source
+
+    def keep(self, record: bytes) -> None:
+        """Keep the identifier taken until :meth:`DurableSender.freed`; ``record`` is acknowledged then."""
+        self.stays = True
+        self.records.append(record)
+
+    def complete(self) -> None:
+        """Note PUBCOMP."""
+        self.comp = True
+
+    def take_records(self) -> list[bytes]:
+        """Return the acknowledgement subjects of the PUBREL record, which are acknowledged now."""
+        records, self.records = self.records, []
+        return records

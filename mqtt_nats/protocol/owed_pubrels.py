@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mqtt_nats.protocol.inflight import STORING, Delivery, Release, SubscriptionState
+from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.protocol.requeue import EVER, Requeue
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
@@ -17,12 +18,12 @@ from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 class OwedPubrels(Requeue):
     """The part of a durable session's sender that deals with owed PUBRELs."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, on_complete: Callable[[Delivery], None] | None = None) -> None:
         super().__init__()
         self.version = version
         self.released = 0
         """Number of owed PUBRELs that count as in flight: in 5.0, PUBRELs of messages that this connection has sent."""
-        self.on_complete: Callable[[Delivery], None] | None = None
+        self.on_complete = on_complete
         """Called when a message of an ended subscription is complete."""
         self._owed: set[int] = set()
         """Stream sequences whose PUBREL was owed at the resume: these messages are never sent again."""
@@ -48,8 +49,7 @@ class OwedPubrels(Requeue):
         """Keep the identifier of an owed PUBREL taken until :meth:`freed` is called."""
         release = self.releases.get(identifier)
         if release is not None and not release.stays:
-            release.stays = True
-            release.records.append(record)
+            release.keep(record)
             self._finish(identifier, release)
 
     def freed(self, identifier: int) -> None:
@@ -75,7 +75,7 @@ class OwedPubrels(Requeue):
         """Note that JetStream has confirmed one acknowledgement of a released message."""
         release = self.releases.get(identifier)
         if release is not None:
-            release.unconfirmed -= 1
+            release.confirm_one()
             if release.delivery is not None and not release.unconfirmed:
                 self._ended(release.delivery)
             self._finish(identifier, release)
@@ -116,7 +116,7 @@ class OwedPubrels(Requeue):
         if release is not None:
             if release.delivery is not None and not release.comp and self.version == 5:
                 self.released -= 1
-            release.comp = True
+            release.complete()
             if release.former:
                 self._cleared.add(identifier)
             self._finish(identifier, release)
@@ -166,13 +166,18 @@ class OwedPubrels(Requeue):
         elif self._kept(identifier, release) and not gone:
             return
         elif release.unconfirmed <= 0 and (release.records or gone):
-            records, release.records = release.records, []
+            records = release.take_records()
             if not release.stays:
                 del self.releases[identifier]
             for record in records:
                 self.ports.ack(record)
             if self._waiting or self.others:
                 self.pump()
+
+    def disconnect(self) -> None:
+        """Cut the machine off from its ports: all work is left to the next connection."""
+        self.ports = NOWHERE
+        self.on_complete = self.on_room = None
 
     def _ended(self, delivery: Delivery) -> None:
         if delivery.source.end and self.on_complete is not None:

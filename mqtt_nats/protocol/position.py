@@ -53,6 +53,18 @@ class SessionPosition:
         self._under_way: list[tuple[Step, int]] = []
         """Steps that wait for the write under way."""
 
+    def restore(self, reached: int, pending: dict[int, int], released: dict[int, int]) -> None:
+        """Take the content of a position that an earlier connection has stored."""
+        self.reached, self.pending, self.released = reached, pending, released
+
+    def reach(self, sequence: int) -> None:
+        """Note that every message up to a stream sequence was taken."""
+        self.reached = max(self.reached, sequence)
+
+    def change(self) -> None:
+        """Note that the position has to be written, although no message was taken or completed."""
+        self.dirty = True
+
     def take(self, sequence: int, qos: int) -> None:
         """Add a message that the session takes: it is pending."""
         self.pending[sequence] = qos

@@ -95,9 +95,9 @@ class Requeue(UnsequencedQueue):
     def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
         """Note that an earlier connection had taken a message that is on its way; ``mark`` is acknowledged with it."""
         if mark not in delivery.replies():
-            delivery.others = [*(delivery.others or ()), mark]
+            delivery.add_reply(mark)
         if self._perhaps_sent(delivery):
-            delivery.dup, delivery.qos = True, qos
+            delivery.mark_duplicate(qos)
 
     def _perhaps_sent(self, delivery: Delivery) -> bool:
         """Whether a message has no DUP yet and may need one: it waits, and was not known as unsent."""
@@ -145,6 +145,10 @@ class Requeue(UnsequencedQueue):
         self._give_up(self.inflight.pop(identifier))
         return True
 
+    def call_on_room(self, callback: Callable[[], None] | None) -> None:
+        """Have ``callback`` called when acknowledgements may have made room in the window; None = no more."""
+        self.on_room = callback
+
     def stall(self) -> None:
         """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
         self.open = False
@@ -169,11 +173,15 @@ class Requeue(UnsequencedQueue):
         """Send again: first the messages that were given up, in order."""
         self._unsent.clear()
         for source in self.sources:
-            source.forgotten_from = 0
+            source.recover()
         self.open = True
         self.pump()
 
     # -- changes of subscriptions ---------------------------------------------------------------
+
+    def end_up_to(self, sequence: int) -> None:
+        """Note the stream sequence up to which an ended subscription may have brought messages that others match."""
+        self.ended = max(self.ended, sequence)
 
     def forget(self, source: SubscriptionState) -> None:
         """Remove the source of an ended subscription that is complete: its consumer is deleted."""
@@ -215,7 +223,7 @@ class Requeue(UnsequencedQueue):
             retained: whether waiting retained messages are sent all the same: they come in no other way.
         """
         # Up to what the other subscriptions have received: they may have left those messages to this one.
-        source.end, source.whole = max(end, 1, *(one.last for one in self.sources)), True
+        source.end_at(max(end, 1, *(one.last for one in self.sources)), whole=True)
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
 
@@ -230,7 +238,7 @@ class Requeue(UnsequencedQueue):
         Returns:
             The messages still in flight; the source may go when all of them are complete.
         """
-        source.end = max(source.last, 1)
+        source.end_at(max(source.last, 1))
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
             # An earlier connection may have sent the message: it is completed [MQTT-3.10.4-3].

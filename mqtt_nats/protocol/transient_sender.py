@@ -86,6 +86,14 @@ class TransientSender:
         """Called once when at most half a window of messages waits; then it is None again."""
         self._last = 0
 
+    def call_on_room(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called once when at most half a window of messages waits."""
+        self.on_room = callback
+
+    def call_on_settled(self, callback: Callable[[bytes], None]) -> None:
+        """Have ``callback`` called with the token of each message that is complete."""
+        self.settled = callback
+
     def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
         """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` the rest.
 

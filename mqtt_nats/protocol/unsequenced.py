@@ -55,7 +55,7 @@ class UnsequencedQueue:
         identifier = retained_id(sequence)
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and dup and release.source in (None, source):
-            release.source = source  # a copy for another subscription would be another message
+            release.replay_for(source)  # a copy for another subscription would be another message
             return  # the client has the message: its PUBREL is owed, or was until now
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
         self.pump()

@@ -44,19 +44,19 @@ BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 def expect_gap(broker: Broker, link: NatsConnection) -> None:
     """Queue new messages of the subscriptions of ``link`` until missed messages are read; called before renewal."""
-    if link not in broker.gaps:
+    if link not in broker.nats.gaps:
         return
     for found in broker.table.filters.values():
         if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
-            found.backlog = Backlog(BACKLOG_BYTES)
+            found.queue(Backlog(BACKLOG_BYTES))
 
 
 async def repair(broker: Broker, link: NatsConnection) -> None:
     """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
-    since = broker.gaps.pop(link, None)
+    since = broker.nats.gaps.pop(link, None)
     if since is None:
         return
-    broker.repairing += 1
+    broker.nats.begin_repair()
     try:
         await broker.online.wait()
         missed = [found for found in broker.table.filters.values() if found.link is link and found.backlog is not None]
@@ -67,7 +67,7 @@ async def repair(broker: Broker, link: NatsConnection) -> None:
                 await _repair(broker, found, since)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 if not link.online:  # the next connection starts over
-                    broker.gaps[link] = min(since, broker.gaps.get(link, since))
+                    broker.nats.gaps[link] = min(since, broker.nats.gaps.get(link, since))
                     return
                 if not broker.link.online:
                     await broker.online.wait()
@@ -80,12 +80,12 @@ async def repair(broker: Broker, link: NatsConnection) -> None:
             _let_go(broker, found)
             missed.pop()
     finally:
-        broker.repairing -= 1
+        broker.nats.end_repair()
 
 
 def _let_go(broker: Broker, found: Filter) -> None:
     """Deliver the queued messages; later messages are delivered as they come."""
-    backlog, found.backlog = found.backlog, None
+    backlog = found.take_backlog()
     if backlog is None:
         return
     for route, headers, payload, reply in backlog.waiting:

@@ -169,6 +169,14 @@ class Path:
         self.with_ids = False
         """Whether QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
 
+    def block(self, blocked: bool) -> None:
+        """Read nothing from publishers while NATS does not take as much as clients publish."""
+        self.blocked = blocked
+
+    def use_ids(self, with_ids: bool) -> None:
+        """Store QoS 1 messages under an id, by which their stream recognises a repetition, or do not."""
+        self.with_ids = with_ids
+
     def client_memory(self) -> ClientMemory:
         """Return the empty memory account of a new client."""
         return ClientMemory(self.memory)

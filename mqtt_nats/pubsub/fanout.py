@@ -108,8 +108,7 @@ class Fanout:
             else:
                 outlet.chunks.append(data)
                 if not outlet.dirty:
-                    outlet.dirty = True
-                    dirty.append(outlet)
+                    outlet.join(dirty)
         several = len(outlets)
         self.sent[0] += count * several
         self.sent_bytes[0] += size * several
@@ -125,6 +124,10 @@ class Fanout:
             if found.local and self.remember(found, release, route.subject):
                 self.group(group, message, release)
 
+    def tell_response_topics(self, response_topic: Callable[[Filter, Route, bytes, bytes], bytes]) -> None:
+        """Tell 5.0 clients of NATS reply subjects; see :attr:`response_topic`."""
+        self.response_topic = response_topic
+
     def begin_looking(self, suspected: Callable[[str, bytes, bytes, bytes], None]) -> None:
         """Hand on copies, which may not be stored."""
         self.suspected = suspected
@@ -134,17 +137,14 @@ class Fanout:
         if identity in found.seen or identity in found.seen_before:
             return False
         if len(found.seen) >= SEEN_MOST:
-            found.seen_before, found.seen = found.seen, {}
+            found.rotate()
         found.seen[identity] = subject
         self._remembering.add(found)
         return True
 
     def rotate(self) -> None:
         """Forget the older half of the remembered ids; called every half of ``SEEN_FOR``."""
-        for found in self._remembering:
-            found.seen_before = found.seen
-            found.seen = {}
-        self._remembering = {found for found in self._remembering if found.seen_before}
+        self._remembering = {found for found in self._remembering if found.rotate()}
 
     # -- to members -----------------------------------------------------------------------------
 
@@ -306,18 +306,30 @@ def _modern(group: Group) -> bool:
 
 
 def received(
-    key: bytes, payload: bytes, qos: int, headers: bytes, sender: str = "", born: float = 0.0, topic: bytes = b""
+    key: bytes,
+    payload: bytes,
+    qos: int,
+    headers: bytes,
+    sender: str = "",
+    born: float = 0.0,
+    topic: bytes = b"",
+    retain: bool = False,
 ) -> Message:
-    """Return the message that came through NATS with ``headers``; ``topic`` is its Response Topic property."""
+    """Return the message that came through NATS with ``headers``.
+
+    Args:
+        topic: its Response Topic property.
+        retain: whether it is a retained message for a new subscription.
+    """
     body, expiry = from_headers(headers)
     if topic:
         body = topic + body
     kept = b"\r\nNmqtt-Retain:" in headers
     if not body and expiry < 0 and not kept:
-        return Message(key, payload, qos, sender)
+        return Message(key, payload, qos, sender, retain)
     if expiry >= 0 and not born:
         born = natstime.now()
-    return Rich(key, payload, qos, sender, body=body, expiry=expiry, born=born, kept=kept)
+    return Rich(key, payload, qos, sender, retain=retain, body=body, expiry=expiry, born=born, kept=kept)
 
 
 def _converted(key: bytes, run: PublishRun, version: int) -> bytes:

@@ -119,4 +119,4 @@ class Parting(Member):
         """Remove the stand-in: the member takes its messages itself again."""
         if self._table.partings.get(self.member) is self:
             del self._table.partings[self.member]
-            self._table.version += 1
+            self._table.change_all()

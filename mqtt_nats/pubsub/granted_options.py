@@ -40,6 +40,10 @@ class Choice:
         self.own: Choice | None = self
         """Choice for messages that the member published itself; None = the member does not get them."""
 
+    def restrict(self, own: Choice | None) -> None:
+        """Set the choice for messages that the member published itself."""
+        self.own = own
+
 
 def choose(member: Member, qos: int, found: Filter, matching: Sequence[Filter]) -> Choice:
     """Return the combined options of all matching subscriptions of a member, given in their order.
@@ -49,18 +53,16 @@ def choose(member: Member, qos: int, found: Filter, matching: Sequence[Filter]) 
     """
     options = member.options or {}
     mine = [(options.get(one, PLAIN), member.filters[one]) for one in matching]
-    choice = _sum(found, mine, member)
-    choice.qos = qos
+    choice = _sum(found, mine, member, qos)
     others = [each for each in mine if not each[0].no_local]
     if member.bridge or not others:  # [MQTT-3.8.3-3] (5.0)
-        choice.own = None
+        choice.restrict(None)
     elif len(others) < len(mine):
-        choice.own = _sum(found, others, member)
+        choice.restrict(_sum(found, others, member, max(granted for _, granted in others)))
     return choice
 
 
-def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member) -> Choice:
-    qos = max(granted for _, granted in mine)
+def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member, qos: int) -> Choice:
     if member.version != 5:
         return Choice(found, qos, b"", member.bridge)
     ids = b"".join(encoded_id(one.identifier) for one, _ in mine)

@@ -18,15 +18,17 @@ import asyncio
 import logging
 import random
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.inbox import NO_RESPONDERS
 from mqtt_streams.gateway_subjects import ECHO, HERE, READS_POSITIONS
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -46,14 +48,24 @@ class _Echo:
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.missing: set[bytes] = set()
-        self.timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send_to(self, nodes: set[bytes], timer: asyncio.TimerHandle) -> None:
+        """Note the servers whose answer is missing, and the timer after which they are given up."""
+        self.missing, self._timer = nodes, timer
+
+    def end(self) -> None:
+        """Let those go on that wait for the answers."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.done.set_result(None)
 
 
 class Nodes:
     """Servers of other gateways, as one gateway knows them."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, nats: NatsLinks) -> None:
+        self._nats = nats
         self.others: set[bytes] = set()
         """Ids of servers on which gateways publish, without the own server."""
         self._prefixes: dict[NatsConnection, bytes] = {}
@@ -63,18 +75,19 @@ class Nodes:
         self._count = 0
         self._announced = 0.0
         """Loop time in seconds at which this gateway announces its server, unless another gateway does before."""
-        for link in (broker.link, broker.wild, broker.shared):
+        for link in (nats.link, nats.wild, nats.shared):
             self._prefixes[link] = prefix = b"_INBOX.%b." % secrets.token_hex(11).encode()
             self._sids[link] = link.subscribe_raw(prefix + b">", self._answered)
-        self._here_sid = broker.link.subscribe_raw(HERE, self._heard)
-        self._echo_sid = broker.link.subscribe_raw(ECHO + _server(broker.link), self._asked, b"echo")
-        self._answer_sid = broker.link.subscribe_raw(HERE, self._answer, _server(broker.link))
+        self._here_sid = nats.link.subscribe_raw(HERE, self._heard)
+        self._echo_sid = nats.link.subscribe_raw(ECHO + _server(nats.link), self._asked, b"echo")
+        self._answer_sid = nats.link.subscribe_raw(HERE, self._answer, _server(nats.link))
         self._inquire()
+        nats.reconnect.register(Phase.REQUESTS, partial(self.renew, nats.link))
 
     def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect, maybe to another server."""
         link.renew(self._sids[link], self._prefixes[link] + b">")
-        if link is self._broker.link:
+        if link is self._nats.link:
             link.renew(self._here_sid, HERE)
             for sid in (self._echo_sid, self._answer_sid):
                 link.unsubscribe_raw(sid)
@@ -86,10 +99,7 @@ class Nodes:
         """Announce this gateway's server if it is time; called about once a second with loop time in seconds."""
         if now >= self._announced:
             self._postpone(now)
-            link = self._broker.link
-            own = _server(link)
-            link.out.append(b"PUB %b %d\r\n%b\r\n" % (HERE, len(own), own))
-            link.kick()
+            self._nats.publish(HERE, _server(self._nats.link))
 
     def _postpone(self, now: float) -> None:
         """Announce this gateway's server later: at a random time, so that one of its gateways is the first."""
@@ -112,18 +122,18 @@ class Nodes:
         await asyncio.wait([echo.done])
 
     def _missing(self, link: NatsConnection) -> set[bytes]:
-        return {*self.others, _server(self._broker.link)} - {_server(link)}
+        return {*self.others, _server(self._nats.link)} - {_server(link)}
 
     def _ask(self, link: NatsConnection) -> None:
         echo = self._coming.pop(link)
-        echo.missing = self._missing(link)
         self._count += 1
         number = b"%x" % self._count
+        timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up, number)
+        echo.send_to(self._missing(link), timer)
         for node in echo.missing:
             link.out.append(b"PUB %b%b %b%b.%b 0\r\n\r\n" % (ECHO, node, self._prefixes[link], number, node))
         link.kick()
         self._open[number] = echo
-        echo.timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up, number)
         if not echo.missing:
             self._end(number, echo)
 
@@ -136,9 +146,7 @@ class Nodes:
 
     def _end(self, number: bytes, echo: _Echo) -> None:
         del self._open[number]
-        if echo.timer is not None:
-            echo.timer.cancel()
-        echo.done.set_result(None)
+        echo.end()
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         *_, number, node = subject.split(b".")
@@ -155,28 +163,25 @@ class Nodes:
 
     def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
-            self._broker.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
-            self._broker.link.kick()
+            self._nats.publish(reply, b"")
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if payload == _server(self._broker.link):
+        if payload == _server(self._nats.link):
             self._postpone(asyncio.get_running_loop().time())
         self._note(payload)
 
     def _answer(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Tell a gateway that has connected of this server; of the gateways of a server one is asked."""
         if reply:
-            own = _server(self._broker.link)
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(own), own))
-            self._broker.link.kick()
+            self._nats.publish(reply, _server(self._nats.link))
 
     def _note(self, node: bytes) -> None:
-        if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._broker.link):
+        if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._nats.link):
             self.others.add(node)
 
     def _inquire(self) -> None:
         """Announce this gateway's server, and ask for the others."""
-        link = self._broker.link
+        link = self._nats.link
         own, reply = _server(link), self._prefixes[link] + b"here"
         head = b"NATS/1.0\r\n%b\r\n\r\n" % READS_POSITIONS
         link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))

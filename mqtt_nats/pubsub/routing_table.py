@@ -93,6 +93,20 @@ class Route:
         """Mark the route as outdated: it is resolved again before its next use."""
         self.version = -1
 
+    def resolve(self, version: int, groups: dict[Filter, Group], local: Group) -> None:
+        """Set the members that get the message, as of a version of the table."""
+        self.version = version
+        self.groups, self.local = groups, local
+
+    def release(self) -> None:
+        """Remove the members from an outdated route."""
+        self.groups, self.local = {}, NOBODY
+
+    def measure(self, size: int) -> int:
+        """Set the estimated memory in bytes; return by how much it has grown."""
+        grown, self.size = size - self.size, size
+        return grown
+
 
 class Table:
     """Table of the subscriptions of all clients of this gateway."""
@@ -157,11 +171,11 @@ class Table:
             self._index.add(text, found)
             handler, run = arrived(found)
             if carrier is None:
-                found.sids = [link.subscribe_raw(subject, handler, run=run) for subject in found.subjects]
+                found.carry([link.subscribe_raw(subject, handler, run=run) for subject in found.subjects])
             else:
                 carrier.carried[found] = handler
         elif found.denied:
-            self._renew(found)
+            found.renew()
             if found.carrier is not None:
                 found.carrier.renew()
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)
@@ -170,12 +184,7 @@ class Table:
         found.members[member] = qos
         member.filters[found] = qos
         member.joined(found)
-        if options != PLAIN:
-            if member.options is None:
-                member.options = {}
-            member.options[found] = options
-        elif member.options:
-            member.options.pop(found, None)
+        member.choose_options(found, None if options == PLAIN else options)
         return found
 
     def _carrier(self, member: Member, text: str, link: NatsConnection) -> Carrier | None:
@@ -202,11 +211,14 @@ class Table:
         del found.members[member]
         del member.filters[found]
         member.parted(found)
-        if member.options:
-            member.options.pop(found, None)
+        member.choose_options(found, None)
         if not found.members:
             self._drop(found)
         return True
+
+    def change_all(self) -> None:
+        """Outdate all routes."""
+        self.version += 1
 
     def changed(self, found: Filter) -> None:
         """Outdate the routes that a filter matches: all routes for a filter with wildcards, else one topic's.
@@ -230,9 +242,7 @@ class Table:
             del found.members[member]
             if not found.members:
                 self._drop(found)
-        member.filters.clear()
-        member.parted(None)
-        member.options = None
+        member.forget_filters()
         self.partings.pop(member, None)
 
     def _drop(self, found: Filter) -> None:
@@ -256,20 +266,14 @@ class Table:
                 carrier.renew()
         for found in self.filters.values():
             if found.link is link:
-                self._renew(found)
-
-    def _renew(self, found: Filter) -> None:
-        found.denied = False
-        if found.carrier is None:
-            for sid, subject in zip(found.sids, found.subjects, strict=True):
-                found.link.renew(sid, subject)
+                found.renew()
 
     def deny(self, link: NatsConnection, subject: bytes) -> None:
         """Mark the filters of ``subject`` as denied: NATS does not allow ``link`` to subscribe it."""
         for found in self.filters.values():
             subjects = found.subjects if found.carrier is None else found.carrier.subjects
             if found.link is link and subject in subjects:
-                found.denied = True
+                found.deny()
 
     # -- routes ---------------------------------------------------------------------------------
 
@@ -360,19 +364,17 @@ class Table:
 
     def _measure(self, route: Route, members: int) -> None:
         size = ROUTE_BYTES + KEY_COPIES * len(route.key) + MEMBER_BYTES * members
-        self._memory.add(size - route.size)
-        route.size = size
+        self._memory.add(route.measure(size))
 
     def release(self) -> None:
         """Remove the members from routes that were not used since the last change of the table."""
         for routes in (self.routes, self.by_subject) if self._mappings else (self.by_subject,):
             for route in routes.values():
                 if route.version != self.version and route.groups:
-                    route.groups, route.local = {}, NOBODY
+                    route.release()
 
     def _resolve(self, route: Route) -> None:
         """Determine the members that get a message on this route's topic."""
-        route.version = self.version
         filters = self._index.match(route.topic)
         if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
             filters = [found for found in filters if found.text[0] not in "#+"]
@@ -394,16 +396,16 @@ class Table:
                 parting = self.partings.get(member)
                 if parting is None or not parting.place(groups, first, granted, mine):
                     place(groups.setdefault(first, Group()), member, granted, first, mine, renamed)
-        route.groups = groups
+        local = [group for found, group in groups.items() if found.local]
+        only_local = local[0] if local else NOBODY
+        if len(local) > 1:
+            only_local = Group()
+            for group in local:
+                only_local.merge(group)
+        route.resolve(self.version, groups, only_local)
         members = sum(map(len, groups.values()))
         if MEMBER_BYTES * members > ROUTE_BYTES or route.size > ROUTE_BYTES + KEY_COPIES * len(route.key):
             self._measure(route, members)
-        local = [group for found, group in groups.items() if found.local]
-        route.local = local[0] if local else NOBODY
-        if len(local) > 1:
-            route.local = Group()
-            for group in local:
-                route.local.merge(group)
 
     def route_of_subject(self, subject: bytes) -> Route | None:
         """Return the route of a NATS subject; None when the subject names no legal MQTT topic."""

@@ -82,6 +82,40 @@ class Member:
         elif self._overlaps is not None and found.open and found.carrier is None:
             self._overlaps.remove(found.text)
 
+    def gate(self, found: Filter) -> Gate | None:
+        """Return the gate of a filter; None = new messages do not wait."""
+        return None if self.gates is None else self.gates.get(found)
+
+    def close_by(self, gate: Gate) -> None:
+        """Have new messages of a filter wait at a gate."""
+        if self.gates is None:
+            self.gates = {}
+        self.gates[gate.found] = gate
+
+    def forget_gate(self, found: Filter) -> Gate | None:
+        """Let new messages of a filter pass, and return the filter's gate; None = it had none."""
+        if self.gates is None:
+            return None
+        gate = self.gates.pop(found, None)
+        if not self.gates:  # an empty dictionary would take memory for each client
+            self.gates = None
+        return gate
+
+    def choose_options(self, found: Filter, options: Options | None) -> None:
+        """Set the options of a filter; None = it has none."""
+        if options is not None:
+            if self.options is None:
+                self.options = {}
+            self.options[found] = options
+        elif self.options:
+            self.options.pop(found, None)
+
+    def forget_filters(self) -> None:
+        """Forget all filters and their options."""
+        self.filters.clear()
+        self.parted(None)
+        self.options = None
+
     def overlapped(self, text: str) -> bool:
         """Return whether a new filter overlaps the maximum number of filters with their own NATS subscriptions."""
         if len(self.filters) < OVERLAPS_MOST:
@@ -191,6 +225,35 @@ class Filter:
         self.seen: dict[bytes, str] = {}
         """Ids of recent QoS 1 and 2 messages from NATS, with their subjects; `seen_before` has the older half."""
         self.seen_before: dict[bytes, str] = {}
+
+    def carry(self, sids: list[bytes]) -> None:
+        """Note the subscription ids of the filter in NATS."""
+        self.sids = sids
+
+    def deny(self) -> None:
+        """Note that NATS does not allow this gateway to subscribe the filter."""
+        self.denied = True
+
+    def renew(self) -> None:
+        """Subscribe again, after a reconnect or after NATS has denied it."""
+        self.denied = False
+        if self.carrier is None:
+            for sid, subject in zip(self.sids, self.subjects, strict=True):
+                self.link.renew(sid, subject)
+
+    def rotate(self) -> bool:
+        """Forget the older half of the remembered ids; return whether others are left."""
+        self.seen_before, self.seen = self.seen, {}
+        return bool(self.seen_before)
+
+    def queue(self, backlog: Backlog) -> None:
+        """Queue new messages while missed messages are read."""
+        self.backlog = backlog
+
+    def take_backlog(self) -> Backlog | None:
+        """Return the queue, into which no more messages go; None = there is none."""
+        backlog, self.backlog = self.backlog, None
+        return backlog
 
 
 class Carrier:

@@ -88,7 +88,7 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
             return await update_consumer(broker.inbox, stream, consumer)
         except DeliverSubjectBusy:
             if now() > deadline:
-                broker.crowded_until = now() + CROWDED
+                broker.crowd(now() + CROWDED)
                 raise
             await asyncio.sleep(STEP)
 
@@ -142,11 +142,11 @@ async def _adopt_start(side: DurableDelivery, attachment: ConsumerBinding) -> bo
     found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name, side.client.client_id)
     if found is None or found.start_seq == consumer.start_seq:
         return False
-    attachment.consumer = replace(consumer, start_seq=found.start_seq)
+    attachment.reconfigure(replace(consumer, start_seq=found.start_seq))
     record = side.client.record
     if record is not None and attachment.key in record.cons:
         record.cons[attachment.key] = attachment.consumer
-        side.kept = True
+        side.change_record()
     return True
 
 
@@ -163,16 +163,15 @@ async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) ->
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
     source = attachment.source
-    source.held += source.REPLAYING  # new messages come before the redeliveries, and have to wait
+    source.hold(source.REPLAYING)  # new messages come before the redeliveries, and have to wait
     link.unsubscribe_raw(attachment.sid)
-    source.place = 0
-    attachment.consumer = replace(attachment.consumer, deliver_subject=found.deliver_subject)
-    attachment.sid = link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment))
-    attachment.wire = link.wire
+    source.await_delivery(0)
+    attachment.reconfigure(replace(attachment.consumer, deliver_subject=found.deliver_subject))
+    attachment.listen(link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment)), link.wire)
     record = side.client.record
     if record is not None and attachment.key in record.cons:
         record.cons[attachment.key] = attachment.consumer
-        side.kept = True
+        side.change_record()
     try:
         return await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again)
     finally:
@@ -213,11 +212,12 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
         lost = "messages since it was removed are lost"
         start = None
     log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
-    attachment.consumer = consumer = replace(consumer, start_seq=start)
+    consumer = replace(consumer, start_seq=start)
+    attachment.reconfigure(consumer)
     if attachment.key in record.cons:
         record.cons[attachment.key] = consumer
         record.v5.start[attachment.key] = source.start
-        side.kept = True
+        side.change_record()
     for _ in range(CREATE_TRIES):
         try:
             return await create_consumer(broker.inbox, MESSAGES, consumer)
@@ -339,8 +339,7 @@ async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
         known = False
     except DeliverSubjectBusy:
         pass
-    side.pubrels_come = 0
-    side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+    side.listen_for_pubrels(broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived))
     if moved:
         try:
             await move(broker, OUT, consumer)
@@ -351,10 +350,11 @@ async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
         if found is not None and found.deliver_subject != consumer.deliver_subject:
             broker.link.unsubscribe_raw(side.pubrel_sid)
             consumer = replace(consumer, deliver_subject=found.deliver_subject)
-            side.pubrel_sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+            sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+            side.listen_for_pubrels(sid)
         await send_again(broker, OUT, consumer, lambda: side.pubrels_come)
     elif not known:
         await create_consumer(broker.inbox, OUT, consumer)
     broker.attached[consumer.durable_name] = client
     if client.record is not None:
-        client.record.pubrel = consumer  # nats-server's listener looks for the consumer there
+        client.record.deliver_pubrels_by(consumer)  # nats-server's listener looks for the consumer there

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binding of a durable session's consumer to the client's connection."""
+"""Consumers of a durable session, each bound to the client's connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from mqtt_nats.messages.headers import identity
+from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_streams.consumers import ConsumerRef
 
 if TYPE_CHECKING:
@@ -89,6 +94,99 @@ class ConsumerBinding:
         first, last = self.gone
         return first, min(last, self.source.base - 1) if self.source.base else last
 
+    # -- the consumer, and the subscription of its deliver subject ---------------------------------
+
+    def reconfigure(self, consumer: ConsumerRef) -> None:
+        """Take the consumer as it is configured now."""
+        self.consumer = consumer
+
+    def rebind(self, consumer: ConsumerRef) -> None:
+        """Take the consumer with a new deliver subject, on which it is about to send what is pending."""
+        self.consumer = consumer
+        self.missed = self.passing = False
+        self.source.await_delivery(0)
+
+    def listen(self, sid: bytes, wire: NatsTransport | None) -> None:
+        """Note the subscription of the deliver subject, and its connection to NATS."""
+        self.sid, self.wire = sid, wire
+
+    def attach(self) -> None:
+        """Note that the consumer is being attached: pending messages may have to come again."""
+        self.source.attaching()
+        self.redelivering = True
+
+    def attached(self, floor: int, delivered: int, pending: int) -> None:
+        """Note the consumer's state when it was attached.
+
+        Args:
+            floor: stream sequence up to which all deliveries are acknowledged.
+            delivered: last stream sequence that it has delivered.
+            pending: number of messages that it has not delivered.
+        """
+        self.gone = (floor + 1, delivered)
+        if delivered >= self.source.end or (not pending and not self.source.whole):
+            self.through = True
+
+    def end_redelivery(self) -> None:
+        """Note that the pending messages have come again, or are gone."""
+        self.redelivering = False
+
+    def miss(self) -> None:
+        """Note that a delivery was lost on its way: no delivery is taken until it has come again."""
+        self.missed = True
+
+    def begin_passing(self) -> None:
+        """Note that the oldest messages are being passed over."""
+        self.passing = True
+
+    def end_passing(self) -> None:
+        """Note that no more messages are passed over."""
+        self.passing = False
+
+    # -- the shared reader ----------------------------------------------------------------------
+
+    def become_live(self, since: int) -> None:
+        """Take the messages after stream sequence ``since`` from the shared reader; the consumer lies dormant."""
+        self.sid = b""
+        self.since = since
+        self.source.become_live(since)
+
+    def catch_up_to(self, since: int) -> None:
+        """Take the messages after stream sequence ``since`` from the shared reader: those before have come."""
+        self.since = max(self.since, since)
+
+    def become_plain(self, reached: int) -> None:
+        """Take the messages after stream sequence ``reached`` from the consumer."""
+        self.since = 0
+        self.source.become_plain(reached)
+
+    # -- the end of the subscription ------------------------------------------------------------
+
+    def end(self, limits: dict[SubscriptionState, int]) -> None:
+        """End the subscription; ``limits``: up to where others left messages to it (see `handover_limits`)."""
+        self.key = ""
+        self.handover_limits = limits
+
+    def stand_before(self, others: Iterable[SubscriptionState]) -> None:
+        """Hold new messages of ``others``: this ended subscription may still bring older ones that they match."""
+        self.drained = self.through = False
+        self.behind = list(others)
+        for other in self.behind:
+            other.hold(SubscriptionState.BEHIND)
+
+    def take_behind(self) -> list[SubscriptionState]:
+        """Return the subscriptions that have waited for this one; they wait no more."""
+        behind, self.behind = self.behind, []
+        return behind
+
+    def exhaust(self) -> None:
+        """Note that no message is left but redeliveries."""
+        self.through = True
+
+    def drain(self) -> None:
+        """Note that no message is left that a remaining filter matches."""
+        self.drained = True
+
     def lowered(self, gates: list[Gate]) -> None:
         """Mark the subscription as lowered to QoS 0; messages of core NATS wait in ``gates``."""
         self.key = ""
@@ -122,3 +220,133 @@ class ConsumerBinding:
         """Return the gates, which do not wait for this consumer any more."""
         gates, self.gates = self.gates, []
         return gates
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SessionConsumers:
+    """The consumers of a durable session, and what this connection knows of the session in JetStream."""
+
+    def __init__(self, machine: DurableSender, former: int) -> None:
+        self.machine = machine
+        self.attachments: dict[str, ConsumerBinding] = {}
+        """Consumers of the session, by consumer name."""
+        self.overlap: Overlap[ConsumerBinding] = Overlap()
+        self.damaged = False
+        """Whether a consumer was deleted and is about to be created again."""
+        self.doubtful: set[str] = set()
+        """Names of consumers that `Reconciling` will check: deliveries or acknowledgements may have been lost."""
+        self.attempts = 0
+        """How often in a row `Reconciling` has attached the consumers anew."""
+        self.kept = False
+        """Whether the record has to be written: a consumer kept its deliver subject, or the record has changed."""
+        self.former = former
+        """Sequence of the session record that the previous connection had replaced."""
+        self.replaced: int | None = None
+        """Stream sequence after which a stream that was replaced has other messages; None = it was not replaced."""
+        self.noted = 0
+        """Sequence of the note of QoS 2 messages that were in flight (`inflight_note`); 0 = there is none."""
+        self.assigned: set[int] | None = None
+        """Sequences of assignments of shared subscriptions' messages that this connection knows; None = none."""
+        self.live = False
+        """Whether some subscriptions get their messages from the shared reader."""
+        self.frozen = False
+        """Whether the session has left the shared reader, and its consumers are not set to its position yet."""
+        self.falling = False
+        """Whether the session has left the shared reader, and its consumers are being attached; the client is there."""
+        self.past: SubscriptionState | None = None
+        """Source of the messages that an earlier connection took from the shared reader; None = there are none."""
+        self.resumed_from = 0
+        """Stream sequence up to which an earlier connection took all messages from the shared reader; 0 = none."""
+        self.pubrel_sid = b""
+        self.pubrels_come = 0
+
+    @property
+    def has_pubrels(self) -> bool:
+        """Whether the consumer of PUBREL records is attached."""
+        return bool(self.pubrel_sid)
+
+    def listen_for_pubrels(self, sid: bytes) -> None:
+        """Note the subscription of the deliver subject of PUBREL records, of which none has come yet."""
+        self.pubrel_sid = sid
+        self.pubrels_come = 0
+
+    # -- the record -----------------------------------------------------------------------------
+
+    def change_record(self) -> None:
+        """Note that the record has to be written."""
+        self.kept = True
+
+    def take_record_change(self) -> bool:
+        """Return whether the record has to be written, which the caller does."""
+        kept, self.kept = self.kept, False
+        return kept
+
+    def replace_stream(self, floor: int) -> None:
+        """Note that the stream was replaced: after sequence ``floor`` it has other messages."""
+        self.replaced = floor
+
+    def find_note(self, sequence: int) -> None:
+        """Note the sequence of the note of QoS 2 messages that were in flight."""
+        self.noted = sequence
+
+    def know_assignments(self, sequences: Iterable[int]) -> None:
+        """Add the sequences of assignments that this connection knows."""
+        self.assigned = set(sequences).union(self.assigned or ()) or None
+
+    # -- repairs --------------------------------------------------------------------------------
+
+    def begin_repair(self) -> bool:
+        """Note that a consumer was deleted; return False when a repair waits already."""
+        waits, self.damaged = self.damaged, True
+        return not waits
+
+    def end_repair(self) -> None:
+        """Note that the repair has begun: another deleted consumer needs another one."""
+        self.damaged = False
+
+    def take_doubtful(self) -> set[str]:
+        """Return the names of the consumers to check; a later loss needs another check."""
+        doubtful, self.doubtful = self.doubtful, set()
+        return doubtful
+
+    def count_attempt(self) -> int:
+        """Return how often in a row the consumers were attached anew, this time included."""
+        self.attempts += 1
+        return self.attempts
+
+    def clear_attempts(self) -> None:
+        """Note that a check has found nothing lost."""
+        self.attempts = 0
+
+    # -- the shared reader ----------------------------------------------------------------------
+
+    def join_reader(self) -> None:
+        """Note that some subscriptions get their messages from the shared reader."""
+        self.live = True
+
+    def leave_reader(self) -> None:
+        """Note that the shared reader brings no more messages, and that the consumers have to be set."""
+        self.live = False
+        self.frozen = True
+
+    def consumers_set(self) -> None:
+        """Note that the consumers are set to the session's position."""
+        self.frozen = False
+
+    def begin_fall(self) -> None:
+        """Note that the consumers are being attached after the session has left the shared reader."""
+        self.falling = True
+
+    def end_fall(self) -> None:
+        """Note that the consumers are attached, or that attaching them has failed."""
+        self.falling = False
+
+    def resume_from(self, reached: int) -> None:
+        """Note up to which stream sequence an earlier connection took all messages from the shared reader."""
+        self.resumed_from = reached
+
+    def add_past(self, count: int) -> None:
+        """Add the source of ``count`` messages that an earlier connection took from the shared reader."""
+        self.past = past = SubscriptionState(0, 0, max(count, 1))
+        past.stand_for_position(EVER)
+        self.machine.sources.append(past)

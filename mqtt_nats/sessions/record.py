@@ -20,7 +20,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as HELD
 from mqtt_streams.qos2 import held_subjects
-from mqtt_streams.sessions import FIRST, Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subjects, members_subject
 from mqtt_streams.stored import get_last, purge, scan
@@ -51,19 +51,18 @@ async def save_record(client: Client, expected: int) -> int:
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    record.origin = broker.identity
-    record.v5.owner = broker.identity
-    # `q2` is to be stored before the first QoS 2 publish is held; a durable client may send one at any time.
-    record.v5.q2 = record.v5.q2 or client.durable
-    if client.epoch and record.v5.first == FIRST:
-        record.v5.first = client.epoch
-    record.v5.nonce = nonce = broker.new_nuid()
+    nonce = broker.new_nuid()
+    record.sign(broker.identity, nonce)
+    if client.durable:  # to be stored before the first QoS 2 publish is held, which may come at any time
+        record.v5.hold_qos2()
+    if client.epoch:
+        record.v5.begin_at(client.epoch)
     reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{nonce}"
     try:
         sequence = await broker.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):
         sequence = await retry_until_answered(client, partial(_save_again, client, record, expected, nonce, reply))
-    client.epoch = sequence
+    client.claim(sequence)
     broker.quotas.written(record)
     return sequence
 

@@ -19,7 +19,6 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -29,11 +28,7 @@ class LateAssignments:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._sid = broker.link.subscribe_raw(ASSIGNED, self._heard)
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        link.renew(self._sid, ASSIGNED)
+        broker.reconnect.subscribe(ASSIGNED, self._heard)
 
     def tell(self, name: str, record: int) -> None:
         """Announce an assignment to a client whose connection here has ended.
@@ -72,7 +67,7 @@ async def _look(client: Client, record: int) -> None:
     found = await retry_until_answered(client, partial(get_sequence, broker.inbox, MESSAGES, one.message_seq))
     if not client.alive:
         return
-    side.assigned = {record, *(side.assigned or ())}
+    side.know_assignments([record])
     if found is None:  # the message was removed from the stream, and never sent to the client
         broker.drop_assignment(b"%d" % record, IgnoredStore())
     else:

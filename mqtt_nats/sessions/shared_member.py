@@ -122,8 +122,8 @@ class Membership:
 
     def change(self, wanted: SharedSubscription) -> None:
         """Take the options of a new SUBSCRIBE for the same filter."""
-        source = self.source
-        source.qos, source.kept, source.identifier = wanted.qos, wanted.rap, wanted.id
+        self.source.grant(wanted.qos)
+        self.source.take_options(no_local=False, kept=wanted.rap, identifier=wanted.id)
         client = self.client
         ids = encoded_id(wanted.id) if client.version == 5 else b""
         kept = wanted.rap if client.version == 5 else client.bridge
@@ -273,7 +273,7 @@ class Membership:
         if not qos or hidden:
             answer(broker, reply, b"")
             self.ask()
-        elif not client.alive or not self.inbox or broker.standing or not room_of(client):
+        elif not client.alive or not self.inbox or broker.nats.standing or not room_of(client):
             answer(broker, reply, NAK)
         else:
             message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
@@ -296,7 +296,7 @@ class Membership:
         """
         if self.client.durable_side is not None:
             return ack.delivered > 1
-        since = natstime.converted(self.client.broker.linked) + INEXACT
+        since = natstime.converted(self.client.broker.nats.linked) + INEXACT
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
     async def owner(self, number: int, message: Stored) -> Owner | None:

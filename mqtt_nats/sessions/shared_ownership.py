@@ -102,7 +102,7 @@ def confirmed_at(broker: Broker, reply: bytes, arrived: int) -> float:
     since 1970) before the last election or reconnect, after which the group may have had it delivered again.
     """
     ack = parse_ack(reply)
-    since = natstime.converted(broker.linked) + INEXACT
+    since = natstime.converted(broker.nats.linked) + INEXACT
     return 0.0 if ack is None or ack.delivered > 1 or arrived < since * 1e9 else broker.clock.now
 
 

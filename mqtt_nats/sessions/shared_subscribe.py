@@ -64,7 +64,7 @@ async def join(client: Client, members: list[Membership]) -> None:
         if side is not None and not side.has_pubrels:
             await side.attach_pubrels()
     if client.regular_side is not None:
-        client.regular_side.settled = lambda token: settled(client, token)
+        client.regular_side.call_on_settled(lambda token: settled(client, token))
     for member in members:
         await member.enter()
     await broker.nodes.fence(broker.shared)
@@ -81,10 +81,8 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    if client.shares is None:
-        client.shares = {}
-    shares = client.shares
-    start = await retry_until_answered(client, partial(mark(broker).position, broker)) + 1
+    shares = client.make_shares()
+    start = await retry_until_answered(client, partial(mark(broker.nats).position, broker.inbox)) + 1
     members = []
     for text, one in wanted.items():
         known = record.v5.shared.get(text)
@@ -162,7 +160,7 @@ async def rejoin_shared(client: Client) -> None:
             members[text] = Membership(client, text, wanted)
         except (TopicFilterInvalid, ValueError) as error:
             log.warning("%s: its subscription %r is not resumed: %s", client, text, error)
-    client.shares = members
+    client.make_shares().update(members)
     await join(client, list(members.values()))
 
 
@@ -174,7 +172,7 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
     broker = client.broker
     side = client.durable_side
     assert side is not None
-    side.assigned = {one.seq for one in assignments} or None
+    side.know_assignments(one.seq for one in assignments)
     machine = side.machine
     for one in assignments:
         found = None

@@ -23,7 +23,8 @@ from mqtt_streams.stored import delete, get_next
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.backbone.inbox import RequestInbox
 
 PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63) - 1)
 """Headers of a message that is to follow an impossible sequence: JetStream refuses it, and names the last sequence."""
@@ -50,7 +51,7 @@ class Mark(AwaitedStore):
         if not self.done.done():
             self.done.set_result(int(found[1]) if found is not None else UNKNOWN)
 
-    async def position(self, broker: Broker) -> int:
+    async def position(self, inbox: RequestInbox) -> int:
         """Return the stream sequence of the last message before the mark.
 
         Raises:
@@ -58,24 +59,24 @@ class Mark(AwaitedStore):
         """
         found = await asyncio.shield(self.done)
         if found == UNKNOWN:
-            info = await call(broker.inbox, f"STREAM.INFO.{MESSAGES}")
+            info = await call(inbox, f"STREAM.INFO.{MESSAGES}")
             found = int(info["state"]["last_seq"])
         return found
 
 
-def mark(broker: Broker) -> Mark:
+def mark(nats: NatsLinks) -> Mark:
     """Set a mark at the present head of the stream of messages."""
     asked = Mark()
-    broker.store.put(b"HPUB %b.mark " % PREFIX.encode().rstrip(b"."), PLACE, b"", asked)
-    broker.link.kick()
+    nats.store.put(b"HPUB %b.mark " % PREFIX.encode().rstrip(b"."), PLACE, b"", asked)
+    nats.link.kick()
     return asked
 
 
 class StreamHead:
     """Reader of the stream's state; callers at the same time share one request."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, inbox: RequestInbox) -> None:
+        self._inbox = inbox
         self._lock = asyncio.Lock()
         self._begun = 0
         self._ended = 0
@@ -100,7 +101,7 @@ class StreamHead:
         return self._state
 
     async def _look(self) -> dict[str, Any]:
-        inbox = self._broker.inbox
+        inbox = self._inbox
         if self.replicated:
             try:
                 await delete(inbox, MESSAGES, NONE)
@@ -112,19 +113,17 @@ class StreamHead:
         state: dict[str, Any] = info["state"]
         return state
 
+    async def beyond(self, subject: str, start: int, since: int) -> bool:
+        """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
+        found = await get_next(self._inbox, MESSAGES, subject, start)
+        if found is None and self.replicated:  # a new leader may not count all messages yet
+            await self.state()
+            found = await get_next(self._inbox, MESSAGES, subject, start)
+        return found is None or found.seq > since
 
-async def beyond(broker: Broker, subject: str, start: int, since: int) -> bool:
-    """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
-    found = await get_next(broker.inbox, MESSAGES, subject, start)
-    if found is None and broker.latest.replicated:  # a new leader may not count all messages yet
-        await broker.latest.state()
-        found = await get_next(broker.inbox, MESSAGES, subject, start)
-    return found is None or found.seq > since
-
-
-async def nothing_left(broker: Broker, subjects: Sequence[str], position: int, since: int) -> bool:
-    """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``."""
-    for some in parts(subjects if position < since else []):
-        if not all(await asyncio.gather(*(beyond(broker, one, position + 1, since) for one in some))):
-            return False
-    return True
+    async def nothing_left(self, subjects: Sequence[str], position: int, since: int) -> bool:
+        """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``."""
+        for some in parts(subjects if position < since else []):
+            if not all(await asyncio.gather(*(self.beyond(one, position + 1, since) for one in some))):
+                return False
+        return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.protocol.durable_sender import ID_SPACE
@@ -21,7 +21,6 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
@@ -44,18 +43,13 @@ class StreamIdentity:
         """Stream sequence up to which the messages are those of the stream before; 0 = none."""
         self._broker = broker
         self._store = GenerationStore(broker.inbox, natstime.elapsed)
-        self._sid = b""
-
-    def watch(self) -> None:
-        """Check the stream on each JetStream advisory about it."""
-        self._sid = self._broker.link.subscribe_raw(ADVISORIES, self._advised)
-
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again, and check the stream, after a reconnect."""
-        link.renew(self._sid, ADVISORIES)
-        self._broker.spawn(self._look(), "generation")
+        broker.reconnect.subscribe(ADVISORIES, self._advised)
+        broker.reconnect.register(Phase.REQUESTS, self._begin_look)
 
     def _advised(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._begin_look()
+
+    def _begin_look(self) -> None:
         self._broker.spawn(self._look(), "generation")
 
     async def _look(self) -> None:
@@ -91,7 +85,7 @@ class StreamIdentity:
         for client in list(broker.clients.values()):
             v5 = client.record.v5 if client.record is not None else None
             if client.durable_side is None and v5 is not None:
-                _count_anew(v5, mark.floor)
+                v5.count_anew(mark.floor)
             elif v5 is not None and v5.generation != mark.id:
                 client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
 
@@ -105,12 +99,12 @@ def adopt(client: Client, side: DurableDelivery) -> None:
     if v5.generation != generation.id and generation.id:
         if v5.generation:
             log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
-            side.replaced = generation.floor
+            side.replace_stream(generation.floor)
             if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
-                v5.fresh = generation.floor + 1
-            _count_anew(v5, generation.floor)
-        v5.generation = generation.id
-        side.kept = True  # the record has to be written
+                v5.suspect_from(generation.floor + 1)
+            v5.count_anew(generation.floor)
+        v5.count_in(generation.id)
+        side.change_record()
     if v5.fresh:
         side.machine.replaced(v5.fresh - 1)
 
@@ -118,15 +112,4 @@ def adopt(client: Client, side: DurableDelivery) -> None:
 def settle(v5: V5, last: int) -> None:
     """End the suspicion of identifiers once sequence ``last`` shows that all were used in the present stream."""
     if v5.fresh and last >= v5.fresh + ID_SPACE:
-        v5.fresh = 0
-
-
-def _count_anew(v5: V5, floor: int) -> None:
-    """Lower the sequences in a session record to a replaced stream's ``floor``: all later messages are new ones."""
-    v5.start = {key: min(start, floor + 1) for key, start in v5.start.items()}
-    v5.was = {key: (qos, min(until, floor)) for key, (qos, until) in v5.was.items() if floor}
-    v5.draining = [
-        replace(one, end=min(one.end, floor), qos=one.qos if floor else 0, start=min(one.start, floor + 1))
-        for one in v5.draining
-    ]
-    v5.shared = {text: replace(one, start=min(one.start, floor + 1)) for text, one in v5.shared.items()}
+        v5.suspect_from(0)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_streams.hashing import SECOND_KEY_LENGTH
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 
@@ -46,16 +46,16 @@ class Claims:
         self._second_writes = 0
         """Number of signals for sessions under second keys."""
         self.named()
-        self._sid = broker.link.subscribe_raw(SIGNALS, self._heard)
+        broker.reconnect.subscribe(SIGNALS, self._heard, Phase.CLAIMS)
+        broker.reconnect.register(Phase.CLAIMS, self.doubt_second_keys)
 
     def named(self) -> None:
         """Add the present id of the gateway, which is a new one."""
         self._own.add(self._broker.identity.encode())
 
-    def renew(self, link: NatsConnection) -> None:
-        """Subscribe again after a reconnect."""
-        link.renew(self._sid, SIGNALS)
-        self.second_keys = True  # signals of writes made meanwhile were missed
+    def doubt_second_keys(self) -> None:
+        """Note that sessions may have second keys: signals of writes were missed."""
+        self.second_keys = True
 
     async def look_for_second_keys(self) -> bool:
         """Whether any session has a second key. Raises ApiError, NoResponders, RequestTimeout."""
@@ -124,7 +124,7 @@ class Claims:
         except (ValueError, KeyError, TypeError, AttributeError):
             return
         for client in clients:
-            client.foreign = max(client.foreign, sequence)
+            client.hear_claim(sequence)
             if client.epoch and sequence > client.epoch:
                 log.info("%s: the session was taken over", client)
                 client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
-from mqtt_nats.sessions.stream_head import nothing_left
 from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Member, Promotion
 from mqtt_nats.shared_reader.reader import chosen
@@ -91,7 +90,7 @@ class CatchUpReader:
         """Whether JetStream has no more messages for this reader."""
         self._over = False
         self._wake = asyncio.Event()
-        member.side.machine.on_room = self._deal
+        member.side.machine.call_on_room(self._deal)
         self._broker.spawn(self._run(), f"what {member.client.client_id} has missed")
 
     def broken(self) -> None:
@@ -103,7 +102,7 @@ class CatchUpReader:
         """Stop reading; messages that still arrive are ignored."""
         self._over = True
         self._broker.link.unsubscribe_raw(self._sid)
-        self._member.side.machine.on_room = None
+        self._member.side.machine.call_on_room(None)
         self._wake.set()
 
     async def _run(self) -> None:
@@ -283,13 +282,14 @@ class CatchUpReader:
         """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
         self._end = False
-        member.joining = joining = Promotion([], 0)
+        joining = Promotion([], 0)
+        member.begin_joining(joining)
         live.interest.put(member)
         try:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
                 since = max(last, live.reader.position, self.position)
-                while not await nothing_left(self._broker, self._subjects(), self.position, since):
+                while not await self._broker.latest.nothing_left(self._subjects(), self.position, since):
                     if self._over or self._broken:
                         return False
                     self._deal()
@@ -301,7 +301,7 @@ class CatchUpReader:
             return True
         finally:
             if member.joining is joining:
-                member.joining = None
+                member.end_joining()
                 if not self._over:
                     live.remove(member.client)
                     self.broken()

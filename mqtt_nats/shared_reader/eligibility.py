@@ -15,6 +15,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.delivery.position_writer import keep
@@ -28,7 +29,7 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import NatsConnection
+    from mqtt_nats.config.settings import Settings
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.lifecycle.lease import Lease
 
@@ -56,15 +57,7 @@ class PositionSupport:
         self._older = ""
         """Gateway that cannot resume sessions with a position, as last seen; empty = none."""
         self._heard = asyncio.Event()
-        self._sids: dict[bytes, bytes] = {}
-        """Subjects of the signs for an immediate check, by subscription."""
-        live.company = self
-
-    def renew(self, link: NatsConnection) -> None:
-        """Renew the advisory subscription on a new connection to NATS, and check at once."""
-        for sid, subject in self._sids.items():
-            link.renew(sid, subject)
-        self._heard.set()
+        live.broker.reconnect.register(Phase.REQUESTS, self._heard.set)
 
     def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply and READS_POSITIONS not in headers:
@@ -80,12 +73,12 @@ class PositionSupport:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         if self._wanted == "auto":
-            subscribe = self._live.broker.link.subscribe_raw
-            self._sids = {subscribe(CREATED, self._created): CREATED, subscribe(HERE, self._connected): HERE}
+            self._live.broker.reconnect.subscribe(CREATED, self._created)
+            self._live.broker.reconnect.subscribe(HERE, self._connected)
         await ask_once_for_all(partial(self._look, everybody=True))
         if not self._why:
             self._lease.may_write(V5_POSITION)
-            self._live.allowed = True
+            self._live.allow(True)
 
     async def keep(self) -> None:
         """Check every `EVERY` seconds for as long as the gateway runs."""
@@ -98,12 +91,12 @@ class PositionSupport:
             try:
                 await self._look(everybody=heard or await self._lease.watches())
                 if self._why:
-                    self._live.allowed = False
+                    self._live.allow(False)
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
                     self._lease.may_write(V5_POSITION)
                     await self._lease.told()
                     await self._look(everybody=True)
-                    self._live.allowed = not self._why
+                    self._live.allow(not self._why)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = asyncio.get_running_loop().time()
                 log.debug("other gateways cannot be listed: %s", error)
@@ -137,16 +130,9 @@ class PositionSupport:
         return ""
 
 
-def make(broker: Broker, lease: Lease, config: dict[str, Any]) -> PositionSupport | None:
-    """Return the check that guards the shared reader; None where the shared reader is never used.
-
-    Args:
-        config: configuration of the stream of messages.
-    """
-    if broker.settings.shared_reader == "never" or config.get("retention") != "limits":
-        return None
-    broker.live = SharedReaderSessions(broker)
-    return PositionSupport(broker.live, lease)
+def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
+    """Return whether the shared reader may be used; ``config``: configuration of the stream of messages."""
+    return settings.shared_reader != "never" and config.get("retention") == "limits"
 
 
 def keep_company(broker: Broker, company: PositionSupport | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:

@@ -65,7 +65,7 @@ def look(live: SharedReaderSessions) -> None:
                     live.give_back(client, side)
                 continue
             if (reached := live.reached(side)) > machine.reached:
-                machine.reached = reached
+                machine.read_to(reached)
                 if machine.crowd:
                     machine.pump()
             renewed += _renew(live, client, side, now, renewed)
@@ -77,6 +77,6 @@ def _renew(live: SharedReaderSessions, client: Client, side: DurableDelivery, no
     member = live.members.get(client)
     if member is None or now < member.renewal or renewed >= RENEWED_MOST or not settled(client):
         return 0
-    member.renewal = now + RENEWAL
+    member.renew_at(now + RENEWAL)
     client.do(renew_dormant(client, side))
     return 1

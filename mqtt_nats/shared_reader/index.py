@@ -62,7 +62,7 @@ class ServedFilters:
             if wanted[STORED_PREFIX + subject] <= 0:
                 del wanted[STORED_PREFIX + subject]
         if member.filters:
-            member.filters = []
+            member.filters.clear()
             self.targets.clear()
 
     def find(self, subject: bytes) -> list[Member]:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import AT_ONCE, parts
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.stream_head import beyond
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.backbone.link import Handler
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.protocol.position import SessionPosition
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.sessions.stream_head import StreamHead
 
 KEPT_BACK: Final = 10_000
 """Maximum number of messages that are kept back for a session during its promotion."""
@@ -77,6 +77,18 @@ class Promotion:
         self.wrong = False
         """Whether the promotion has to fail: a message was lost, or too many were kept back."""
 
+    def fail(self) -> None:
+        """Make the promotion fail: a message was lost, or may be."""
+        self.wrong = True
+
+    def give_way(self) -> None:
+        """Stop for another job of the client."""
+        self.gave_way = True
+
+    def drop(self) -> None:
+        """Note that a message after `since` was dropped that a consumer had delivered."""
+        self.dropped = True
+
     def keep_back(self, sequence: int, message: Stored) -> None:
         """Keep a message of the shared reader until the session is live."""
         if sequence > self.since:
@@ -101,6 +113,19 @@ class Member:
         self.renewal = math.inf
         """Loop time in seconds at which the dormant consumers are renewed, so that nats-server does not remove them."""
         self._wait = RETRY_FIRST
+
+    def begin_joining(self, joining: Promotion) -> None:
+        """Begin the promotion of some subscriptions."""
+        self.joining = joining
+
+    def end_joining(self) -> Promotion | None:
+        """End the promotion and return it; None = none was under way."""
+        joining, self.joining = self.joining, None
+        return joining
+
+    def renew_at(self, time: float) -> None:
+        """Set the loop time in seconds at which the dormant consumers are renewed."""
+        self.renewal = time
 
     def put_off(self, now: float) -> None:
         """Leave the session to its own consumers for a while; the time doubles with each call."""
@@ -146,7 +171,7 @@ class PromotionLimit:
 
 def settled(client: Client) -> bool:
     """Return whether a session is open and no job of its client is under way."""
-    return client.greeted and client.alive and not client.sent_disconnect and client._task is None
+    return client.greeted and client.alive and not client.sent_disconnect and not client.busy
 
 
 async def name_position(client: Client) -> None:
@@ -160,11 +185,11 @@ async def name_position(client: Client) -> None:
     assert record is not None
     assert record.v5 is not None
     if not record.v5.pos:
-        record.v5.pos = client.broker.new_nuid()
+        record.v5.name_position(client.broker.new_nuid())
         try:
             await save_record(client, client.epoch)
         except BaseException:
-            record.v5.pos = ""
+            record.v5.name_position("")
             raise
 
 
@@ -182,47 +207,44 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
         if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
             ledger.take(delivery.sequence, delivery.qos)
             others = [one for one in delivery.others or () if consumer_of(one) not in names]
-            delivery.reply = TAKEN + b"%d" % delivery.sequence
-            delivery.others = others or None
+            delivery.acknowledge_by(TAKEN + b"%d" % delivery.sequence, others or None)
 
 
-async def left(broker: Broker, joining: Promotion, attachments: Sequence[ConsumerBinding]) -> list[ConsumerBinding]:
+async def left(head: StreamHead, joining: Promotion, attachments: Sequence[ConsumerBinding]) -> list[ConsumerBinding]:
     """Return the consumers that have not yet delivered every message up to ``joining.since``."""
     found: list[ConsumerBinding] = []
     for some in parts(attachments):
-        passed = await asyncio.gather(*(_passed(broker, joining, one) for one in some))
+        passed = await asyncio.gather(*(_passed(head, joining, one) for one in some))
         found += [one for one, done in zip(some, passed, strict=True) if not done]
     return found
 
 
-async def much_left(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool | None:
+async def much_left(inbox: RequestInbox, attachments: Sequence[ConsumerBinding]) -> bool | None:
     """Return whether a consumer has more than `BEHIND` messages left; None: a consumer does not exist."""
     much = False
     for some in parts(attachments):
-        infos = await asyncio.gather(
-            *(consumer_info(broker.inbox, MESSAGES, one.consumer.durable_name) for one in some)
-        )
+        infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, one.consumer.durable_name) for one in some))
         if None in infos:
             return None
         much |= any(info is not None and info.num_pending > BEHIND for info in infos)
     return much
 
 
-async def far_apart(broker: Broker, attachments: Sequence[ConsumerBinding]) -> bool:
+async def far_apart(head: StreamHead, attachments: Sequence[ConsumerBinding]) -> bool:
     """Return whether one of several consumers is more than `BEHIND` sequences behind the furthest one."""
     if len(attachments) == 1:
         return False
     since = max(one.source.last for one in attachments)
-    return any(since - one.source.last > BEHIND for one in await left(broker, Promotion([], since), attachments))
+    return any(since - one.source.last > BEHIND for one in await left(head, Promotion([], since), attachments))
 
 
-async def _passed(broker: Broker, joining: Promotion, attachment: ConsumerBinding) -> bool:
+async def _passed(head: StreamHead, joining: Promotion, attachment: ConsumerBinding) -> bool:
     source = attachment.source
     if attachment in joining.passed or source.last >= joining.since:
         return True
     # The consumer may be on a replica that lags, and would report nothing left; so the stream's leader is asked.
     start = max(source.last, source.start - 1) + 1
-    return await beyond(broker, attachment.consumer.filter_subject, start, joining.since)
+    return await head.beyond(attachment.consumer.filter_subject, start, joining.since)
 
 
 def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> Handler:
@@ -234,14 +256,14 @@ def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> H
             handler(subject, reply, headers, payload)
             return
         source = attachment.source
-        joining.dropped = True
+        joining.drop()
         if attachment in joining.passed:
             return
         if source.follows(ack.consumer_seq) if source.place else ack.consumer_seq == 1:
             joining.passed.add(attachment)
         else:
-            joining.wrong = True
+            joining.fail()
         if source.place <= 0:  # if the promotion fails, the next delivery shows that this one is missing
-            source.place = ack.consumer_seq
+            source.await_delivery(ack.consumer_seq)
 
     return arrived

@@ -73,7 +73,7 @@ class SharedReader:
         self.wanted: Counter[str] = Counter()
         """Filters of the sessions of this gateway, with the number of sessions for each."""
         self.used = 0
-        """Number of messages after sequence `_counted` that a session wanted; set by the dispatcher."""
+        """Number of messages after sequence `_counted` that a session wanted."""
         self._counted = 0
         """Stream sequence at which the counting of `used` began."""
         self._everything = False
@@ -96,6 +96,10 @@ class SharedReader:
         """Loop time in seconds since which JetStream refuses the reader; 0 = not refused."""
         self._waiting: list[tuple[int, asyncio.Future[int]]] = []
         self._wake = asyncio.Event()
+
+    def count_used(self) -> None:
+        """Count a message that a session wanted."""
+        self.used += 1
 
     async def ready(self) -> int:
         """Have the reader use the filters wanted now; return a sequence after which it certainly brings them all."""

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import limit_in_flight, stop
 from mqtt_nats.delivery.position_writer import PositionWriter
@@ -45,12 +46,8 @@ if TYPE_CHECKING:
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-    from mqtt_nats.shared_reader.eligibility import PositionSupport
 
 log = logging.getLogger("mqtt_nats.broker")
-
-RESETS: Final = (2, 14)
-"""First nats-server version that can set the position of a consumer."""
 
 READY: Final = 2.0
 """Maximum seconds until the reader has the wanted filters."""
@@ -77,8 +74,7 @@ class SharedReaderSessions:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.allowed = False
-        """Whether positions may be stored; set by :attr:`company`."""
-        self.company: PositionSupport | None = None
+        """Whether positions may be stored."""
         self.reader = SharedReader(broker, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
@@ -91,6 +87,12 @@ class SharedReaderSessions:
         self._about: set[Client] = set()
         """Sessions that are about to get a catch-up reader."""
 
+        broker.reconnect.register(Phase.REQUESTS, self.hold)
+
+    def allow(self, allowed: bool) -> None:
+        """Allow that positions are stored, or forbid it."""
+        self.allowed = allowed
+
     # -- sessions and their filters -------------------------------------------------------------
 
     def reached(self, side: DurableDelivery) -> int:
@@ -102,8 +104,7 @@ class SharedReaderSessions:
 
     def remove(self, client: Client) -> None:
         """Take no more messages for a session."""
-        member = self.members.get(client)
-        if member is not None:
+        if (member := self.members.get(client)) is not None:
             self.interest.remove(member)
 
     def refresh(self, client: Client) -> None:
@@ -129,7 +130,8 @@ class SharedReaderSessions:
             if member.side.live:
                 for one in member.side.attachments.values():
                     if one.source.live:
-                        one.source.held |= SubscriptionState.RETURNING
+                        one.source.hold(SubscriptionState.RETURNING)
+        self.reader.broken()
         for catching in self.catching:
             catching.broken()
 
@@ -156,7 +158,7 @@ class SharedReaderSessions:
             targets = interest.find(subject)
         if not targets:
             return
-        self.reader.used += 1
+        self.reader.count_used()
         message = self.broker.stored_message(sequence, stamp, subject, headers, payload)
         if not message.qos:
             return
@@ -198,7 +200,7 @@ class SharedReaderSessions:
         qos = message.qos
         if source.qos < qos:
             qos = source.qos
-        machine.reached = sequence
+        machine.read_to(sequence)
         if (
             sequence <= attachment.since
             or not source.live
@@ -207,9 +209,7 @@ class SharedReaderSessions:
         ):
             self._take(member, sequence, message, mark)
             return
-        ledger = keeper.ledger
-        ledger.pending[sequence] = qos
-        ledger.dirty = True
+        keeper.ledger.take(sequence, qos)
         fanout = client.path.fanout
         fanout.sent[qos] += 1
         fanout.sent_bytes[qos] += len(message.payload)
@@ -222,8 +222,7 @@ class SharedReaderSessions:
         if outlet.clogged:
             outlet.hold(len(data))
         elif not outlet.dirty:
-            outlet.dirty = True
-            outlet.round.add(outlet)
+            outlet.schedule()
 
     def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""
@@ -243,7 +242,7 @@ class SharedReaderSessions:
         keeper = side.keeper
         assert keeper is not None
         machine = side.machine
-        machine.reached = sequence
+        machine.read_to(sequence)
         own = bool(client.bridge or client.options) and message.sender == client.client_id
         owner, granted = side.overlap.owner(message.subject, sequence, own)
         if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
@@ -328,7 +327,7 @@ class SharedReaderSessions:
         finally:
             self._turns.end(client)
             self._about.discard(client)
-            joining, member.joining = member.joining, None
+            joining = member.end_joining()
             if joining is not None:  # the promotion failed
                 self._undo(member, joining)
         live = [one.source for one in plain if one.source.live]
@@ -357,7 +356,7 @@ class SharedReaderSessions:
 
     async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
-        behind = await much_left(self.broker, attachments)
+        behind = await much_left(self.broker.inbox, attachments)
         if client.crowded():
             return
         if behind is None or (behind and (side.live or len(self.catching) + len(self._about) >= CATCHING_MOST)):
@@ -365,11 +364,12 @@ class SharedReaderSessions:
             return
         if behind:
             self._about.add(client)
-            if await far_apart(self.broker, attachments):
+            if await far_apart(self.broker.latest, attachments):
                 self.later(client)
                 return
         if side.keeper is None:
-            side.keeper = PositionWriter(client, (await self.broker.positions.load(client.hash)).sequence)
+            sequence = (await self.broker.positions.load(client.hash)).sequence
+            side.store_position_with(PositionWriter(client, sequence))
         before = len(member.filters)
         last = 0
         if not behind:
@@ -387,26 +387,33 @@ class SharedReaderSessions:
             if not before:
                 self.remove(client)
             return
-        member.joining = joining = Promotion(attachments, since, behind)
+        joining = Promotion(attachments, since, behind)
+        member.begin_joining(joining)
         for one in attachments:
             handlers = self.broker.link.handlers
             if one.sid in handlers:
                 joining.handlers[one] = handlers[one.sid]
                 handlers[one.sid] = joining.rests[one] = rest(joining, one, handlers[one.sid])
+        if await self._bring_rest(member, joining):
+            member.end_joining()
+            self._switch(member, joining)
+
+    async def _bring_rest(self, member: Member, joining: Promotion) -> bool:
+        """Wait until the consumers have delivered what is left; False: the promotion cannot go on, or gives way."""
+        client, side, since = member.client, member.side, joining.since
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PASSED
-        rests = list(attachments)
+        rests = list(joining.attachments)
         # All live subscriptions of the session must have reached `since` first: the position is one number for all.
         while rests or (side.live and self.reader.position < since):
-            joining.gave_way = client.crowded()  # a waiting job, such as one more SUBSCRIBE, goes first
+            if client.crowded():  # a waiting job, such as one more SUBSCRIBE, goes first
+                joining.give_way()
             if self._vain(member) or joining.gave_way or loop.time() > deadline:
-                return
-            rests = await left(self.broker, joining, rests)
+                return False
+            rests = await left(self.broker.latest, joining, rests)
             if rests or (side.live and self.reader.position < since):
                 await asyncio.sleep(STEP)
-        if not self._vain(member):
-            member.joining = None
-            self._switch(member, joining)
+        return not self._vain(member)
 
     def _vain(self, member: Member) -> bool:
         """Return whether the promotion of a session cannot go on."""
@@ -415,7 +422,7 @@ class SharedReaderSessions:
         if joining is not None and any(
             one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
         ):
-            joining.wrong = True
+            joining.fail()
         gone = not client.alive or client.durable_side is not side or side.stall is not None or side.frozen
         return gone or (joining is not None and joining.wrong)
 
@@ -424,30 +431,24 @@ class SharedReaderSessions:
         side = member.side
         keeper = side.keeper
         assert keeper is not None
-        ledger = keeper.ledger
         sources = {one.source for one in joining.attachments}
-        take_over(joining, side.machine, ledger)
+        take_over(joining, side.machine, keeper.ledger)
         link = self.broker.link
         for one in joining.attachments:
             link.unsubscribe_raw(one.sid)
-            one.sid = b""
-            one.since = joining.since
-            one.source.live = True
-            one.source.held |= SubscriptionState.RETURNING
-            one.source.last = one.source.first = max(one.source.last, joining.since)
+            one.become_live(joining.since)
             keeper.live.add(one.consumer.durable_name)
-        ledger.reached = max(ledger.reached, joining.since)
-        ledger.dirty = True
-        keeper.taking = True
-        side.live = True
+        keeper.take_after(joining.since)
+        side.join_reader()
         limit_in_flight(side)
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
-        member.renewal = min(member.renewal, self.broker.clock.now + RENEWAL)
+        member.renew_at(min(member.renewal, self.broker.clock.now + RENEWAL))
         if joining.behind:
-            side.catching = CatchUpReader(self, member, joining.since)
-            self.catching.add(side.catching)
+            catching = CatchUpReader(self, member, joining.since)
+            side.begin_catching(catching)
+            self.catching.add(catching)
         else:
             self._settle(member)
         log.debug("%s is live from sequence %d", member.client, joining.since)
@@ -456,7 +457,7 @@ class SharedReaderSessions:
         """Complete a session's switch to the shared reader: the session is where the reader is."""
         side = member.side
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
-            side.keeper.perhaps = 0
+            side.keeper.confirm_sent()
         self._look_after(member)
 
     def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
@@ -465,11 +466,11 @@ class SharedReaderSessions:
         keeper = side.keeper
         assert keeper is not None
         self.end_catching(side)
-        member.joining = None
-        keeper.ledger.reached = max(keeper.ledger.reached, since)
+        member.end_joining()
+        keeper.ledger.reach(since)
         for one in side.attachments.values():
             if one.source.live:
-                one.since = max(one.since, since)
+                one.catch_up_to(since)
         for sequence, message in joining.kept:
             if sequence > since:
                 self._take_kept(member, sequence, message)
@@ -478,7 +479,7 @@ class SharedReaderSessions:
 
     def end_catching(self, side: DurableDelivery) -> None:
         """Stop a session's catch-up reader."""
-        catching, side.catching = side.catching, None
+        catching = side.take_catching()
         if catching is not None:
             self.catching.discard(catching)
             catching.end()

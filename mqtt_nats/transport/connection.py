@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from mqtt_nats.codec import Decoder, Limits, MqttError, Packet, PublishRun, ReasonCode
 from mqtt_nats.transport.large_reads import begin
-from mqtt_nats.transport.socket_state import address, is_closed, silence
+from mqtt_nats.transport.socket_state import ClientSocket, silence
 from mqtt_nats.transport.turns import CLOCK_STEP as CLOCK_STEP
 from mqtt_nats.transport.turns import GROWTH, KEPT, MOVED, PACKETS, SLICE_S, STANDSTILL
 from mqtt_nats.transport.turns import Clock as Clock
@@ -54,7 +54,7 @@ class Handler(Protocol):
         """Handle the end: the socket is closed, and all packets have been passed on."""
 
 
-class Connection:
+class Connection(ClientSocket):
     """Connection of one client: the asyncio protocol of its socket. All times are loop times, in seconds."""
 
     __slots__ = (
@@ -63,7 +63,6 @@ class Connection:
         "_ending",
         "_gone",
         "_holds",
-        "_host",
         "_kept",
         "_made",
         "_rest",
@@ -74,15 +73,11 @@ class Connection:
         "decoder",
         "handler",
         "keepalive",
-        "left",
         "number",
         "opened",
         "outlet",
         "seen",
         "settings",
-        "source",
-        "surplus",
-        "transport",
     )
 
     def __init__(
@@ -93,28 +88,21 @@ class Connection:
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
+        super().__init__()
         self.decoder = Decoder(limits)
         self.outlet = WriteBuffer(round_, settings.max_outbound_bytes)
         self.settings = settings
         """Settings in force at its listener."""
         self.number = next(_numbers)
         """Number of the connection within this process, from 1."""
-        self.transport: asyncio.Transport | None = None
         self.handler: Handler | None = None
         self.keepalive = 0.0
         """Keep alive in seconds: the client must send a packet within 1.5 times this [MQTT-3.1.2-24]; 0 = no limit."""
         self.opened = self.alive = clock.now
-        self.left: Callable[[], None] | None = None
-        """Function called once when the socket is closed; set by the counter of connections."""
-        self.source: tuple[str, int] | None = None
-        """Address and port that a proxy has named for the client; None = the socket's peer."""
-        self.surplus = False
-        """Whether there are too many connections, so that CONNECT is refused."""
         self.seen: tuple[Callable[[list[Packet]], None], ...] = ()
         """Functions called with all received packets before the packets are handled."""
         self._clock, self._made = clock, made
         self._holds = 0
-        self._host: str | None = None
         self._kept = b""
         self._unsent = 0
         self._turns = round_.turns
@@ -133,7 +121,7 @@ class Connection:
         """Set up the connection of a new client."""
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
-        self.outlet.send = transport.write
+        self.outlet.send_by(transport.write)
         self.handler = self._made(self)
         if self.handler is None:
             transport.abort()
@@ -375,10 +363,30 @@ class Connection:
         if self.handler is not None:
             self.handler.lost()
         self.handler = None
-        left, self.left = self.left, None
-        if left is not None:
-            left()
+        self.uncount()
         self.transport = None
+
+    # -- its client -----------------------------------------------------------------------------
+
+    def expect_packets(self, keep_alive: float) -> None:
+        """Set the keep alive in seconds; 0 = no limit."""
+        self.keepalive = keep_alive
+
+    def restart_timeout(self, now: float) -> None:
+        """Begin the connect timeout anew at ``now``, loop time in seconds."""
+        self.opened = now
+
+    def watch(self, see: Callable[[list[Packet]], None]) -> None:
+        """Call ``see`` with all received packets before the packets are handled."""
+        self.seen += (see,)
+
+    def unwatch(self, see: Callable[[list[Packet]], None]) -> None:
+        """Call ``see`` no more."""
+        self.seen = tuple(one for one in self.seen if one != see)
+
+    def hand_to(self, handler: Handler) -> None:
+        """Give the packets to another handler from now on."""
+        self.handler = handler
 
     def move(self, round_: FlushRound, clock: Clock) -> None:
         """Use the flush round, turns and clock of another broker."""
@@ -454,7 +462,7 @@ class Connection:
         if transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER, transport.abort)
         transport.close()
-        self.outlet.send = None  # with TLS, closing takes until the client has agreed
+        self.outlet.send_by(None)  # with TLS, closing takes until the client has agreed
 
     def abort(self) -> None:
         """Close at once; the pending data is lost."""
@@ -471,30 +479,7 @@ class Connection:
             asyncio.get_running_loop().call_soon(self._lose)
 
     @property
-    def hung_up(self) -> bool:
-        """Whether the client has closed its connection; asyncio does not report that while reading is paused."""
-        return self.transport is None or is_closed(self.transport)
-
-    @property
     def silence(self) -> float:
         """Seconds since the client's last bytes arrived, read or not."""
         found = None if self.transport is None else silence(self.transport)
         return asyncio.get_running_loop().time() - self.alive if found is None else found
-
-    @property
-    def host(self) -> str:
-        """IP address of the client; empty if the client has none."""
-        if self.source is not None:
-            return self.source[0]
-        if self._host is None:
-            name = address(self.transport)
-            if name is None:
-                return ""
-            self._host = str(name[0])  # kept, since each request is a system call
-        return self._host
-
-    @property
-    def peer(self) -> str:
-        """Address and port of the client, for logs."""
-        name = self.source or address(self.transport)
-        return self.host or "unknown" if name is None else f"{name[0]}:{name[1]}"

@@ -86,7 +86,7 @@ class Bulk(asyncio.BufferedProtocol):
         assert buffer is not None
         if filled == self._size == run.step:
             self._buffer, self._filled, self._run = None, 0, None
-            run.raw = buffer
+            run.fill(buffer)
             connection.large(run)
         else:  # the packet is smaller than the last one, and others follow
             self._leave(filled)

@@ -49,12 +49,18 @@ AGAIN: Final = 1.0
 class Counted(Protocol):
     """Connection, as a listener uses it."""
 
-    left: Callable[[], None] | None
-    """Function to call once when the counted connection is gone; None = not counted."""
-    source: tuple[str, int] | None
-    """Client's address and port, as named by a proxy; None = no proxy has named them."""
-    surplus: bool
-    """Whether the connection is only accepted to be told that there are too many connections."""
+    @property
+    def surplus(self) -> bool:
+        """Whether the connection is only accepted to be told that there are too many connections."""
+
+    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+        """Note that the connection is counted: call ``left`` once when it is gone; ``surplus``: see the property."""
+
+    def uncount(self) -> None:
+        """Call ``left`` now: the connection ends."""
+
+    def name_source(self, source: tuple[str, int]) -> None:
+        """Note the client's address and port, as a proxy has named them."""
 
 
 class Listener:
@@ -146,7 +152,7 @@ class Listener:
 
     def heed(self, banned: Callable[[str], bool]) -> None:
         """Refuse banned addresses from now on."""
-        self._door.banned = banned
+        self._door.refuse_banned(banned)
 
     def close(self) -> None:
         """Stop accepting."""
@@ -181,8 +187,7 @@ class Listener:
             if not self._proxies:
                 self._door.depart(host)
             return self._refused(count, host)
-        connection.surplus = Verdict.LATER in (verdict, count)
-        connection.left = self._left if self._proxies else self._leaving(host)
+        connection.count(self._left if self._proxies else self._leaving(host), Verdict.LATER in (verdict, count))
         return True
 
     def _trusts(self, host: str) -> Verdict:
@@ -199,9 +204,8 @@ class Listener:
         verdict = self._door.visit(host, monotonic())
         if verdict not in LET_IN:
             return self._refused(verdict, host)
-        connection.source = source
-        connection.surplus |= verdict is Verdict.LATER
-        connection.left = self._leaving(host)
+        connection.name_source(source)
+        connection.count(self._leaving(host), connection.surplus or verdict is Verdict.LATER)
         return True
 
     def _leaving(self, host: str) -> Callable[[], None]:
@@ -278,9 +282,7 @@ class Listener:
             handed = True
             await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._context, **secure)
         except (OSError, BadHeader, asyncio.CancelledError) as error:
-            if protocol.left is not None:
-                protocol.left()
-                protocol.left = None
+            protocol.uncount()
             if not handed:
                 accepted.close()
             if isinstance(error, asyncio.CancelledError):

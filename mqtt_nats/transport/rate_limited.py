@@ -117,6 +117,10 @@ class Counting:
         self.handler: Handler | None = handler
         self._connection = connection
 
+    def hand_to(self, handler: Handler) -> None:
+        """Pass the packets to another handler from now on."""
+        self.handler = handler
+
     def broken(self, error: MqttError) -> None:
         """Pass a protocol violation on."""
         if self.handler is not None:

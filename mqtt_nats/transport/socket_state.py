@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Socket state from the operating system: the peer's address, and `tcp_info` of Linux."""
+"""Socket of a client: the peer's address, `tcp_info` of Linux, and the listener that counts the socket."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 ESTABLISHED: Final = b"\x01"
@@ -43,3 +44,56 @@ def _tcp_info(transport: asyncio.Transport, size: int) -> bytes | None:
     except OSError:
         return b""
     return found
+
+
+class ClientSocket:
+    """The socket of a client, and what its listener has noted about it."""
+
+    __slots__ = ("_host", "left", "source", "surplus", "transport")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.left: Callable[[], None] | None = None
+        """Function called once when the socket is closed; None = no listener counts the socket."""
+        self.source: tuple[str, int] | None = None
+        """Address and port that a proxy has named for the client; None = the socket's peer."""
+        self.surplus = False
+        """Whether there are too many connections, so that CONNECT is refused."""
+        self._host: str | None = None
+
+    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+        """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
+        self.left, self.surplus = left, surplus
+
+    def uncount(self) -> None:
+        """Tell the listener, once, that the connection is gone."""
+        left, self.left = self.left, None
+        if left is not None:
+            left()
+
+    def name_source(self, source: tuple[str, int]) -> None:
+        """Note the address and port of the client that a proxy has named."""
+        self.source = source
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the client has closed its connection; asyncio does not report that while reading is paused."""
+        return self.transport is None or is_closed(self.transport)
+
+    @property
+    def host(self) -> str:
+        """IP address of the client; empty if the client has none."""
+        if self.source is not None:
+            return self.source[0]
+        if self._host is None:
+            name = address(self.transport)
+            if name is None:
+                return ""
+            self._host = str(name[0])  # kept, since each request is a system call
+        return self._host
+
+    @property
+    def peer(self) -> str:
+        """Address and port of the client, for logs."""
+        name = self.source or address(self.transport)
+        return self.host or "unknown" if name is None else f"{name[0]}:{name[1]}"

@@ -169,3 +169,15 @@ class Clock:
         """Time of the last update, on the system's monotonic clock in seconds."""
         self.stood_still: Callable[[], None] = lambda: None
         """Function called when code finds that the last update is older than `STANDSTILL`."""
+
+    def set(self, now: float) -> None:
+        """Set the time to ``now``, loop time in seconds."""
+        self.now = now
+
+    def touch(self) -> None:
+        """Note that the clock is kept: the process does not stand still."""
+        self.read = monotonic()
+
+    def call_on_standstill(self, stood_still: Callable[[], None]) -> None:
+        """Call a function when code finds that the last update is older than `STANDSTILL`."""
+        self.stood_still = stood_still

@@ -201,9 +201,21 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._done = True
         if self._open:
             self._connection.connection_lost(exc)
+        self.uncount()
+
+    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+        """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
+        self.left, self.surplus = left, surplus
+
+    def uncount(self) -> None:
+        """Tell the listener, once, that the connection is gone."""
         left, self.left = self.left, None
         if left is not None:
             left()
+
+    def name_source(self, source: tuple[str, int]) -> None:
+        """Note the address and port of the client that a proxy has named."""
+        self.source = source
 
     def _upgrade(self) -> None:
         """Answer the upgrade request once the request is complete."""
@@ -230,8 +242,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._open = True
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
-        self._connection.left, self.left = self.left, None
-        self._connection.surplus = self.surplus
+        self._connection.count(self.left, self.surplus)
+        self.left = None
         self._connection.connection_made(self)
         if rest:
             self.data_received(rest)

@@ -27,8 +27,8 @@ FEW: Final = 16
 class WriteBuffer:
     """Write buffer of one connection.
 
-    The message path may append to ``chunks`` directly; it then sets ``dirty`` and appends the outlet to
-    :attr:`FlushRound.dirty`. All other code calls :meth:`write`. While ``clogged`` (the client
+    The message path may append to ``chunks`` directly; if the outlet is not ``dirty``, it then calls :meth:`schedule`
+    or :meth:`join`. All other code calls :meth:`write`. While ``clogged`` (the client
     does not read) chunks stay here and :meth:`offer` bounds them.
     """
 
@@ -55,16 +55,26 @@ class WriteBuffer:
         if self.clogged:
             self.hold(len(data))
         elif not self.dirty:
-            self.dirty = True
-            self.round.add(self)
+            self.schedule()
+
+    def schedule(self) -> None:
+        """Have the collected data written at the end of the turn."""
+        self.dirty = True
+        self.round.add(self)
+
+    def join(self, dirty: list[WriteBuffer]) -> None:
+        """Have the collected data written with ``dirty``, of the round that the caller then starts."""
+        self.dirty = True
+        dirty.append(self)
+
+    def send_by(self, send: Callable[[bytes | bytearray], None] | None) -> None:
+        """Write to the socket by a function; None: nothing is written any more."""
+        self.send = send
 
     def hold(self, size: int) -> None:
         """Count bytes that were appended while the client does not read."""
         self.held += size
-        round_ = self.round
-        round_.held += size
-        if round_.held > round_.most:
-            round_.overfull()
+        self.round.hold(size)
 
     def offer(self, data: bytes, count: int) -> None:
         """Send ``count`` QoS 0 messages to a client, or drop and count them if the buffer is full."""
@@ -75,7 +85,7 @@ class WriteBuffer:
 
     def _lose(self, data: bytes, count: int) -> None:
         self.dropped += count
-        self.round.dropped += count
+        self.round.drop(count)
         if self.round.lost is not None:
             self.round.lost(self, data)
 
@@ -154,13 +164,13 @@ class WriteBuffer:
         self.sift(keep)
 
     def _held(self, size: int) -> None:
-        self.round.held += size - self.held
+        self.round.count_held(size - self.held)
         self.held = size
 
     def move(self, round_: FlushRound) -> None:
         """Flush in another round from now on; collected data leaves with the former round."""
-        self.round.held -= self.held
-        round_.held += self.held
+        self.round.count_held(-self.held)
+        round_.count_held(self.held)
         self.round = round_
 
     def shut(self) -> None:
@@ -193,7 +203,9 @@ class FlushRound:
 
     __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull", "turns")
 
-    def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self, schedule: Callable[[Callable[[], None]], object], ahead: Callable[[], None] = lambda: None
+    ) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
         self._schedule = schedule
         self._scheduled = False
@@ -207,9 +219,31 @@ class FlushRound:
         """Bytes that wait for all clients that do not read."""
         self.most = sys.maxsize
         """Value of ``held`` above which ``overfull`` is called for each added message."""
-        self.ahead: Callable[[], None] = lambda: None
+        self.ahead = ahead
         """Function called before more than `FEW` outlets are flushed."""
         self.overfull: Callable[[], None] = lambda: None
+
+    def bound(self, most: int, overfull: Callable[[], None]) -> None:
+        """Call ``overfull`` for each added message while more than ``most`` bytes wait for clients."""
+        self.most, self.overfull = most, overfull
+
+    def call_on_lost(self, lost: Callable[[WriteBuffer, bytes], None] | None) -> None:
+        """Call ``lost`` with the outlet and bytes of dropped packets; None = no more."""
+        self.lost = lost
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are added for a client that does not read."""
+        self.held += size
+        if self.held > self.most:
+            self.overfull()
+
+    def count_held(self, size: int) -> None:
+        """Count ``size`` more bytes, or fewer if it is negative, that wait for clients that do not read."""
+        self.held += size
+
+    def drop(self, count: int) -> None:
+        """Count dropped messages."""
+        self.dropped += count
 
     def add(self, outlet: WriteBuffer) -> None:
         """Schedule the flush of ``outlet``, whose ``dirty`` is already set."""

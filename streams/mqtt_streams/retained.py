@@ -178,6 +178,10 @@ class RetainedStore:
         self._js = js
         self.replicated = False
 
+    def read_replicas(self, replicated: bool) -> None:
+        """Set whether the stream has replicas, which may lag."""
+        self.replicated = replicated
+
     async def get(self, subject: str) -> RetainedMessage | None:
         """Return the retained message of one subject (no wildcards), None without one."""
         look = stored.get_last if self.replicated else stored.direct_get_last

@@ -9,7 +9,7 @@ that do not know the key write it back unchanged.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 import orjson
 
@@ -25,6 +25,13 @@ from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
 from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER_PREFIX
 from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
+from mqtt_streams.session_parts import FIRST as FIRST
+from mqtt_streams.session_parts import V5 as V5
+from mqtt_streams.session_parts import V5_PLAIN as V5_PLAIN
+from mqtt_streams.session_parts import Draining as Draining
+from mqtt_streams.session_parts import Kind as Kind
+from mqtt_streams.session_parts import SharedSubscription as SharedSubscription
+from mqtt_streams.session_parts import SubscriptionOptions as SubscriptionOptions
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
@@ -34,10 +41,6 @@ V5_POSITION: Final = 2
 """Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
 V5_SECOND: Final = 3
 """Version of a record that is stored under the second key of its client id."""
-V5_PLAIN: Final = 1
-"""Version of a record without `pos`: no position of its session is stored."""
-FIRST: Final = -1
-"""Value of `V5.first` in the first record of a session: the sequence is not known before the write."""
 SECOND: Final = "second."
 """Token in front of the second key in the subject of a session record."""
 SECOND_SID: Final = " fwc"
@@ -46,8 +49,6 @@ SECOND_SID: Final = " fwc"
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
 _MAX_ACK_PENDING: Final = 65535
-
-Kind: TypeAlias = Literal["durable", "regular"]
 
 
 class ForeignRecord(PoisonedRecord):
@@ -60,95 +61,6 @@ class NewerRecord(PoisonedRecord):
 
 class Conflict(Exception):
     """The session record was written by another gateway or listener since it was read."""
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionOptions:
-    """MQTT 5.0 options of a subscription: filter as sent, no local, retain as published, retain handling, id."""
-
-    filter: str
-    nl: bool = False
-    rap: bool = False
-    rh: int = 0
-    id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedSubscription:
-    """A shared subscription: QoS, retain as published, subscription identifier, stream sequence at which it begins."""
-
-    qos: int
-    rap: bool
-    id: int | None
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then is deleted.
-
-    `start`: stream sequence at which the subscription began; 0 = not known. `whole`: a subscription at QoS 0 has
-    replaced it, and every message up to `end` has to be delivered, also messages not sent yet.
-    """
-
-    name: str
-    filter_subject: str
-    qos: int
-    end: int
-    start: int = 0
-    whole: bool = False
-
-
-@dataclass(slots=True)
-class V5:
-    """The gateways' part of a session record.
-
-    `kind`: durable if the expiry interval of the first record was not 0, else regular. `draining`: consumers of ended
-    subscriptions. `expiry`: expiry interval in seconds, None = never. `deadline`: Unix time in seconds (nats-server's)
-    at which the session ends, set while disconnected. `owner`, `nonce`: writer of the record, and a value that
-    distinguishes its writes. `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first
-    stream sequence by consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by
-    consumer key, the former QoS and the last stream sequence for which it holds. `wills`: gateways under which a will
-    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `generation`: id
-    of the `$MQTT_msgs` whose sequences the record uses, "" = not known. `fresh`: first sequence of new messages when
-    that stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
-    else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
-    the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
-    anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none.
-    `extra`: unknown keys, written back unchanged.
-    """
-
-    kind: Kind = "durable"
-    expiry: int | None = None
-    owner: str = ""
-    nonce: str = ""
-    q2: bool = False
-    deadline: float | None = None
-    options: dict[str, SubscriptionOptions] = field(default_factory=dict)
-    start: dict[str, int] = field(default_factory=dict)
-    draining: list[Draining] = field(default_factory=list)
-    replay: dict[str, int] = field(default_factory=dict)
-    was: dict[str, tuple[int, int]] = field(default_factory=dict)
-    wills: list[str] = field(default_factory=list)
-    shared: dict[str, SharedSubscription] = field(default_factory=dict)
-    generation: str = ""
-    fresh: int = 0
-    pos: str = ""
-    former: int = 0
-    version: int = V5_PLAIN
-    first: int = 0
-    user: str | None = None
-    quota: str = ""
-    extra: dict[str, object] | None = None
-
-    def begin(self, version: int, user: str, quota: str) -> None:
-        """Set what only a new session has: the version of its record, its user and its quota."""
-        self.version, self.user, self.quota = version, user, quota
-
-    def belong(self, user: str, quota: str) -> None:
-        """Set the user of the session, and its quota unless the record has a quota already."""
-        self.user = user
-        self.quota = self.quota or quota
 
 
 @dataclass(slots=True)
@@ -174,6 +86,22 @@ class SessionRecord:
     def __post_init__(self) -> None:
         """Set an empty `key` to the hash of the client id."""
         self.key = self.key or name_hash(self.client_id)
+
+    def upgrade(self) -> V5:
+        """Return the gateways' part, made if nats-server's listener wrote the record last."""
+        if self.v5 is None:
+            self.v5 = V5(kind="durable", q2=True)
+        return self.v5
+
+    def sign(self, gateway: str, nonce: str) -> None:
+        """Set the writer of the record, and the value that distinguishes this write."""
+        self.origin = gateway
+        if self.v5 is not None:
+            self.v5.sign(gateway, nonce)
+
+    def deliver_pubrels_by(self, consumer: ConsumerRef) -> None:
+        """Set the consumer of PUBREL records."""
+        self.pubrel = consumer
 
     def encode(self) -> bytes:
         """Return the stored JSON; empty values are left out, as nats-server does."""

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from mqtt_nats.access.authenticator import Allow, Denied
 from mqtt_nats.access.settings import NatsSettings
 from mqtt_nats.authenticators.nats_users import NatsUsers
-from mqtt_nats.backbone.link import open_link
+from mqtt_nats.backbone.connect import open_link
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.nats_connect import nats_access, nats_options
 from mqtt_nats.config.settings import Settings

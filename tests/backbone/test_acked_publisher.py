@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone import acked_publisher as module
+from mqtt_nats.backbone import pending
 from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
+from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.pending import TooLarge, sequence
 from mqtt_nats.lifecycle import pause_detection as standstill
@@ -276,14 +277,13 @@ async def test_the_time_in_which_the_process_stood_still_does_not_count() -> Non
     bench = Bench()
     bench.store.tick(1000.0)
     bench.put("1")
+    inbox: Any = None
     stood: Any = SimpleNamespace(
         store=bench.store,
-        standing=True,
         clock=Clock(0.0),
-        link=NatsConnection(),
-        wild=NatsConnection(),
-        shared=NatsConnection(),
+        nats=NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), inbox, bench.store),
     )
+    stood.nats.begin_standstill()
     stood.clock.read = time.monotonic() - 20
     standstill._begin(stood)
     stalled = []
@@ -305,7 +305,7 @@ async def test_silence_is_noticed() -> None:
 
 
 async def test_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PENDING", 4)
+    monkeypatch.setattr(pending, "MAX_PENDING", 4)
     bench = Bench()
     for name in "abcdef":
         bench.put(name)
@@ -318,7 +318,7 @@ async def test_pressure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_pressure_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(pending, "MAX_PENDING_BYTES", 1000)
     bench = Bench()
     bench.put("a", b"x" * 900)
     assert bench.pressure == []

@@ -7,7 +7,7 @@ import pytest
 
 from mqtt_nats.backbone import acked_publisher as module
 from mqtt_nats.backbone import stream_outage as outage
-from mqtt_nats.backbone.refusals import REASONS, reason_of
+from mqtt_nats.backbone.pending import REASONS, reason_of
 from mqtt_streams.api import ApiError
 from tests.backbone.bench import NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually

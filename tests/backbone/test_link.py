@@ -18,7 +18,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone import link as link_module
-from mqtt_nats.backbone.link import NatsConnection, open_link
+from mqtt_nats.backbone.connect import open_link
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.config.nats_connect import nats_options
 from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token

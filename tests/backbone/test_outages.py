@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from mqtt_nats.backbone.frames import stream_of
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.definitions import EVERY, load_definition
+from mqtt_streams.stores import Streams
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench, Look, Note
 from tests.conftest import Logged
 from tests.harness.waiting import aeventually
@@ -52,12 +53,15 @@ def test_each_stream_is_known_by_its_subjects(stream: str) -> None:
 
 def test_each_request_is_known_by_its_stream() -> None:
     """What the gateway sends through the store, besides what is stored, and acknowledgements."""
-    text = Path(__file__).parents[2].joinpath("mqtt_nats/gateway/broker.py").read_text()
-    requests = re.findall(r'f"\{api\}(\.STREAM\.[A-Z.]+)\.(\S+?)"\.encode\(\)', text)
-    assert len(requests) >= 5
-    for verb, stream in requests:
+    inbox: Any = SimpleNamespace(api_prefix="$JS.API")
+    requests = [
+        value.decode() for name, value in vars(Streams(inbox, "")).items() if name.startswith(("delete", "purge"))
+    ]
+    assert len(requests) == 6
+    for request in requests:
+        stream = request.rpartition(".")[2]
         assert stream in EVERY
-        assert stream_of(f"PUB $JS.API{verb}.{stream} _INBOX.x.1 0".encode()) == stream.encode()
+        assert stream_of(f"PUB {request} _INBOX.x.1 0".encode()) == stream.encode()
     ack = parse_ack(ACK)
     assert ack is not None
     assert ack.stream in EVERY

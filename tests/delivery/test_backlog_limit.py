@@ -8,6 +8,8 @@ import pytest
 
 from mqtt_nats.delivery import backlog_limit as overflowing
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_streams.consumers import ConsumerRef
 
 
 class Bench:
@@ -24,6 +26,7 @@ class Bench:
             inbox=None,
             link=SimpleNamespace(handlers=self.handlers),
             passed_over=0,
+            count_passed_over=self._count,
         )
         self.side: Any = SimpleNamespace(
             client=SimpleNamespace(broker=self.broker, client_id="c"),
@@ -34,8 +37,13 @@ class Bench:
             ),
             arrival=lambda attachment: lambda subject, reply, headers, payload: self.sent.append(payload),
         )
-        self.attachment: Any = SimpleNamespace(source=self.source, sid=b"1", consumer=SimpleNamespace(durable_name="n"))
+        consumer = ConsumerRef("n", "deliver", "filter", 10)
+        self.attachment = ConsumerBinding("a", consumer, self.source)
+        self.attachment.listen(b"1", None)
         monkeypatch.setattr(overflowing, "consumer_info", self._consumer_info)
+
+    def _count(self) -> None:
+        self.broker.passed_over += 1
 
     async def _consumer_info(self, *_: object) -> Any:
         return SimpleNamespace(num_pending=self.pending)

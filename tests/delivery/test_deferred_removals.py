@@ -29,7 +29,9 @@ class Bench:
         self.link = SimpleNamespace(online=True, out=[], kick=lambda: None)
         self.gone: list[bytes] = []
         broker: Any = SimpleNamespace(
-            link=self.link, relinked=-1e9, drop_assignment=lambda token, operation: self.gone.append(token)
+            link=self.link,
+            nats=SimpleNamespace(relinked=-1e9),
+            drop_assignment=lambda token, operation: self.gone.append(token),
         )
         self.broker = broker
         self.kept = DeferredRemovals(broker)
@@ -45,7 +47,7 @@ def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench)
     bench.kept.add(b"=1", IgnoredStore())
     bench.link.online = False
     bench.pass_to(50)
-    bench.link.online, bench.broker.relinked = True, 50.0
+    bench.link.online, bench.broker.nats.relinked = True, 50.0
     bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(149)
     assert not bench.gone
@@ -73,7 +75,7 @@ def test_records_go_with_the_connection(bench: Bench) -> None:
 def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online: bool) -> None:
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    bench.link.online, bench.broker.relinked = online, 0.0
+    bench.link.online, bench.broker.nats.relinked = online, 0.0
     bench.pass_to(5)
     bench.kept.end()
     bench.link.online = True
@@ -110,8 +112,7 @@ class Group:
         self.broker: Any = SimpleNamespace(
             link=SimpleNamespace(online=True, out=[], kick=lambda: None),
             inbox=None,
-            linked=0.0,
-            relinked=-1e9,
+            nats=SimpleNamespace(linked=0.0, relinked=-1e9),
             drop_assignment=lambda record, operation: self.removals.append((record, operation)),
             store=SimpleNamespace(call=self._call),
             spawn=lambda work, name: self.tasks.append(asyncio.create_task(work)),
@@ -180,7 +181,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
     elif why == "delivered before":
         ack = ACK.replace(b".share_group.1.", b".share_group.2.")
     else:
-        group.broker.relinked, group.broker.linked, confirmed = 2.0, STAMP_NS / 1e9, 1.0
+        group.broker.nats.relinked, group.broker.nats.linked, confirmed = 2.0, STAMP_NS / 1e9, 1.0
     group.kept.add(assigned(7, ack, confirmed), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == [ack]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase, Reconnect
 from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_streams.api import NoResponders
 from mqtt_streams.gateway_subjects import LEFT
@@ -40,7 +41,8 @@ class Inbox:
 
 
 def gateway() -> Any:
-    return SimpleNamespace(identity="former00", link=Link(), inbox=Inbox())
+    link: Any = Link()
+    return SimpleNamespace(identity="former00", link=link, reconnect=Reconnect(link), inbox=Inbox())
 
 
 def test_a_gateway_with_another_name_answers_to_both() -> None:
@@ -51,7 +53,7 @@ def test_a_gateway_with_another_name_answers_to_both() -> None:
     leaving.named()
     subjects = [f"{LEFT}former00".encode(), f"{LEFT}present0".encode()]
     assert broker.link.subjects == subjects
-    leaving.renew(broker.link)
+    broker.reconnect.renew(Phase.REQUESTS)
     assert broker.link.renewed == [(b"1", subjects[0]), (b"2", subjects[1])]
 
 

@@ -28,6 +28,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
+from tests.delivery.fakes import Side
 from tests.harness.doubles import Timers
 
 PUBACK, PUBREC = 4, 5
@@ -87,7 +88,7 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
         machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
     ledger.take(6, qos)
     keeper = SimpleNamespace(ledger=ledger)
-    side: Any = SimpleNamespace(keeper=keeper, machine=machine, past=None)
+    side: Any = Side(machine, keeper=keeper)
     client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
     await fetch_in_flight(client, side)
     await fetch_in_flight(client, side)
@@ -115,7 +116,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
     ledger.take(6, 2)
-    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, past=None)
+    side: Any = Side(machine, keeper=SimpleNamespace(ledger=ledger))
     client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
     await fetch_in_flight(client, side)
     machine.start()
@@ -175,8 +176,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
         attachments[name].source.live = True
     keeper = Keeping(times)
     keeper.ledger.reached = 41
-    side: Any = SimpleNamespace(keeper=keeper, attachments=attachments, live=False, frozen=True, catching=None)
-    side.machine = SimpleNamespace(limit=0)
+    side: Any = Side(keeper=keeper, attachments=attachments, frozen=True)
     record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     terms = SimpleNamespace(receive_maximum=10)
     side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
@@ -201,7 +201,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     machine = DurableSender(WINDOW, ports)
     machine.sources.append(source)
     machine.open = True
-    side: Any = SimpleNamespace(keeper=keeper, machine=machine, catching=None, live=True, frozen=False)
+    side: Any = Side(machine, keeper=keeper, live=True)
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace())
     client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
@@ -236,7 +236,7 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         ledger.take(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    side: Any = SimpleNamespace(keeper=SimpleNamespace(ledger=ledger), machine=machine, catching=None, live=False)
+    side: Any = Side(machine, keeper=SimpleNamespace(ledger=ledger))
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
     side.client = SimpleNamespace(terms=SimpleNamespace(receive_maximum=65535))
     limit_in_flight(side)
@@ -266,14 +266,16 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         async def flush() -> bool:
             return False
 
-        return SimpleNamespace(ledger=SessionPosition(), live=set(), flush=flush)
+        return SimpleNamespace(
+            ledger=SessionPosition(), flush=flush, restore=lambda *_: None, speak_for_none=lambda: None
+        )
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
     monkeypatch.setattr(grounding, "PositionWriter", keeper)
     broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
     record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
     client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)
-    side: Any = SimpleNamespace(machine=DurableSender(10, Ports(SessionPosition())), replaced=None)
+    side: Any = Side(DurableSender(10, Ports(SessionPosition())))
     with pytest.raises(RequestTimeout):
         await restore_position(client, side)
     assert len(loads) == rounds

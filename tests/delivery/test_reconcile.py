@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone import retry as patience
+from mqtt_nats.backbone.connect import Reconnect
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+from tests.delivery.fakes import Side
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
 
@@ -40,18 +42,14 @@ class Bench:
         self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
         self.attachment = ConsumerBinding("a", CONSUMER, self.source)
-        link: Any = SimpleNamespace(wire=object(), subscribe_raw=lambda *_: b"1")
+        link: Any = SimpleNamespace(wire=object(), subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
         self.attachment.wire = link.wire
-        broker: Any = SimpleNamespace(link=link, inbox=None, attached={})
+        broker: Any = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=None, attached={})
         self.client: Any = SimpleNamespace(broker=broker, alive=True, hash="h", do=self._do)
-        self.side: Any = SimpleNamespace(
+        self.side: Any = Side(
+            self.machine,
             client=self.client,
             attachments={"name": self.attachment},
-            machine=self.machine,
-            doubtful=set(),
-            stall=None,
-            attempts=0,
-            has_pubrels=False,
         )
         self.client.durable_side = self.side
         self.reconciling = Reconciling(broker)

@@ -19,6 +19,7 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.transport.write_buffer import LARGE, PIECE, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
+from tests.delivery.fakes import Side
 from tests.harness import raw, raw5
 from tests.protocol.recorder import Recorder, source
 
@@ -207,7 +208,7 @@ class Bench:
         clogging(self.outlet, self.written, 1)
         self.outlet.write(b"first")
         client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
-        self.side = cast(DurableDelivery, SimpleNamespace(machine=self.machine, client=client, stall=None, keeper=None))
+        self.side = cast(DurableDelivery, Side(self.machine, client=client))
         self.client = client
 
     def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
@@ -377,19 +378,14 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
         connection=SimpleNamespace(release=lambda hold: None),
         do=lambda work: None,
     )
-    side: Any = SimpleNamespace(
-        machine=machine,
+    side: Any = Side(
+        machine,
         attachments={"name": attachment},
         point_anew=lambda: None,
         add=lambda key, consumer, source: attachment,
         attach=attach,
         collect=nothing,
-        kept=False,
         stall=stall,
-        frozen=False,
-        keeper=None,
-        live=False,
-        catching=None,
         client=SimpleNamespace(terms=SimpleNamespace(receive_maximum=10)),
     )
     bench.ports.take()

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.connect import Reconnect
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
-from mqtt_nats.delivery.draining import returned, spend, stand_before
+from mqtt_nats.delivery.draining import returned, spend
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+from tests.delivery.fakes import Side
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)
 
@@ -54,25 +56,21 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     source, heir = SubscriptionState(1, 1, 10, 8), SubscriptionState(1, 1, 10)
     ended = ConsumerBinding("", CONSUMER, source)
     ended.missed, ended.redelivering, source.held = why == "missed", True, SubscriptionState.RETURNING
-    stand_before(ended, [heir])
+    ended.stand_before([heir])
     work: asyncio.Queue[Any] = asyncio.Queue()
-    link = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1")
-    broker: Any = SimpleNamespace(link=link, inbox=None, attached={}, reconciling=None)
+    link: Any = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
+    broker: Any = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=None, attached={})
     connection = SimpleNamespace(release=lambda _: None)
     record = SimpleNamespace(cons={})
     client: Any = SimpleNamespace(
         broker=broker, alive=True, hash="h", epoch=1, do=work.put_nowait, record=record, connection=connection
     )
     stall = SlowClient()
-    side: Any = SimpleNamespace(
+    side: Any = Side(
+        machine,
         client=client,
         attachments={"ended": ended},
-        machine=machine,
-        doubtful=set(),
         stall=stall,
-        attempts=0,
-        frozen=False,
-        has_pubrels=False,
         point_anew=lambda: None,
         collect=nothing,
     )

@@ -129,6 +129,9 @@ class _Reader:
         self.got = b""
         self.made = self.lost = 0
 
+    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+        self.left, self.surplus = left, surplus
+
     def connection_made(self, transport: WebSocket) -> None:
         self.made += 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.base.tasks import Tasks
 
 
 async def test_nothing_is_begun_after_the_end() -> None:
@@ -17,8 +17,10 @@ async def test_nothing_is_begun_after_the_end() -> None:
     async def work() -> None:
         begun.append("work")
 
-    broker: Any = SimpleNamespace(ended=True)
-    await Broker.spawn(broker, work(), "work")
+    async with asyncio.TaskGroup() as group:
+        tasks = Tasks(group)
+        tasks.cancel()
+        await tasks.spawn(work(), "work")
     assert not begun
 
 

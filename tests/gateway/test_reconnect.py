@@ -51,13 +51,7 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
         if len(checked) == recovery.AT_ONCE * 2:
             others.set()
 
-    async def nothing(*_: object) -> None:
-        pass
-
     monkeypatch.setattr(recovery, "_check", check)
-    monkeypatch.setattr(recovery, "repair", nothing)
-    monkeypatch.setattr(recovery, "expect_gap", lambda *_: None)
-    monkeypatch.setattr(recovery, "recover_inboxes", lambda *_: None)
     monkeypatch.setattr(patience, "LONGEST", 0.05)
     broker = MagicMock()
     clients: dict[int, Any] = {}
@@ -67,9 +61,7 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
         client.do = lambda work: tasks.add(asyncio.create_task(work))
         clients[number] = client
     broker.clients = clients
-    link: Any = Slow(1, False)
-    link.renew = lambda *_: None
-    await recovery.recover(broker, link)
+    recovery._check_all(broker)
     async with asyncio.timeout(10):
         await others.wait()
         stuck.set()

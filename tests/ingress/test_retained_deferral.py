@@ -72,11 +72,13 @@ class Bench:
             retaining=set(),
             store=self.store,
             online=self.online,
-            linked=1.0,
+            nats=SimpleNamespace(linked=1.0),
             link=SimpleNamespace(online=True),
             sessions=self,
             spawn=self.spawn,
             retained_now=lambda op: self.broker.retaining.discard(op),
+            begin_withholding=self.begin_withholding,
+            end_withholding=self.end_withholding,
         )
         record = SessionRecord("client", v5=V5(nonce="mine"))
         self.client: Any = Person(
@@ -95,6 +97,13 @@ class Bench:
         self.other = Waiting()
         """Of nobody who may be elsewhere."""
         self.broker.retaining |= {self.op, self.other}
+
+    def begin_withholding(self) -> set[Any]:
+        self.broker.withholding = doubted = set[Any]()
+        return doubted
+
+    def end_withholding(self) -> None:
+        self.broker.withholding = None
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self.tasks.append(asyncio.create_task(work, name=name))
@@ -163,7 +172,7 @@ async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch
     bench.broker.link.online = False
     running = asyncio.create_task(bench.run())
     await aeventually(lambda: len(bench.answers) == 1)
-    bench.broker.link.online, bench.broker.linked = True, 2.0
+    bench.broker.link.online, bench.broker.nats.linked = True, 2.0
     assert await running == (True, False)
     assert not bench.answers
 

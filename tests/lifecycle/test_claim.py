@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ class Setup:
         self.client: Any = SimpleNamespace(
             broker=broker, hash="hash", client_id="client", record=record("mine"), epoch=0, expiry=60
         )
+        self.client.claim = partial(setattr, self.client, "epoch")
 
     async def load(self, *_: object) -> Any:
         found = self.found.pop(0) if len(self.found) > 1 else self.found[0]

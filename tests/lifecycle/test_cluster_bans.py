@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
+from mqtt_nats.backbone.connect import Phase, Reconnect
 from mqtt_nats.lifecycle.cluster_bans import Banning
 
 
@@ -15,7 +16,8 @@ def banning() -> Banning:
     """The bans of a gateway without clients."""
     link = SimpleNamespace(subscribe_raw=lambda subject, handler: b"1", renew=lambda sid, subject: None)
     settings = SimpleNamespace(flapping_window=1, flapping_connects=None, flapping_connects_per_address=None)
-    broker: Any = SimpleNamespace(link=link, inbox=None, settings=settings, connections=[])
+    reconnect = Reconnect(cast(Any, link))
+    broker: Any = SimpleNamespace(reconnect=reconnect, inbox=None, settings=settings, connections=[])
     return Banning(broker)
 
 
@@ -36,6 +38,6 @@ async def test_a_ban_that_is_not_stored_yet() -> None:
     assert found.bans.get("client", "c") is None
     found._arrived(b"", b"", b"", orjson.dumps(body))
     stored.append(body | {"lifted": True})
-    found.renew(found._broker.link)  # its end was missed
+    found._broker.reconnect.renew(Phase.REQUESTS)  # its end was missed
     await found._read()
     assert found.bans.get("client", "c") is None

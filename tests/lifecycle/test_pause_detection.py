@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.connect import NatsLinks
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock, Hold
 
@@ -20,6 +23,7 @@ async def test_who_connects_when_it_goes_on_has_all_the_time_for_connect(greeted
     now = asyncio.get_running_loop().time()
     held: list[int] = []
     connection = SimpleNamespace(opened=now - 30, hold=held.append)
+    connection.restart_timeout = partial(setattr, connection, "opened")
     begun: list[str] = []
 
     def spawn(work: Any, name: str) -> None:
@@ -29,11 +33,12 @@ async def test_who_connects_when_it_goes_on_has_all_the_time_for_connect(greeted
     broker: Any = SimpleNamespace(
         clock=Clock(now - 30),
         store=SimpleNamespace(excuse=lambda seconds: None),
-        standing=False,
         connections=[SimpleNamespace(connection=connection, greeted=greeted)],
         spawn=spawn,
     )
-    broker.link, broker.wild, broker.shared = (SimpleNamespace(ticked=0.0, stopped=False) for _ in range(3))
+    nothing: Any = None
+    broker.nats = NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), nothing, nothing)
+    broker.link = broker.nats.link
     broker.clock.read = time.monotonic() - 30
     standstill._begin(broker)
     assert begun == ["standstill"]

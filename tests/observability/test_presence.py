@@ -165,7 +165,7 @@ async def test_a_killed_gateway(
         lost = {one["clientid"]: one for one in events if one["event"] == "disconnected"}
         assert lost.keys() == {f"{name}-regular", f"{name}-durable", f"{name}-ever"}
         assert {(one["gateway"], one["reason"]) for one in lost.values()} == {(identity, "gateway_lost")}
-        await aeventually(lambda: not survivor.call(lambda: cast(Any, survivor.gateway.own.lease)._reaping))
+        await aeventually(lambda: not survivor.call(lambda: cast(Any, survivor.broker.lease)._reaping))
         await seen.count(10)
         moved.drop()
 

@@ -106,7 +106,7 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
     broker: Any = SimpleNamespace(
         settings=SimpleNamespace(max_topic_levels=128),
         shared=None,
-        standing=standing,
+        nats=SimpleNamespace(standing=standing),
         link=SimpleNamespace(out=out, kick=lambda: None),
         stored_message=lambda *_: None,
         inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
@@ -146,13 +146,12 @@ class Doubts:
             settings=SimpleNamespace(max_topic_levels=128),
             groups=self,
             shared=None,
-            standing=False,
             link=SimpleNamespace(out=self.out, kick=lambda: None),
             stored_message=lambda number, stamp, *_: SimpleNamespace(stamp=stamp),
             inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
             clock=SimpleNamespace(now=1.0),
             round=SimpleNamespace(start=lambda: None),
-            linked=natstime.elapsed(),
+            nats=SimpleNamespace(standing=False, linked=natstime.elapsed()),
         )
         self.regular = SimpleNamespace(room=20)
         client: Any = SimpleNamespace(
@@ -207,7 +206,7 @@ async def test_what_a_gateway_before_may_have_assigned(monkeypatch: pytest.Monke
     doubts = Doubts(monkeypatch)
     doubts.client.durable_side = SimpleNamespace(machine=doubts.regular)
     doubts.owner = lambda number: owner
-    doubts.client.broker.linked = natstime.elapsed() + 3600
+    doubts.client.broker.nats.linked = natstime.elapsed() + 3600
     doubts.arrive(1, delivered=1)
     assert (doubts.taken, doubts.jobs) == ([1], [])
     doubts.arrive(2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase, Reconnect
 from mqtt_nats.sessions.takeover import SIGNALS, Claims
 
 ACK = b'{"stream":"$MQTT_sess","seq":%d}'
@@ -37,12 +38,16 @@ class Client:
         self.foreign = 0
         self.taken = 0
 
+    def hear_claim(self, sequence: int) -> None:
+        self.foreign = max(self.foreign, sequence)
+
     def taken_over(self) -> None:
         self.taken += 1
 
 
 def gateway(inbox: SimpleNamespace, domain: str) -> Any:
-    return SimpleNamespace(identity="own00000", link=Link(), inbox=inbox, domain=domain)
+    link: Any = Link()
+    return SimpleNamespace(identity="own00000", link=link, reconnect=Reconnect(link), inbox=inbox, domain=domain)
 
 
 class Setup:
@@ -152,5 +157,7 @@ def test_in_a_domain() -> None:
 
 def test_after_a_reconnect() -> None:
     setup = Setup()
-    setup.claims.renew(setup.broker.link)
+    setup.claims.second_keys = False
+    setup.broker.reconnect.renew(Phase.CLAIMS)
+    assert setup.claims.second_keys
     assert setup.broker.link.renewed == [(b"7", b"$MQTT.JSA.*.SP.*.*")]

@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone.connect import Reconnect
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import stream_head
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.stream_head import StreamHead
 from mqtt_nats.shared_reader import housekeeping as upkeep
 from mqtt_nats.shared_reader.promotion import Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -24,8 +26,13 @@ MOST = upkeep.CROWD_MOST
 def bench() -> tuple[SharedReaderSessions, Any]:
     """The sessions of a gateway, and the gateway."""
     broker: Any = SimpleNamespace(
-        settings=SimpleNamespace(max_backlog=None), inbox=None, counters=None, latest=SimpleNamespace(replicated=False)
+        settings=SimpleNamespace(max_backlog=None),
+        inbox=None,
+        counters=None,
+        latest=StreamHead(cast(Any, None)),
+        reconnect=Reconnect(cast(Any, None)),
     )
+    broker.latest.replicated = False
     return SharedReaderSessions(broker), broker
 
 
@@ -47,10 +54,10 @@ async def test_a_consumer_on_a_server_that_lags(
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = ConsumerBinding("a", consumer, source)
     joining = Promotion([attachment], 10)
-    assert await left(broker, joining, [attachment]) == ([] if passed else [attachment])
+    assert await left(broker.latest, joining, [attachment]) == ([] if passed else [attachment])
     assert asked == [("$MQTT.msgs.a", 7)]
     source.last = 10
-    assert not await left(broker, joining, [attachment])
+    assert not await left(broker.latest, joining, [attachment])
     assert len(asked) == 1
 
 
@@ -67,11 +74,12 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
         decided.append(len(found))
         return {}
 
-    broker.latest = SimpleNamespace(replicated=True, state=state)
+    broker.latest.replicated = True
+    monkeypatch.setattr(broker.latest, "state", state)
     monkeypatch.setattr(stream_head, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
-    assert await left(broker, Promotion([attachment], 10), [attachment]) == [attachment]
+    assert await left(broker.latest, Promotion([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
 
 

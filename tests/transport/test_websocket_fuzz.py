@@ -62,6 +62,9 @@ class Reader:
         self._chance = chance
         self._transport: WebSocket | None = None
 
+    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+        self.left = left
+
     def connection_made(self, transport: WebSocket) -> None:
         self._transport = transport
 

@@ -34,6 +34,10 @@ REASONS: Final = {
 _ACKS: Final = frozenset((PUBACK, PUBREC, PUBREL, PUBCOMP))
 
 
+class LoadError(Exception):
+    """The broker refused, closed a connection or did not answer in time."""
+
+
 class RefusedError(Exception):
     """The broker says no, or not in the form of this version of MQTT."""
 

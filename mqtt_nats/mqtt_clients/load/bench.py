@@ -134,10 +134,11 @@ class _Run:
                 window=plan.window,
                 lag=plan.lag,
                 stamp_every=1 if plan.rate else 16,
+                paced=bool(plan.rate),
             )
             self.publishers.append(publisher)
             for each in readers:
-                each.publishers += (publisher,)
+                each.read_from(publisher)
         self.joined = time.monotonic() - began
 
     def _topic(self, publisher: int) -> str:
@@ -185,8 +186,6 @@ class _Run:
 
     def _paced(self) -> Callable[[], float]:
         """Send what is due; returns how long nothing is due."""
-        for each in self.publishers:
-            each.paced = True
         period = 1 / self.plan.rate
         due = time.monotonic()
         turn = 0
@@ -210,7 +209,7 @@ class _Run:
             DeliveryError: that is not so.
         """
         for publisher in self.publishers:
-            publisher.limit = publisher.sent
+            publisher.stop()
         until = time.monotonic() + SETTLED
         while not all(publisher.settled() for publisher in self.publishers):
             if time.monotonic() > until:

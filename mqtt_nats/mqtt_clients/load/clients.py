@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 
 from mqtt_nats.mqtt_clients.load import answers, packets
 from mqtt_nats.mqtt_clients.load.answers import Limits, RefusedError
+from mqtt_nats.mqtt_clients.load.answers import LoadError as LoadError
 from mqtt_nats.mqtt_clients.load.packets import Batch, DeliveryError, Layout, Verifier
 
 _READ = 256 * 1024
 _SAMPLES = 1_000_000
 _SESSION_EXPIRY = 3600
 _KEEP_ALIVE = 600  # seconds; nothing is sent to keep a connection alive, a run is shorter
-
-
-class LoadError(Exception):
-    """The broker refused, closed a connection or did not answer in time."""
 
 
 class Connection:
@@ -294,6 +291,10 @@ class Subscriber(Connection):
             self.loop.buffer[: len(greeting.rest)] = greeting.rest
             self.handle(len(greeting.rest))
 
+    def read_from(self, publisher: Publisher) -> None:
+        """Wake a publisher when messages have arrived."""
+        self.publishers += (publisher,)
+
     def readable(self) -> None:
         end = self.fill()
         now = time.monotonic_ns()
@@ -383,8 +384,9 @@ class Publisher(Connection):
         window: int,
         lag: int,
         stamp_every: int,
+        paced: bool = False,
     ) -> None:
-        """``lanes``: `Subscriber.done` and index of each subscriber; ``stamp_every``: batches per time stamp."""
+        """``lanes``: `Subscriber.done` and index of each; ``stamp_every``: batches per stamp; ``paced``: see `pump`."""
         super().__init__(greeting.loop, greeting.sock, greeting.name)
         limits = greeting.limits or Limits()
         if layout.qos > limits.maximum_qos or layout.size > limits.packet_size:
@@ -398,7 +400,7 @@ class Publisher(Connection):
         self.quantum = max(1, lag // 10)
         self.sent = self.acked = self.received = 0
         self.limit: int | None = None
-        self.paced = False
+        self.paced = paced
         self._batch = Batch(layout, source, self.quantum if layout.qos == 0 else min(window, lag))
         self._stamp_every, self._until_stamp = stamp_every, 1
         self._releasing: set[bytes] = set()
@@ -408,8 +410,12 @@ class Publisher(Connection):
     def drained(self) -> None:
         self.loop.ready.add(self)
 
+    def stop(self) -> None:
+        """Send no more messages."""
+        self.limit = self.sent
+
     def pump(self) -> None:
-        """Send what the windows allow."""
+        """Send what the windows allow; a paced publisher leaves it to the caller of :meth:`send_some`."""
         if not self.paced:
             while not self.out and self.send_some(self.quantum) and self.lag > 1:
                 pass
