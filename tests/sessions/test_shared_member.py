@@ -293,7 +293,7 @@ async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.Mon
 def test_what_another_member_may_have_too(delivered: int, seconds: float, expected: float) -> None:
     """Its assignment stays for as long as the other member may claim the message."""
     elected = natstime.elapsed()
-    broker: Any = SimpleNamespace(linked=elected, clock=SimpleNamespace(now=7.0))
+    broker: Any = SimpleNamespace(nats=SimpleNamespace(linked=elected), clock=SimpleNamespace(now=7.0))
     arrived = int((natstime.converted(elected) + seconds) * 1e9)
     assert confirmed_at(broker, Doubts.reply(5, delivered), arrived) == expected
     assert confirmed_at(broker, b"unknown", arrived) == 0.0
