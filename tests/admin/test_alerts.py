@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +26,17 @@ from tests.backbone.certificates import Authority
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw5
 from tests.harness.gateway import Gateway
-from tests.harness.nats import ROOT
-from tests.harness.raw5 import Raw5
+from tests.harness.nats import ROOT, NatsServer
+from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop, will
+from tests.harness.waiting import eventually
 from tests.test_docs import anchors
 from tests.transport.support import NAME, tls, write_config
 
 RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 UNIT_TESTS: Final = RULES.with_name("alerts_test.yaml")
 PAGE: Final = ROOT / "docs" / "alerts.md"
+
+DASHBOARD: Final = ROOT / "docs" / "grafana" / "mqtt-nats.json"
 
 QUOTA_EXCEEDED: Final = 0x97
 
@@ -95,6 +102,70 @@ def test_every_metric_is_there_from_the_start(gateway: Gateway) -> None:
     assert samples.problems("mqtt_nats_ready == 0 unless mqtt_nats_nothing == 1") == [
         "there is no metric mqtt_nats_nothing"
     ]
+
+
+def test_the_grafana_dashboard_finds_what_it_asks_for(gateway: Gateway) -> None:
+    samples = Samples(metrics(gateway))
+    queries = dashboard_queries()
+    assert len(queries) > 30
+    for query in queries:
+        plain = query.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*")
+        assert samples.problems(plain) == [], query
+    assert samples.problems("mqtt_nats_nothing") == ["there is no metric mqtt_nats_nothing"]
+    assert samples.problems("sum by (x) (mqtt_nats_ready)") == ["mqtt_nats_ready has no label x"]
+    assert samples.problems('rate(mqtt_nats_messages_sent_total{qos="3"}[5m])')
+
+
+def test_the_grafana_dashboard_shows_what_alerts_are_about() -> None:
+    known = {"mqtt_nats_build_info", "mqtt_nats_draining", "mqtt_nats_tasks"}
+    asked = set(re.findall(r"(?:mqtt_nats|process)_\w+", " ".join(alert["expr"] for alert in ALERTS))) - known
+    shown = set(re.findall(r"(?:mqtt_nats|process)_\w+", " ".join(dashboard_queries())))
+    assert asked <= shown
+
+
+def value(gateway: Gateway, name: str) -> float:
+    """The only value of a metric."""
+    (found,) = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", metrics(gateway), re.MULTILINE)
+    return float(found)
+
+
+def test_the_end_of_the_certificate_in_force(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """A new file counts when it was read."""
+    name = "mqtt_nats_certificate_expiry_seconds"
+    authority = Authority(tmp_path)
+    config = write_config(tmp_path / "gateway.toml", tls(authority.issue(NAME)))
+    gateway = gateway_factory(nats_server, "--config", config, "--admin-listen", "127.0.0.1:0")
+    assert value(gateway, name) == pytest.approx(time.time() + 86_400, abs=300)
+    authority.issue(NAME, timedelta(days=30))
+    assert value(gateway, name) == pytest.approx(time.time() + 86_400, abs=300)
+    os.kill(gateway.pid, signal.SIGHUP)
+    eventually(lambda: value(gateway, name) > time.time() + 29 * 86_400)
+
+
+def test_dead_gateways_and_absent_sessions(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """Nobody deals with the clients of the dead one: the other has not been there for a whole lease of its own."""
+    server = nats_factory()
+    dead = gateway_factory(server, "--gateway-lease", "2")
+    gateway = gateway_factory(server, "--gateway-lease", "3600", "--admin-listen", "127.0.0.1:0")
+    for name in ("dead_gateways", "dead_gateways_with_wills", "absent_session_seconds"):
+        assert value(gateway, f"mqtt_nats_{name}") == 0
+    assert value(gateway, "mqtt_nats_message_retention_seconds") == 86_400
+    Raw5.open(gateway.port, "absent", prop(SESSION_EXPIRY, 600)).close()
+    eventually(lambda: 0 < value(gateway, "mqtt_nats_absent_session_seconds") < PATIENCE)
+    with Raw5.open(gateway.port, "absent", prop(SESSION_EXPIRY, 600), clean=False):
+        eventually(lambda: value(gateway, "mqtt_nats_absent_session_seconds") == 0)
+    with Raw5.open(dead.port, "willing", flags=4, tail=will("gone", "x")):
+        dead.kill()
+    eventually(lambda: value(gateway, "mqtt_nats_dead_gateways") == 1)
+    assert value(gateway, "mqtt_nats_dead_gateways_with_wills") == 1
+
+
+def dashboard_queries() -> list[str]:
+    """All queries of the Grafana dashboard."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
 def run_tests(promtool: str, file: Path) -> None:

@@ -26,13 +26,12 @@ from mqtt_nats.admin import administered
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.gateway import Gateway as GatewayProcess
 from mqtt_nats.transport.listener_settings import Bound
-from tests.admin.promql import Samples
 from tests.admin.results import check_result
 from tests.admin.support import PATIENCE, TOKEN, Admin, address, serving
 from tests.backbone.certificates import Authority, Pair
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw5
-from tests.harness.nats import ROOT, NatsServer
+from tests.harness.nats import NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
 from tests.harness.waiting import eventually
 
@@ -98,20 +97,6 @@ def test_what_passes_is_counted(admin: Admin) -> None:
     assert value(admin.metrics("?aggregated=true"), "mqtt_nats_connects_total") >= 3
     for wrong in ("?aggregated=1", "?x=1"):
         assert admin.http.get(f"/metrics{wrong}").status_code == 400
-
-
-def test_the_grafana_dashboard_finds_what_it_asks_for(admin: Admin) -> None:
-    raw5.refused(admin.port, raw5.connect("refused", prop(raw5.METHOD, "none")), 0x8C)
-    samples = Samples(admin.metrics())
-    dashboard = json.loads((ROOT / "docs" / "grafana" / "mqtt-nats.json").read_text(encoding="utf-8"))
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert len(queries) > 20
-    for query in queries:
-        plain = query.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$instance", ".*")
-        assert samples.problems(plain) == [], query
-    assert samples.problems("mqtt_nats_nothing") == ["there is no metric mqtt_nats_nothing"]
-    assert samples.problems("sum by (x) (mqtt_nats_ready)") == ["mqtt_nats_ready has no label x"]
-    assert samples.problems('rate(mqtt_nats_messages_sent_total{qos="3"}[5m])')
 
 
 def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None:

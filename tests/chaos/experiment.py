@@ -78,7 +78,8 @@ class Result:
         figures: name and value in the order of the report: messages, kills, lost, duplicated, longest pause, ...
         violations: one line for each broken promise; none when the experiment has passed.
         remarks: what a reader of the figures must know.
-        peers: what came out of the same script with other brokers, by their names. They promise nothing here.
+        peers: further rows of the report, by their names: the same script with other brokers, which promise nothing, or
+            rounds of an experiment.
     """
 
     figures: dict[str, int | float | str] = field(default_factory=dict)

@@ -119,18 +119,26 @@ class Scene:
 
 
 def run_round(setting: Setting, one: Round, result: Result) -> None:
-    """One cut."""
+    """One cut, which is a row of its own in the report."""
     scene = Scene(setting, one)
     gateway = scene.begin()
     cut = scene.publish(gateway)
     present, found = scene.resume(gateway)
     lost = [number for number in scene.acknowledged if number not in found]
     oldest = max((cut - scene.acknowledged[number] for number in lost), default=0.0)
-    name = f"{one.sync}, {one.servers} server{'s' if one.servers > 1 else ''}, {one.age_s:g} s old"
-    said = f"{len(lost)} of {len(scene.acknowledged)} lost, the oldest {oldest:.1f} s before the cut"
-    result.figures[name] = said if present else f"{said}; the session too"
+    name = f"`{one.sync}`, {one.servers} server{'s' if one.servers > 1 else ''}, streams {one.age_s:g} s old"
+    figures: dict[str, int | float | str] = {
+        "messages": len(scene.acknowledged),
+        "kills": one.servers,
+        "lost": len(lost),
+        "session": "kept" if present else "lost",
+    }
+    if lost:
+        figures["oldest lost"] = f"{oldest:.1f} s before the cut"
+    row = result.peers[name] = Result(figures)
     if (lost and (one.sync == "always" or oldest > FLUSHED_S)) or not present:
-        result.violations.append(f"{name}: {result.figures[name]}")
+        row.violations.append(f"lost: {len(lost)} messages, the session {figures['session']}")
+        result.violations.append(f"{name}: {row.violations[0]}")
 
 
 async def run(setting: Setting) -> Result:
@@ -139,10 +147,13 @@ async def run(setting: Setting) -> Result:
     obstacle = power_obstacle(setting.fresh("obstacle"))
     if obstacle:
         result.remarks.append(f"not run: {obstacle}")
-        result.figures["cuts"] = 0
+        result.figures["rounds"] = 0
         return result
-    for one in LONG if setting.long else SHORT:
+    rounds = LONG if setting.long else SHORT
+    for one in rounds:
         await asyncio.to_thread(run_round, setting, one, result)
+    result.figures["rounds"] = len(rounds)
+    result.remarks.append(f"kills: disks whose power is cut; `1s` promises what was stored {FLUSHED_S:g} s before")
     return result
 
 
