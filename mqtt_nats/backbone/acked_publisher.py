@@ -33,8 +33,18 @@ from mqtt_nats.backbone.frames import (
     subject_of,
 )
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import FULL, FULL_CODES, STALE, PendingStore, PendingStores, Refusals, TooLarge
-from mqtt_nats.backbone.stream_outage import StreamOutage
+from mqtt_nats.backbone.pending import (
+    FULL,
+    FULL_CODES,
+    FULL_MOST,
+    STALE,
+    TRANSIENT,
+    PendingStore,
+    PendingStores,
+    Refusals,
+    TooLarge,
+)
+from mqtt_nats.backbone.stream_outage import SILENCES, StreamOutage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once, spoken
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -43,15 +53,6 @@ log = logging.getLogger("mqtt_nats.nats")
 
 # Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
-
-# Seconds for which stores wait for room while JetStream's storage is full; then they are refused.
-FULL_MOST = 30.0
-
-# JetStream errors that pass: system unavailable, no cluster, no leader, more requests than it queues.
-TRANSIENT = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
-
-# Number of unanswered probes between two calls of `on_silent`; the first call comes after two probes.
-SILENCES = 30
 
 
 def _group(frame: bytes) -> bytes:
@@ -104,8 +105,8 @@ class AckedPublisher(PendingStores):
 
     @property
     def full(self) -> str:
-        """Why JetStream's storage is full, in one line; empty when it has room."""
-        return next((outage.full for outage in self._outages.values() if outage.full), "")
+        """Why JetStream's storage is full, in one line; empty while no store waits for room."""
+        return self.refusals.full
 
     def consult(
         self,
@@ -183,6 +184,8 @@ class AckedPublisher(PendingStores):
             group = _group(op.frame)
             outage = self._outages.get(group)
             if outage is not None and token == outage.probed and self.link.online:
+                if b'"error"' not in payload:
+                    self.refusals.room()
                 self._resume(group)
 
     def _repeat_later(self, token: bytes, op: PendingStore, error: ApiError | None) -> None:
@@ -191,24 +194,28 @@ class AckedPublisher(PendingStores):
         outage = self._outages.get(group)
         if outage is not None:
             outage.refused(token)
-        if error is not None and error.err_code in FULL_CODES:
-            self.refusals.count(error)
-            if outage is not None and outage.full and self.now - outage.full_since >= FULL_MOST:
-                self._give_up(group, error)
-            else:
-                self.stall(stream_of(op.frame), f"{FULL}: {error}", full=True)
-            return
-        self.unheard = self.unheard or error is None
-        self.stall(stream_of(op.frame), f"{'no server answers' if error is None else error}, on {subject_of(op.frame)}")
+        full = error is not None and error.err_code in FULL_CODES
+        if error is not None and full:
+            self.refusals.no_room(error, self.now)
+        no_room = self.refusals.exhausted(self.now) if outage is not None and op.waits() else None
+        if no_room is not None:
+            self._give_up(no_room)
+        elif full:
+            self.stall(stream_of(op.frame), f"{FULL}: {error}", full=True)
+        else:
+            self.unheard = self.unheard or error is None
+            reason = "no server answers" if error is None else str(error)
+            self.stall(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
 
-    def _give_up(self, group: bytes, error: ApiError) -> None:
-        """Fail the stores of a group that wait for room: maybe what makes room waits behind them."""
-        waiting = [(token, op) for token, op in self._of(group) if op.waits()]
+    def _give_up(self, error: ApiError) -> None:
+        """Fail all stores that wait for room: maybe what makes room waits behind them."""
+        waiting = [item for group in self._outages for item in self._of(group) if item[1].waits()]
         log.warning("%s for %g s: %d stores are refused", FULL, FULL_MOST, len(waiting), extra=once(FULL))
         for token, op in waiting:
             self._end(token, op)
             op.failed(error)
-        self._resume(group)
+        for group in list(self._outages):
+            self._resume(group)
 
     def _fail(self, token: bytes, op: PendingStore, error: ApiError) -> None:
         """End an operation that is refused; requests, such as removals, are not counted."""
@@ -248,6 +255,7 @@ class AckedPublisher(PendingStores):
             self._lost = self.now
         self._offline = self._stalled = True
         self.attempt += 1
+        self.refusals.room()
         self._end_outages()
 
     def _end_outages(self) -> None:
@@ -286,7 +294,7 @@ class AckedPublisher(PendingStores):
         had_no_leader = outage is not None and not outage.full
         if outage is None:
             outage = self._begin(group, stream)
-        if outage.note_full(reason if full else "", self.now):
+        if outage.note_full(full):
             log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
         for _, op in self._of(group) if full and had_no_leader else ():
             if not self._waits(op) and op not in self._withheld:  # it needs no room
@@ -339,6 +347,8 @@ class AckedPublisher(PendingStores):
                 self.on_silent(outage.stream.decode())
         token = next((token for token, op in self.pending.items() if self._probing(op, outage)), b"")
         group = group_of(outage.stream)
+        if not token:
+            self.refusals.room()
         if not token or (group == MESSAGES and self._doubtful()):
             self._resume(group)
             return

@@ -16,10 +16,16 @@ from mqtt_streams.api import ApiError
 MAX_PENDING = 32_768
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 
+TRANSIENT: Final = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
+"""JetStream's error codes that pass: system unavailable, no cluster, no leader, more requests than it queues."""
+
 FULL: Final = "JetStream storage is full"
 
 FULL_CODES: Final = frozenset({10002, 10023, 10047})
 """JetStream's error codes: the account's limit, the server's resources, or the server's storage is used up."""
+
+FULL_MOST: Final = 30.0
+"""Seconds for which stores wait for room while JetStream's storage is full; then they are refused."""
 
 REASONS: Final = ("storage_full", "stream_limit", "too_large", "not_permitted", "other")
 """Names of the reasons: the values of a metric's label."""
@@ -236,16 +242,46 @@ class PendingStores:
 
 
 class Refusals:
-    """Number of stores that JetStream has refused, by reason."""
+    """Number of stores that JetStream has refused, by reason; and whether stores wait for room.
+
+    In a cluster a leader without room steps down: then there is no room, although nobody answers.
+    """
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)
+        self._no_room: ApiError | None = None
+        """The last refusal of a store that waits for room; None = no store waits."""
+        self._since = 0.0
+        """Loop time in seconds since which stores wait for room."""
 
     def count(self, error: ApiError) -> None:
         """Count a refusal, unless it is a part of the gateways' own protocol."""
         reason = reason_of(error)
         if reason:
             self.counts[reason] += 1
+
+    def no_room(self, error: ApiError, now: float) -> None:
+        """Count the refusal of a store that waits for room, at loop time ``now``."""
+        self.count(error)
+        if self._no_room is None:
+            self._since = now
+        self._no_room = error
+
+    def room(self) -> None:
+        """Note that a store that has waited is stored, or that none waits any more."""
+        self._no_room = None
+
+    @property
+    def full(self) -> str:
+        """Why the storage is full, in one line; empty while no store waits for room."""
+        return "" if self._no_room is None else f"{FULL}: {self._no_room}"
+
+    def exhausted(self, now: float) -> ApiError | None:
+        """Return the error with which stores that wait have to fail, every `FULL_MOST` seconds; else None."""
+        if self._no_room is None or now - self._since < FULL_MOST:
+            return None
+        self._since = now
+        return self._no_room
 
 
 def reason_of(error: ApiError) -> str:

@@ -15,6 +15,9 @@ PROBE_MOST = 2.0
 ELECTED_FIRST = 0.03
 ELECTED_MOST = 0.5
 
+# Number of unanswered probes between two calls of `on_silent`; the first call comes after two probes.
+SILENCES = 30
+
 
 class StreamOutage:
     """Outage of a stream: one store at a time is sent as a probe, until a probe is answered.
@@ -23,17 +26,7 @@ class StreamOutage:
     """
 
     __slots__ = (
-        "_delay",
-        "_elected",
-        "_probe",
-        "full",
-        "full_since",
-        "looking",
-        "patience",
-        "probed",
-        "silences",
-        "stream",
-        "told",
+        *("_delay", "_elected", "_probe", "full", "looking", "patience", "probed", "silences", "stream", "told"),
         "unanswered",
     )
 
@@ -48,10 +41,8 @@ class StreamOutage:
         """Whether the last probe has no answer yet."""
         self.silences = 0
         """Number of consecutive probes without an answer."""
-        self.full = ""
-        """Why the storage is full, in one line; empty = the stream does not store for want of a leader."""
-        self.full_since = 0.0
-        """Loop time in seconds since which the storage is full."""
+        self.full = False
+        """Whether the last store was refused for want of room, and not for want of a leader."""
         self.told = False
         """Whether the outage was logged."""
         self.looking: asyncio.Task[None] | None = None
@@ -85,16 +76,10 @@ class StreamOutage:
         self._probe = None
         probe(self)
 
-    def note_full(self, reason: str, now: float) -> bool:
-        """Note why the storage is full at loop time ``now``, or that no leader answers (empty reason).
-
-        Returns:
-            Whether the storage is full and was not before.
-        """
-        new = bool(reason) and not self.full
-        if new:
-            self.full_since = now
-        self.full = reason
+    def note_full(self, full: bool) -> bool:
+        """Note whether a store was refused for want of room; return whether that is new."""
+        new = full and not self.full
+        self.full = full
         return new
 
     def begin_telling(self) -> bool:

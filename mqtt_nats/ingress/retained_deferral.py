@@ -12,8 +12,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.acked_publisher import TRANSIENT
 from mqtt_nats.backbone.batch import all_done
+from mqtt_nats.backbone.pending import TRANSIENT
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.backbone import acked_publisher as module
 from mqtt_nats.backbone import stream_outage as outage
-from mqtt_nats.backbone.pending import REASONS, reason_of
+from mqtt_nats.backbone.pending import FULL_MOST, REASONS, Refusals, reason_of
 from mqtt_streams.api import ApiError
 from tests.backbone.bench import NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
 
 FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
 DELETE = b"$JS.API.STREAM.MSG.DELETE.$MQTT_msgs"
+HELD = b"$MQTT.qos2.in.token.1"
 RETAINED = b"$MQTT.rmsgs.s"
 
 
@@ -77,26 +77,81 @@ async def test_it_does_not_wait_for_ever() -> None:
     """What would make room may wait behind the stores themselves."""
     bench = Bench()
     bench.store.tick(1000.0)
+    bench.put("held", subject=HELD, waits=True)
     for name in ("one", "two"):
         bench.put(name, waits=True)
+    bench.answer("held", FULL)
     bench.answer("one", FULL)
     bench.put("three", waits=True)
     bench.sent()
-    bench.store.tick(1000.0 + module.FULL_MOST - 1)
-    await aeventually(lambda: bool(bench.link.out))
-    assert bench.sent() == ["one"]
+    bench.store.tick(1000.0 + FULL_MOST - 1)
+    await aeventually(lambda: len(bench.link.out) == 2)
+    assert sorted(bench.sent()) == ["held", "one"]
+    bench.answer("held", FULL)
     bench.answer("one", FULL)
     assert bench.log == []
-    bench.store.tick(1000.0 + module.FULL_MOST)
-    await aeventually(lambda: bool(bench.link.out))
+    bench.store.tick(1000.0 + FULL_MOST)
+    await aeventually(lambda: len(bench.link.out) == 2)
     bench.sent()
     bench.answer("one", FULL)
-    assert bench.log == [("one", 10023), ("two", 10023), ("three", 10023)]
+    assert sorted(map(str, bench.log)) == [f"({name!r}, 10023)" for name in ("held", "one", "three", "two")]
     assert not bench.stalled
     bench.put("four", waits=True)
     assert bench.sent() == ["four"], "and the next may wait as long"
     bench.answer("four", FULL)
-    assert bench.log[3:] == []
+    assert bench.log[4:] == []
+
+
+async def test_in_a_cluster_the_leader_without_room_steps_down() -> None:
+    """Without room and without a leader in turns: it is full all the time, and waiting ends as well."""
+    bench = Bench()
+    bench.store.tick(1000.0)
+    bench.put("one", waits=True)
+    bench.answer("one", FULL)
+    bench.store.tick(1000.0 + FULL_MOST / 2)
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("one", b"", NO_RESPONDERS)
+    assert bench.store.full.startswith("JetStream storage is full: ")
+    bench.acknowledge("removal", DELETE)
+    assert bench.sent() == [], "which has no leader either"
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("one", FULL)
+    assert bench.sent() == ["removal"]
+    bench.store.tick(1000.0 + FULL_MOST)
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("one", b"", NO_RESPONDERS)
+    assert bench.log == [("one", 10023)]
+
+
+def test_how_long_stores_wait() -> None:
+    """From the first refusal, until one is stored; and as long again after that."""
+    error = ApiError(503, 10023, "insufficient resources")
+    refusals = Refusals()
+    assert refusals.full == ""
+    refusals.no_room(error, 100.0)
+    refusals.no_room(error, 129.0)
+    assert refusals.full == f"JetStream storage is full: {error}"
+    assert refusals.exhausted(100.0 + FULL_MOST - 1) is None
+    assert refusals.exhausted(100.0 + FULL_MOST) is error
+    assert refusals.exhausted(100.0 + FULL_MOST) is None
+    assert refusals.exhausted(100.0 + 2 * FULL_MOST) is error
+    refusals.room()
+    assert refusals.full == ""
+    assert refusals.exhausted(100.0 + 9 * FULL_MOST) is None
+    assert refusals.counts["storage_full"] == 2
+
+
+async def test_nobody_waits_any_more() -> None:
+    """The connection was lost, or a leader has no store to try: nothing says that it is full."""
+    bench = Bench()
+    bench.put("one", waits=True)
+    bench.answer("one", FULL)
+    assert bench.store.full
+    bench.store.offline()
+    assert bench.store.full == ""
 
 
 async def test_a_new_leader_has_no_room() -> None:
@@ -111,7 +166,6 @@ async def test_a_new_leader_has_no_room() -> None:
     bench.answer("one", FULL)
     assert bench.sent() == ["removal"]
     bench.answer("one", b"", NO_RESPONDERS)
-    assert bench.store.full == ""
     bench.acknowledge("removal later", DELETE)
     assert bench.sent() == []
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nats
 import pytest
 
 from tests.admin.support import address
@@ -31,6 +33,9 @@ PATIENCE = 40.0
 """Seconds for an election, or until a server has found out that it leads nobody."""
 
 MESSAGES = "$MQTT_msgs"
+
+WAITING_S = 4.0
+"""Without an acknowledgement for so long a publish waits for room."""
 
 SOON = 2.0
 """Seconds in which the process itself answers, whatever NATS does."""
@@ -135,10 +140,10 @@ def test_the_leader_is_away(cluster: Cluster, view: View) -> None:
     assert any(reason in one for one in api)
     assert any(re.search(rf"  not ready: {re.escape(reason)} ", one) for one in status), status
     log = view.gateway.log
-    waits = r"JetStream does not store: (nobody answers|no answer for 5 s), on \$MQTT\.msgs\.t; 1 publishes wait"
+    waits = r"JetStream does not store: (no server answers|no answer for 5 s), on \$MQTT\.msgs\.t; 1 publishes wait"
     assert re.search(waits, log)
     assert f"not ready: {reason}; what has to be stored is not acknowledged until that is over" in log
-    assert "publishes to $MQTT_msgs go on; " in log
+    assert "JetStream stores again to $MQTT_msgs; " in log
     assert "ready again" in log
 
 
@@ -169,6 +174,47 @@ def test_a_majority_is_away(cluster: Cluster, view: View) -> None:
         eventually(lambda: view.ready() == "ready", PATIENCE)
         eventually(lambda: "  running  " in view.status(), PATIENCE)
     assert "ready again" in view.gateway.log
+
+
+ACCOUNT = """
+accounts {
+    A { jetstream { max_file: 12MB }, users: [{user: a, password: a}] }
+    "$SYS" { users: [{user: s, password: s}] }
+}
+no_auth_user: a
+"""
+
+
+async def test_the_account_of_a_cluster_has_no_room(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
+    """Leaders stay, so that what is stored can be removed; publishes of 3.1.1 clients wait for that."""
+    cluster = Cluster(tmp_path, config=ACCOUNT)
+    try:
+        await asyncio.to_thread(cluster.start)
+        view = View(gateway_factory(cluster.url, "--admin-listen", "127.0.0.1:0"), cluster.url)
+        assert view.metric("mqtt_nats_jetstream_allowed_bytes") == 12 * 1024 * 1024
+        with Raw.connected(view.gateway.port, "publisher") as client:
+            number = 0
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    number += 1
+                    client.send(publish("full", bytes(8000), qos=1, id=number))
+                    one = client.receive(WAITING_S)
+                    assert one is not None
+                    assert one.kind == raw.PUBACK
+            reason = "JetStream storage is full: resource limits exceeded for account (JetStream error 10002)"
+            eventually(lambda: view.ready() == reason, PATIENCE)
+            eventually(lambda: f"  not ready: {reason}  " in view.status(), PATIENCE)
+            status = view.status()
+            assert re.search(r"^JetStream storage +1\d MB of 13 MB \((9\d|1\d\d)%\)$", status, re.MULTILINE), status
+            assert re.search(r"^refused stores +[1-9]\d* storage full$", status, re.MULTILINE), status
+            assert view.metric(f'mqtt_nats_stream_available{{stream="{MESSAGES}"}}') == 1
+            nats_client = await nats.connect(cluster.servers[0].url)
+            await nats_client.jetstream().purge_stream(MESSAGES)
+            await nats_client.close()
+            assert client.expect(raw.PUBACK, PATIENCE).id == number
+        eventually(lambda: view.ready() == "ready", PATIENCE)
+    finally:
+        cluster.discard()
 
 
 def test_a_server_stands_still(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
