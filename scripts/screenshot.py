@@ -78,7 +78,7 @@ def main() -> int:
         try:
             with log.open("wb") as output:
                 running.append(subprocess.Popen([*COMMAND, "serve", *data, *listen], stdout=output, stderr=output))
-            port, url = started(log, r"^MQTT +127\.0\.0\.1:(\d+)"), started(log, r"^ADMIN +(\S+)")
+            port, url = started(log, r"\bMQTT +127\.0\.0\.1:(\d+)"), started(log, r"\bADMIN +(\S+)")
             for name in CLIENTS:
                 session = ["-i", name, "-c", "-q", "1", "-t", f"home/{name}/state"]
                 running.append(subprocess.Popen([*COMMAND, "sub", "-p", port, *session]))

@@ -192,7 +192,7 @@ def second_gateway(shell: Shell) -> LoggedProcess:
     """Start it as the page says; it finds the login at nats-server in ./data."""
     serve = commands(TOUR, "One job each: a shared subscription over two gateways")[0]
     process = shell.start(serve)
-    wait_ready(process, r"^MQTT +127\.0\.0\.1:(\d+)", 30)
+    wait_ready(process, r"\bMQTT +127\.0\.0\.1:(\d+)", 30)
     return process
 
 
