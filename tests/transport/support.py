@@ -40,7 +40,7 @@ def tls(pair: Pair, **more: Any) -> dict[str, Any]:
 
 def ports(gateway: Gateway, label: str) -> list[int]:
     """Ports of the listeners that the gateway announces as ``label``, in their order."""
-    found = re.findall(rf"^{label} +127\.0\.0\.1:(\d+) ", gateway.log, re.MULTILINE)
+    found = re.findall(rf"\b{label} +127\.0\.0\.1:(\d+) ", gateway.log)
     return [int(port) for port in found]
 
 
