@@ -17,25 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
-from anyio.abc import TaskStatus
 
 from mqtt_nats import __version__
 from mqtt_nats.access.settings import DEVICE_COST, PEOPLE_COST, Cost, parse_cost
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config import systemd
+from mqtt_nats.config.accounts import AccountSettings
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, logged_in, seed_for
 from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.mqtt_clients.commands import COMMANDS
 from mqtt_nats.transport.listener_settings import Bound, join_address
 
 log = logging.getLogger("mqtt_nats.gateway")
+
+CLIENTS = ("pub", "request", "sub")
+"""Commands that are MQTT clients."""
 
 LABELS = {
     "tcp": ("MQTT", ""),
@@ -46,8 +47,30 @@ LABELS = {
 """What a listener is called, and what is said of it besides, by its type."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="mqtt-nats", message=f"%(prog)s %(version)s ({build()})")
+def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        say(f"mqtt-nats {__version__} ({build()})")
+        context.exit()
+
+
+class Commands(click.Group):
+    """All commands; the MQTT clients are imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return sorted([*super().list_commands(ctx), *CLIENTS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name."""
+        if cmd_name not in CLIENTS:
+            return super().get_command(ctx, cmd_name)
+        from mqtt_nats.mqtt_clients.commands import COMMANDS
+
+        return COMMANDS[cmd_name]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
 def command() -> None:
     """MQTT clients on NATS: a gateway that keeps every durable fact in JetStream."""
 
@@ -62,7 +85,6 @@ _config_option = click.option(
 
 @command.command(cls=SettingsCommand)
 @_config_option
-@setting_options()
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve MQTT clients until SIGINT or SIGTERM. On SIGHUP certificates, users and rules are read again.
 
@@ -83,7 +105,6 @@ def serve(config: Path | None, **flags: Any) -> None:
 @_config_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--quiet", is_flag=True, help="Print errors and warnings only.")
-@setting_options()
 def check_config(config: Path | None, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Show what `serve` would start with, and where each value comes from; secrets are hidden.
 
@@ -154,13 +175,15 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
     say(f"{user} {'added' if new else 'changed'}")
 
 
-@command.group(cls=Ctl)
+_NATS = ("nats", *(name for name in AccountSettings.model_fields if name.startswith("nats_")), "data")
+
+
+@command.group(cls=Ctl, params=setting_options(*_NATS))
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"TOML file. [{ENV_PREFIX}CONFIG]")
-@setting_options(*(name for name in Settings.model_fields if name == "nats" or name.startswith("nats_")), "data")
 @click.pass_context
 def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
-    context.obj = find_login(Settings.load(flags, config))
+    context.obj = find_login(Settings.load_nats(flags, config))
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
 
 
@@ -189,10 +212,6 @@ def bench(arguments: tuple[str, ...]) -> None:
     from mqtt_nats.mqtt_clients.load.command import bench as run_bench  # not needed by gateways
 
     run_bench.main(list(arguments), prog_name="mqtt-nats bench")
-
-
-for client in COMMANDS.values():
-    command.add_command(client)
 
 
 @command.command()
@@ -231,6 +250,9 @@ def main() -> None:
 
 async def run(settings: Settings) -> None:
     """Run the gateway, with its nats-server where it is embedded, until a signal stops it."""
+    import anyio
+    from anyio.abc import TaskStatus
+
     from mqtt_nats.gateway.gateway import serve as serve_gateway
     from mqtt_nats.gateway.sighup import ReloadSignal
     from mqtt_nats.gateway.supervisor import supervise
@@ -279,6 +301,8 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
     if not settings.embedded:
         yield find_login(settings)
         return
+    import anyio
+
     from mqtt_nats.gateway.embedded import run_server
 
     async with (

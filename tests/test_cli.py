@@ -114,6 +114,28 @@ def test_every_bad_setting_has_a_line_with_its_origin(tmp_path: Path) -> None:
         assert any(line.startswith("mqtt-nats: ") and setting in line and origin in line for line in lines), setting
 
 
+LOADED = """
+import sys
+from mqtt_nats.cli import main
+sys.argv = ["mqtt-nats", "ctl", "--nats", "nats://127.0.0.1:1", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 1
+print(*(name for name in sys.modules if name.partition(".")[0] in ("mqtt_nats", "anyio", "uvloop", "httpx")))
+"""
+
+
+@pytest.mark.parametrize("line", ["status", "sessions list", "streams list"])
+def test_a_command_of_operators_imports_what_it_needs(line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED, *line.split()], cwd=ROOT, capture_output=True, text=True)
+    assert "cannot connect to nats-server" in done.stderr
+    loaded = done.stdout.split()
+    assert not {"anyio", "uvloop", "httpx", "mqtt_nats.codec", "mqtt_nats.client", "mqtt_nats.gateway"} & set(loaded)
+    commands = [name for name in loaded if name.startswith("mqtt_nats.ctl.commands.")]
+    assert len(commands) == 1, commands
+
+
 def test_an_unknown_flag_is_wrong_usage() -> None:
     done = run("serve", "--lisen", "127.0.0.1:0")
     assert done.returncode == 2

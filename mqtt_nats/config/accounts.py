@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
@@ -113,6 +114,24 @@ class AccountSettings(BaseModel):
         """Remove user names and passwords of NATS URLs from ``repr``."""
         for name, value in super().__repr_args__():
             yield name, tuple(map(without_userinfo, value)) if name == "nats" and value else value
+
+
+class NatsSettings(AccountSettings):
+    """Settings of the connection to NATS, which the command line of an operator needs too."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True, defer_build=True)
+
+    nats: Urls = Field(
+        default=("nats://127.0.0.1:4222",), description="URLs of the nats-server cluster, separated by commas."
+    )
+    data: Path = Field(
+        default=Path("data"), description="Directory for the data of the embedded nats-server, and the login there."
+    )
+
+    @property
+    def nats_display(self) -> str:
+        """``nats`` without user names and passwords, for messages and logs."""
+        return ",".join(without_userinfo(url) for url in self.nats)
 
 
 class TenantSettings(AccountSettings):

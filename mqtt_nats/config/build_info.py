@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from mqtt_nats.codec import decoder
-
 
 def build() -> str:
     """Return ``compiled`` or ``pure Python``."""
+    from mqtt_nats.codec import decoder  # most commands need no codec
+
     return "pure Python" if str(decoder.__file__).endswith(".py") else "compiled"

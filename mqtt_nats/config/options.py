@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, get_args
 
 import click
@@ -68,7 +68,13 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """Command whose help has the options for settings in groups, behind its other options."""
+    """Command with an option for each setting that has a flag; in the help they are in groups, behind the others."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters; the options for settings are made when they are first needed."""
+        if not any(isinstance(one, SettingOption) for one in self.params):
+            self.params += setting_options(*(name for members in GROUPS.values() for name in members))
+        return super().get_params(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each group under its heading."""
@@ -83,32 +89,19 @@ class SettingsCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def setting_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds an option for each of these settings that has a flag; `Settings` checks the values.
-
-    Args:
-        names: settings in the order of the help; none: all, in the order of `GROUPS`.
-    """
+def setting_options(*names: str) -> list[click.Parameter]:
+    """Return an option for each of these settings that has a flag; `Settings` checks the values."""
     groups = {name: group for group, members in GROUPS.items() for name in members}
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names or tuple(groups)):
-            if has_flag(name):
-                command = _option(name, groups[name])(command)
-        return command
-
-    return decorate
+    return [_option(name, groups[name]) for name in names if has_flag(name)]
 
 
-def _option(name: str, group: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _option(name: str, group: str) -> SettingOption:
     field = Settings.model_fields[name]
     flag = flag_name(name)
     shown = f"{field.description} [{env_name(name)}; default: {default_text(with_unit(field.default, field))}]"
     if bool in _kinds(field.annotation):
-        words = [f"{flag}/--no-{flag[2:]}", name]
-        return click.option(*words, cls=SettingOption, group=group, default=None, help=shown)
-    metavar = METAVARS.get(name) or _metavar(name)
-    return click.option(flag, name, cls=SettingOption, group=group, metavar=metavar, help=shown)
+        return SettingOption([f"{flag}/--no-{flag[2:]}", name], group, default=None, help=shown)
+    return SettingOption([flag, name], group, metavar=METAVARS.get(name) or _metavar(name), help=shown)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -8,9 +8,9 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from mqtt_nats.access.settings import KINDS, AccessSettings
-from mqtt_nats.base.config_files import is_json, nearest, read_file, without_secrets, without_userinfo
+from mqtt_nats.base.config_files import is_json, nearest, read_file, without_secrets
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.base.limit_settings import (
     DURATION,
@@ -35,7 +35,7 @@ from mqtt_nats.base.limit_settings import (
     Sixteen,
     at_listener,
 )
-from mqtt_nats.config.accounts import AccountSettings, TenantName, TenantSettings, Urls
+from mqtt_nats.config.accounts import NatsSettings, TenantName, TenantSettings
 from mqtt_nats.config.admin_settings import AdminSettings
 from mqtt_nats.transport.listener_settings import Address, ListenerSettings, parse_address
 
@@ -55,7 +55,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, BaseSettings):
+class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSettings):
     """All settings of a gateway. The constructor reads neither environment nor file; ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -79,9 +79,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         le=256,
         description="Gateway processes that share the address; one that dies is started again.",
     )
-    nats: Urls = Field(
-        default=("nats://127.0.0.1:4222",), description="URLs of the nats-server cluster, separated by commas."
-    )
     tenants: dict[TenantName, TenantSettings] = Field(
         default={},
         description="NATS accounts beside the gateway's own, `[tenants.NAME]` in the file, for listeners and users.",
@@ -91,9 +88,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
     )
     embedded_port: int = Field(
         default=4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
-    )
-    data: Path = Field(
-        default=Path("data"), description="Directory for the data of the embedded nats-server, and the login there."
     )
 
     session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
@@ -329,11 +323,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         """``listen`` as (host, port), the host without brackets."""
         return parse_address(self.listen)
 
-    @property
-    def nats_display(self) -> str:
-        """``nats`` without user names and passwords, for messages and logs."""
-        return ",".join(without_userinfo(url) for url in self.nats)
-
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
         """Merge flags over environment over file and validate the result.
@@ -343,15 +332,20 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, AccountSettings, Bas
         (Kubernetes sets some for a service of this name), unknown keys of the file are errors.
         Raises StartupError.
         """
+        return _checked(cls, gather(flags, config))
+
+    @classmethod
+    def load_nats(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
+        """Return settings as ``load``, of which only those of :class:`NatsSettings` are read and checked.
+
+        So a command of an operator starts sooner, and takes a gateway's file without the files that it names.
+
+        Raises:
+            StartupError: one of these settings is wrong, or a key of the file is unknown.
+        """
         found = gather(flags, config)
-        problems = found.unknown
-        try:
-            settings = cls(**found.values)
-        except ValidationError as error:
-            problems = [*problems, *_problems(error, found)]
-        if problems:
-            raise StartupError(*problems)
-        return settings
+        values = {name: value for name, value in found.values.items() if name in NatsSettings.model_fields}
+        return cls.model_construct(**dict(_checked(NatsSettings, Sources(values, found.origins, found.unknown))))
 
 
 class Sources(NamedTuple):
@@ -362,6 +356,21 @@ class Sources(NamedTuple):
     """Origins of each value, for the file with lines, also of named entries of tables, such as `tenants.acme`."""
     unknown: list[str]
     """Errors about settings of the file that do not exist."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _checked(model: type[M], found: Sources) -> M:
+    """Return the model with the values of the sources. Raises StartupError with all errors."""
+    problems = found.unknown
+    try:
+        settings = model(**found.values)
+    except ValidationError as error:
+        problems = [*problems, *_problems(error, found)]
+    if problems:
+        raise StartupError(*problems)
+    return settings
 
 
 def gather(flags: Mapping[str, Any], config: Path | None = None) -> Sources:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
+from typing import Final
 
-import anyio
+PATIENCE_S: Final = 1.0
+"""Seconds that a service manager with a full queue is waited for."""
 
 
 def notify(state: str) -> None:
@@ -18,7 +21,7 @@ def notify(state: str) -> None:
     address = "\0" + name[1:] if name.startswith("@") else name
     # A service manager that does not listen any more is no reason to end.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
+        sender.settimeout(PATIENCE_S)
         sender.sendto(state.encode(), address)
 
 
@@ -35,4 +38,4 @@ async def keep_alive() -> None:
     interval = watchdog_interval()
     while interval:
         notify("WATCHDOG=1")
-        await anyio.sleep(interval)
+        await asyncio.sleep(interval)

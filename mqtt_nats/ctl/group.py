@@ -3,24 +3,44 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
+
+MODULES: Final = {
+    "acl": "gateways",
+    "bans": "bans",
+    "clients": "clients",
+    "cluster": "cluster",
+    "drain": "gateways",
+    "hooks": "gateways",
+    "listeners": "gateways",
+    "log": "gateways",
+    "plugins": "plugins",
+    "publish": "retained",
+    "reload": "fleet",
+    "retained": "retained",
+    "sessions": "sessions",
+    "status": "gateways",
+    "streams": "streams",
+    "subscriptions": "topics",
+    "topics": "topics",
+    "trace": "trace_output",
+}
+"""Modules of ``ctl/commands`` by the first words of their commands."""
 
 
 class Ctl(click.Group):
     """The group of all commands."""
 
-    def _made(self) -> None:
-        if not self.commands:
-            from mqtt_nats.ctl.parser import made  # gateways do not import it
-
-            self.commands.update(made())
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        self._made()
-        return super().list_commands(ctx)
+        return sorted(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name."""
-        self._made()
-        return super().get_command(ctx, cmd_name)
+        """Return a command by its name; only its module is imported."""
+        if cmd_name not in MODULES:
+            return None
+        from mqtt_nats.ctl.parser import made  # gateways do not import it
+
+        return made(cmd_name, MODULES[cmd_name])

@@ -7,6 +7,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from shutil import get_terminal_size
 from typing import Any, Literal, get_args, get_origin
 
@@ -17,13 +18,11 @@ from pydantic.fields import FieldInfo
 
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.config.process_limits import say
-from mqtt_nats.ctl.commands import trace_output as tracing
 from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.progress_bar import bar
 from mqtt_nats.ctl.tables import WIDTH
 from mqtt_nats.ctl.verb import Arguments, Verb
-from mqtt_nats.ctl.verbs import VERBS
 
 GROUPS = {
     "acl": "What the rules allow.",
@@ -53,18 +52,19 @@ class Noun(click.Group):
         return super().parse_args(ctx, args)
 
 
-def made() -> dict[str, click.Command]:
-    """Return every command by its name."""
-    found: dict[str, click.Command] = {}
-    for verb in VERBS:
-        first, _, second = verb.name.partition(".")
-        if not second:
-            found[first] = command_of(verb, first)
-            continue
-        group = found.setdefault(first, Noun(first, help=GROUPS[first]))
-        assert isinstance(group, click.Group)
-        group.add_command(command_of(verb, second))
-    return {**found, "trace": tracing.group}
+def made(name: str, module: str) -> click.Command:
+    """Return the command with a name, from a module of ``ctl/commands``."""
+    found = import_module(f"mqtt_nats.ctl.commands.{module}")
+    if not hasattr(found, "VERBS"):
+        group: click.Command = found.group
+        return group
+    verbs: dict[str, Verb] = {verb.name: verb for verb in found.VERBS if verb.name.partition(".")[0] == name}
+    if name in verbs:
+        return command_of(verbs[name], name)
+    noun = Noun(name, help=GROUPS[name])
+    for full, verb in verbs.items():
+        noun.add_command(command_of(verb, full.partition(".")[2]))
+    return noun
 
 
 def command_of(verb: Verb, name: str) -> click.Command:

@@ -31,9 +31,9 @@ class Refused(StartupError):
 
 
 class Arguments(BaseModel):
-    """Arguments of a verb."""
+    """Arguments of a verb. A model is built when its verb is used: a command line uses one of them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=TEXT_LENGTH)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=TEXT_LENGTH, defer_build=True)
 
 
 def _nothing(asked: Any, found: Any) -> str:

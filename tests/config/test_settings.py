@@ -58,6 +58,23 @@ def test_the_file_is_found_through_the_environment(tmp_path: Path, monkeypatch: 
     assert Settings.load({}).listen_address == ("127.0.0.1", 7)
 
 
+def test_operators_read_the_settings_of_nats_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a gateway's file, whose other files are not there."""
+    monkeypatch.setenv("MQTT_NATS_NATS_PASSWORD", "p")
+    text = 'nats = "tls://h"\nnats_user = "u"\nacl_file = "/does/not/exist"\nmax_inflight = 0\n'
+    file = write(tmp_path, text)
+    settings = Settings.load_nats({"data": "d"}, file)
+    assert (settings.nats, settings.nats_user, settings.data) == (("tls://h",), "u", Path("d"))
+    assert settings.nats_password is not None
+    assert settings.nats_password.get_secret_value() == "p"
+    assert settings.max_inflight == 100
+    with pytest.raises(StartupError, match=r"^invalid setting: nats: expected URLs such as .* \(--nats\)$"):
+        Settings.load_nats({"nats": "h"}, file)
+    file.write_text("lisen = 1", encoding="utf-8")
+    with pytest.raises(StartupError, match="unknown setting 'lisen'"):
+        Settings.load_nats({}, file)
+
+
 def test_an_empty_variable_is_not_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQTT_NATS_NATS_TOKEN", "")
     assert Settings.load({}).nats_token is None

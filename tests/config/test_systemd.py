@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Self
 
@@ -15,35 +16,34 @@ import pytest
 from mqtt_nats.config import systemd
 from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
+from tests.harness.waiting import eventually
 
 WATCHDOG = "300000"
 """Microseconds: three signs of life in that time."""
 
 
 class Manager:
-    """The socket of a service manager."""
+    """The socket of a service manager, which reads what comes."""
 
     def __init__(self, address: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(address)
-        self.socket.settimeout(20)
+        self.states: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._reader = threading.Thread(target=self._read)
+
+    def _read(self) -> None:
+        while state := self._socket.recv(1024).decode():
+            self.states.append(state)
 
     def __enter__(self) -> Self:
+        self._reader.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.socket.close()
-
-    def receive(self) -> str:
-        """The next state."""
-        return self.socket.recv(1024).decode()
-
-    def receive_until(self, wanted: str) -> set[str]:
-        """The states until one of them is ``wanted``."""
-        found = {self.receive()}
-        while wanted not in found:
-            found.add(self.receive())
-        return found
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", self._socket.getsockname())
+        self._reader.join()
+        self._socket.close()
 
 
 @pytest.fixture
@@ -59,12 +59,13 @@ def test_a_gateway_tells_start_signs_of_life_and_end(
     with Manager(address) as manager:
         env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": WATCHDOG}
         gateway = gateway_factory(nats_server, *workers, env=env)
-        assert manager.receive_until("READY=1") <= {"READY=1", "WATCHDOG=1"}
-        for _ in range(3):
-            assert manager.receive() == "WATCHDOG=1"
+        eventually(lambda: "READY=1" in manager.states)
+        before = len(manager.states)
+        eventually(lambda: manager.states[before:].count("WATCHDOG=1") > 2)
         gateway.process.send(signal.SIGTERM)
-        assert manager.receive_until("STOPPING=1") <= {"STOPPING=1", "WATCHDOG=1"}
         assert gateway.wait() == 0
+    others = [state for state in manager.states if state != "WATCHDOG=1"]
+    assert others == ["READY=1", "STOPPING=1"]
 
 
 def test_a_gateway_does_not_need_a_service_manager(
@@ -101,4 +102,4 @@ def test_an_abstract_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     with Manager(f"\0{name}") as manager:
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         systemd.notify("READY=1")
-        assert manager.receive() == "READY=1"
+    assert manager.states == ["READY=1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from importlib import import_module
 
 import orjson
 import pytest
@@ -135,7 +136,7 @@ def test_completion(shell: str) -> None:
 
 def test_every_command_says_what_it_does() -> None:
     """`--help` of all of them, without a nats-server; and every argument has a description."""
-    from mqtt_nats.ctl.parser import made
+    from mqtt_nats.ctl.group import MODULES
     from mqtt_nats.ctl.verbs import VERBS
 
     runner = CliRunner()
@@ -147,5 +148,8 @@ def test_every_command_says_what_it_does() -> None:
             assert field.description or name in (*verb.in_path, *verb.positional), (verb.name, name)
         assert set(verb.in_path) <= set(verb.arguments.model_fields), verb.name
     assert len({(verb.method, verb.path) for verb in VERBS}) == len(VERBS)
-    assert {"status", "trace", "clients", "drain"} <= made().keys()
+    assert MODULES.keys() == {verb.name.partition(".")[0] for verb in VERBS} | {"trace"}
+    for verb in VERBS:
+        module = import_module(f"mqtt_nats.ctl.commands.{MODULES[verb.name.partition('.')[0]]}")
+        assert verb in module.VERBS, verb.name
     assert orjson.dumps([verb.arguments.model_json_schema() for verb in VERBS])
