@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.ctl.gateway_requests import progress
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.hashing import name_hash
@@ -45,12 +46,15 @@ def fits(pattern: str, client_id: str) -> bool:
 
 async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
     """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
-    start, more = 1, True
+    start, more, done = 1, True, 0
     while more:
         page, more = await stored.direct_page(inbox, stream, subject, {"seq": start}, messages=PAGE, size=PAGE_BYTES)
         for message in page:
             start = message.seq + 1
             yield message
+        done += len(page)
+        if more:
+            progress(done)
 
 
 async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:

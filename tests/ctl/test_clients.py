@@ -15,10 +15,11 @@ import pytest
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import gateway_requests as asking
+from mqtt_nats.ctl import records as reading
 from mqtt_nats.ctl.commands import clients
 from mqtt_nats.ctl.gateway_requests import PROGRESS, Answers
 from mqtt_nats.ctl.nats_connection import connected
-from mqtt_nats.ctl.progress_bar import bar
+from mqtt_nats.ctl.progress_bar import CLEAR, bar
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
 from tests.harness.waiting import eventually
@@ -274,3 +275,33 @@ def test_subscriptions_and_topics(fleet: Fleet) -> None:
     assert (away["client"], away["filter"], away["gateway"]) == ("c-sub-1", "plants/+/water", "")
     text = fleet.text("subscriptions", *match, "--stored")
     assert re.search(r"^plants/\+/water +c-sub-1 +not connected +1$", text, re.MULTILINE), text
+
+
+def test_progress_without_a_total_is_a_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until there is a total; the line is cleared before what comes next."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with bar("sessions.list"):
+        asking.progress(256)
+        asking.progress(1024)
+        assert capsys.readouterr().err == f"{CLEAR}sessions list: 256 read{CLEAR}sessions list: 1,024 read"
+    assert capsys.readouterr().err == CLEAR
+    with bar("sessions.list"):
+        asking.progress(1024)
+        asking.progress(3, 10)
+        asking.progress(2048)
+    assert capsys.readouterr().err.count(" read") == 1
+
+
+def test_reading_sessions_tells_its_progress(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each page but the last."""
+    monkeypatch.setattr(reading, "PAGE", 1)
+    seen: list[int] = []
+    token = PROGRESS.set(lambda done, total: seen.append(done))
+    try:
+        with Raw5.open(fleet.one.port, "c-one"), Raw5.open(fleet.two.port, "c-two"):
+            fleet.json("sessions", "list", "--quick")
+    finally:
+        PROGRESS.reset(token)
+    assert 1 in seen
