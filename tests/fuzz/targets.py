@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from tests.fuzz import codec, files, headers, proxy, records, spark, topics, websocket
+from tests.fuzz import codec, files, headers, payloads, proxy, records, spark, topics, websocket
 from tests.fuzz.engine import Outcome, Target, fuzz
 
 TARGETS: Final[dict[str, Target]] = {
@@ -27,6 +27,7 @@ TARGETS: Final[dict[str, Target]] = {
         files.RULES,
         files.USERS,
         spark.TARGET,
+        payloads.TARGET,
     )
 }
 

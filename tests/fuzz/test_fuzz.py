@@ -19,6 +19,7 @@ from mqtt_nats.messages import properties
 from mqtt_nats.transport.proxy import HeaderReader
 from mqtt_nats.transport.websocket import WebSocket
 from mqtt_streams import sessions, subjects
+from pyspark_mqtt_nats.decoders import columns
 from pyspark_mqtt_nats.reading import decoding
 from tests.codec.support import decoder
 from tests.fuzz import codec
@@ -174,6 +175,7 @@ MISTAKES = [
     ("acl-file", acl, "overlaps", _generous, "may be subscribed and brings"),
     ("password-files", passwords, "_parse", _costly, "costs"),
     ("spark-headers", decoding, "decode_headers", _latin, "content type"),
+    ("spark-payloads", columns, "json_of", lambda value: repr(value), "JSONDecodeError"),
     ("headers", properties, "_legal", _trusting, "is not legal in a packet"),
     ("topics", subjects, "subject_to_filter", _short, "is '"),
 ]
