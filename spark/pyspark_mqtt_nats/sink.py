@@ -29,7 +29,7 @@ from pyspark_mqtt_nats.publishing.publisher import Publisher
 
 QUERY: Final = "sql.streaming.queryId"
 EPOCH: Final = "streaming.sql.batchId"
-"""What Spark calls these, in the properties of a task."""
+"""Names of the query's id and of the batch's number among the properties of a task."""
 
 _NS: Final = 1_000_000_000
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Published(WriterCommitMessage):
-    """What a task has published: `messages`, of which the stream had `duplicates` from an earlier run."""
+    """Count of a task: `messages` that it has published, `duplicates` of them that the stream had already."""
 
     partition: int
     messages: int
@@ -46,7 +46,7 @@ class Published(WriterCommitMessage):
 
 
 class Sink:
-    """What a task needs to publish; made on the driver, and sent to the executors.
+    """Writer of both kinds: the driver makes it, and Spark sends it to the executors.
 
     Raises OptionError and SourceError, each one line that names the option or the column.
     """
@@ -65,7 +65,7 @@ class Sink:
         self.window = self._window() if stores else 0.0
 
     def _window(self) -> float:
-        """For how long the stream knows what it has stored (seconds); raised where the option says so."""
+        """Return the stream's duplicate window in seconds, after raising it where `duplicateWindow` says so."""
         options = self.options
         with Connection(options.access) as connection:
             config = stream_info(connection, options.stream)["config"]
@@ -82,7 +82,7 @@ class Sink:
             return wanted
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Published:
-        """Publish the rows of one partition, in their order; returns when NATS has all of them."""
+        """Publish the rows of one partition, in their order; returns when NATS has acknowledged all of them."""
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
         query = self.options.query_id or self.query(context)
@@ -121,7 +121,7 @@ class Sink:
             return Published(partition, number, publisher.duplicates)
 
     def query(self, context: TaskContext | None) -> str:
-        """What tells this write from others when there is no option `queryId`."""
+        """Return the name of this write where there is no option `queryId`."""
         return self.made_up
 
     def _warn(self, partition: int) -> None:
@@ -139,7 +139,7 @@ def _task_property(context: TaskContext | None, name: str) -> str:
 
 
 class BatchWriter(Sink, DataSourceArrowWriter):
-    """`df.write.format("mqtt_nats").mode("append")`."""
+    """Writer of `df.write.format("mqtt_nats").mode("append")`."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -148,8 +148,8 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("mqtt_nats")`; in complete mode the whole result is published each time."""
+    """Writer of `df.writeStream.format("mqtt_nats")`; in complete mode it publishes the whole result each time."""
 
     def query(self, context: TaskContext | None) -> str:
-        """The query's name in its checkpoint."""
+        """Return the query's id, which is in its checkpoint."""
         return _task_property(context, QUERY) or self.made_up

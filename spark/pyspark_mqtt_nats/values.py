@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of options as values. Every function raises ValueError with what is wrong, without the name of the option."""
+"""Values of options from their texts. Each function raises ValueError; its text does not name the option."""
 
 import math
 import re
@@ -28,14 +28,14 @@ _MAX_FILE: Final = 1 << 20
 
 
 def text(value: str) -> str:
-    """Any text but an empty one."""
+    """Return a text that is not empty."""
     if not value:
         raise ValueError("it is empty")
     return value
 
 
 def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
-    """A whole number between two others."""
+    """Return a function for whole numbers between `least` and `most`."""
 
     def parse(value: str) -> int:
         value = value.strip()
@@ -49,7 +49,7 @@ def whole(least: int, most: int = (1 << 63) - 1) -> Callable[[str], int]:
 
 
 def size(value: str) -> int:
-    """A number of bytes, with k, m or g as Spark writes them (64m), or KiB, MiB, GiB."""
+    """Return a number of bytes; the text may end in k, m or g as in Spark (64m), or in KiB, MiB, GiB."""
     match = _SIZE.fullmatch(value.strip().lower())
     if match is None or not int(match[1]):
         raise ValueError("expected a number of bytes, such as 67108864 or 64m")
@@ -57,7 +57,7 @@ def size(value: str) -> int:
 
 
 def seconds(value: str) -> float:
-    """A time span; `10` and `10s`."""
+    """Return a time span in seconds, from `10` or `10s`."""
     try:
         found = float(value.strip().removesuffix("s"))
     except ValueError:
@@ -68,12 +68,12 @@ def seconds(value: str) -> float:
 
 
 def flag(value: str) -> bool:
-    """`true` or `false`."""
+    """Return the value of `true` or `false`."""
     return one_of("true", "false")(value) == "true"
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of a few words, in small letters."""
+    """Return a function for one of a few words, in any case."""
 
     def parse(value: str) -> str:
         found = value.strip().lower()
@@ -85,7 +85,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def timestamp(value: str) -> int:
-    """Nanoseconds since 1970 of an ISO 8601 time (UTC unless it says otherwise), or of milliseconds since 1970."""
+    """Return nanoseconds since 1970, from an ISO 8601 time (in UTC without a zone) or from milliseconds since 1970."""
     value = value.strip()
     match = _TIME.fullmatch(value)
     try:
@@ -104,7 +104,7 @@ def timestamp(value: str) -> int:
 
 
 def servers(value: str) -> tuple[Server, ...]:
-    """URLs separated by commas."""
+    """Return the servers of URLs that are separated by commas."""
     found = tuple(parse_server(url) for url in value.split(",") if url.strip())
     if not found:
         raise ValueError("expected URLs such as nats://127.0.0.1:4222, separated by commas")
@@ -112,7 +112,7 @@ def servers(value: str) -> tuple[Server, ...]:
 
 
 def filters(value: str) -> tuple[str, ...]:
-    """MQTT topic filters, separated by commas or line ends, or a JSON list of them; repeated ones once."""
+    """Return topic filters, from a JSON list or separated by commas or line ends; a repeated one comes once."""
     stripped = value.strip()
     if stripped.startswith("["):
         found = _json(stripped)
@@ -128,7 +128,7 @@ def filters(value: str) -> tuple[str, ...]:
 
 
 def check_filter(item: str) -> None:
-    """Raise ValueError for what is no topic filter, or can match nothing that is stored."""
+    """Raise ValueError for an illegal topic filter, and for one that can match no stored message."""
     if item.partition("/")[0] == "$share":
         raise ValueError(f"{item!r}: leave out $share and the group")
     if "\0" in item:
@@ -140,7 +140,7 @@ def check_filter(item: str) -> None:
 
 
 def decoders(value: str) -> tuple["Decoder", ...]:
-    """A JSON object: topic filter -> how its payloads are read; see `decoders.option`."""
+    """Return the decoders of a JSON object, topic filter -> how its payloads are read; see `decoders.option`."""
     found = _json(value)
     if found == {}:
         return ()
@@ -152,14 +152,14 @@ def decoders(value: str) -> tuple["Decoder", ...]:
 
 
 def stream(value: str) -> str:
-    """The name of a stream."""
+    """Return the name of a stream."""
     if not value or any(char in value for char in " .*>/\\\t\r\n\0"):
         raise ValueError("expected the name of a stream, which has no space . * > / or \\")
     return value
 
 
 def prefix(value: str) -> str:
-    """What stands before a subject, with a dot at its end; empty for nothing."""
+    """Return the beginning of subjects, with a dot at its end; may be empty."""
     value = value.rstrip(".")
     if value:
         _tokens(value)
@@ -168,13 +168,13 @@ def prefix(value: str) -> str:
 
 
 def tokens(value: str) -> str:
-    """A subject without wildcards."""
+    """Return a subject without wildcards."""
     _tokens(text(value.rstrip(".")))
     return value.rstrip(".")
 
 
 def token(value: str) -> str:
-    """One token of a subject."""
+    """Return one token of a subject."""
     _tokens(text(value))
     if "." in value:
         raise ValueError("expected a name without dots")
@@ -187,7 +187,7 @@ def _tokens(value: str) -> None:
 
 
 def mqtt_topic(value: str) -> str:
-    """A topic name."""
+    """Return a topic name."""
     if "+" in value or "#" in value:
         raise ValueError("expected a topic to publish on, without + and #")
     check_filter(text(value))
@@ -195,12 +195,12 @@ def mqtt_topic(value: str) -> str:
 
 
 def credentials(value: str) -> Credentials:
-    """What a credentials file holds: the file is named, or its text is given."""
+    """Return the JWT and the seed of a credentials file, from the name of the file or its text."""
     return parse_credentials(_text_or_file(value))
 
 
 def seed(value: str) -> str:
-    """A user's nkey seed: itself, or a file with it, maybe among comments."""
+    """Return a user's nkey seed, from the seed or the name of a file with it; the file may have comments."""
     bare = value.strip()
     if _SEED.fullmatch(bare):
         return check_seed(bare)
@@ -217,7 +217,7 @@ def names_file(value: str) -> bool:
 
 
 def pem(kind: str) -> Callable[[str], str]:
-    """PEM text that has a `kind` (CERTIFICATE, PRIVATE KEY): the file is named, or its text is given."""
+    """Return a function for PEM text with a `kind` (CERTIFICATE, PRIVATE KEY): a file's name or its text."""
 
     def parse(value: str) -> str:
         found = _text_or_file(value)
@@ -233,7 +233,7 @@ def _text_or_file(value: str) -> str:
 
 
 def _file(name: str, shown: str) -> str:
-    """The text of a file, which is called `shown` where it is no use."""
+    """Return the text of a file; errors call the file `shown`."""
     try:
         with Path(name).expanduser().open("rb") as file:
             data = file.read(_MAX_FILE + 1)

@@ -156,7 +156,7 @@ def test_what_users_are_told(spark: "SparkSession", nats_server: NatsServer, nat
             ({"servers": locked.url, "user": "spark", "password": "%wrong%"}, "refused the login by user and password"),
             ({"servers": absent.url, "connectTimeout": "0.5"}, "(option servers)"),
             ({"subjectPrefix": "a b"}, "subjectPrefix = 'a b'"),
-            ({"decoders": '{"a/+": "avro"}'}, "decoders: 'a/+' has the kind 'avro'"),
+            ({"decoders": '{"a/+": "avro"}'}, "'a/+': the format avro needs 'schema' or 'registry'"),
         ]
         for options, message in at_load:
             with pytest.raises(PySparkException) as told:

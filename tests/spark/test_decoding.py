@@ -173,7 +173,8 @@ def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServe
         assert [tuple(row) for row in own.collect()] == expected
         spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         try:
-            local = found.where("time IS NOT NULL").first()
+            again = decode(store.load(spark, startingSequence=len(rows()) + 1), reports)
+            local = again.selectExpr("CAST(at AS STRING) AS time").where("time IS NOT NULL").first()
             assert local is not None
             assert local.time == "2026-01-01 22:04:05"
         finally:

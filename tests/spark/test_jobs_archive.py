@@ -234,9 +234,7 @@ def test_the_first_read_of_the_page(
     page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]
     assert '"home/#"' in code  # of which other tests have published many
-    code = code.replace("home/#", "first/#").replace(
-        '.format("mqtt_nats")', f'.format("mqtt_nats").option("servers", "{nats_server.url}")'
-    )
+    code = code.replace("home/#", "first/#").replace("nats://127.0.0.1:4222", nats_server.url)
     exec(compile(code, "docs/spark.md", "exec"), {})
     assert re.search(r"\|first/lamp *\|20\d\d-.*\| *1\| *lamp\| *on\|", capsys.readouterr().out)
 

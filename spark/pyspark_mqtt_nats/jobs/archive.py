@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job ``archive``: stored messages to files by date and first topic level, each message exactly once.
+"""Job ``archive``: stored messages to files by date and first topic level, each message exactly once.
 
-Spark's checkpoint says up to which sequence the messages are in the archive, and the log of its file sink which files
-belong to it. So what a killed run has left half done is done again, and the files of the first attempt do not count.
+Spark's checkpoint has the sequence up to which messages are in the archive. The log of Spark's file sink names the
+files that belong to the archive. So an incomplete batch of a killed run is written again, and the files of the first
+attempt do not count.
 """
 
 import re
@@ -20,12 +21,13 @@ from pyspark_mqtt_nats.jobs.storage import Checkpoint
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import stream_info
 from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.reading.selection import visible
 
 OTHER: Final = "_other"
-"""Directory of the first levels that are too many."""
+"""Directory of the first levels beyond the most that get one of their own."""
 
 BATCH: Final = 1_000_000
-"""Messages of a micro-batch when no limit is given: what a killed run has to do again, at most."""
+"""Most messages of a micro-batch when no limit is given; a killed run has to write them again."""
 
 _NAME_MOST: Final = 48  # characters: file systems allow names of 255 bytes, UTF-8 has up to 4 a character
 _PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
@@ -33,7 +35,7 @@ _PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
 
 @dataclass(frozen=True)
 class Archive:
-    """What to archive. `source`: options of the source; `every`: seconds between two rounds, None for one round.
+    """Settings of an archive. `source`: options of the source; `every`: seconds between two rounds, None for one round.
 
     `roots`: most directories a day; `files`: files a directory and batch.
     """
@@ -49,7 +51,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Archived:
-    """What a run has archived; `first` and `last` sequence, 0 when there was nothing."""
+    """Counts of a run; `first` and `last` sequence, 0 without a message."""
 
     job: Archive
     messages: int
@@ -59,7 +61,7 @@ class Archived:
     last: int
 
     def text(self) -> str:
-        """The summary."""
+        """Return the summary."""
         job = self.job
         if not self.messages:
             return f"nothing new to archive in {job.output} ({duration(self.seconds)})"
@@ -76,7 +78,10 @@ class Archived:
 
 
 def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
-    """Archive what is there, or go on until the user stops it; raises what Spark and the source raise, and JobError."""
+    """Archive the stored messages, or go on until the user stops the job.
+
+    Raises JobError, and the errors of Spark and the source.
+    """
     where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
     checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
     roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
@@ -98,7 +103,7 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
 
 
 def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
-    """Everything from the beginning, a bounded number of messages at a time, unless the user wants something else."""
+    """Return the source's options, with defaults: from the beginning, a bounded number of messages at a time."""
     given = {name.lower() for name in source}
     found = dict(source)
     if not given & {"startingsequence", "startingtimestamp", "startingoffsets"}:
@@ -109,7 +114,7 @@ def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
 
 
 def arranged(messages: DataFrame, roots: Mapping[str, str], files: int) -> DataFrame:
-    """Messages with the columns `date` and `root`; all of one directory in `files` partitions."""
+    """Return messages with the columns `date` and `root`, those of one directory in `files` partitions."""
     found = messages.withColumn("date", F.to_date("timestamp")).withColumn("root", _root(roots))
     keys = [F.col("date"), F.col("root")]
     return found.repartition(*keys, *([F.col("sequence") % files] if files > 1 else []))
@@ -123,12 +128,12 @@ def _root(roots: Mapping[str, str]) -> Column:
 
 
 def directory(level: str) -> str:
-    """A first level of a topic as part of the name of a directory, on any file system and in any query engine."""
+    """Return a first level of a topic as part of a directory's name, for any file system and any query engine."""
     return re.sub(r"[^\w.-]", "_", level)[:_NAME_MOST] or "_empty"
 
 
 def add_roots(roots: dict[str, str], levels: Mapping[str, int], most: int) -> None:
-    """Give the first levels with the most messages a directory, until there are `most`; who has one keeps it."""
+    """Give the first levels with the most messages a directory, until there are `most`; none loses its own."""
     for level in sorted(levels, key=lambda level: (-levels[level], level)):
         if len(roots) >= most:
             break
@@ -136,8 +141,9 @@ def add_roots(roots: dict[str, str], levels: Mapping[str, int], most: int) -> No
 
 
 def first_levels(options: Options) -> dict[str, int]:
-    """First levels of the topics that are stored now, with how many messages they have; raises SourceError."""
+    """Return the first levels of stored topics with their numbers of messages; raises SourceError."""
     found: dict[str, int] = {}
+    shown = visible(options.subjects, options.subject_prefix)
     with Connection(options.access) as connection:
         for subject in options.asked or (f"{options.subject_prefix}>",):
             offset = 0
@@ -145,6 +151,8 @@ def first_levels(options: Options) -> dict[str, int]:
                 info = stream_info(connection, options.stream, subjects_filter=subject, offset=offset)
                 page: dict[str, int] = info["state"].get("subjects") or {}
                 for name, number in page.items():
+                    if shown is not None and not shown(name.removeprefix(options.subject_prefix)):
+                        continue
                     level = subject_to_topic(root_of(name.removeprefix(options.subject_prefix))).partition("/")[0]
                     found[level] = found.get(level, 0) + number
                 offset += len(page)

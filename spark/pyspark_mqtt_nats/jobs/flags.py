@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags for the options of the source and the sink, and for Spark's own; and how a job's help shows them."""
+"""Flags of jobs for the options of the source and the sink and for Spark, and the sections of a job's help."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from pyspark_mqtt_nats.options import DEFAULT_SERVERS, OPTIONS, Option, Options
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOURCE: Final = "mqtt_nats.source"
-"""Key of `Context.meta`: what was given for the source or the sink, by the names of its options."""
+"""Key of `Context.meta`: the given options of the source or the sink, by name."""
 
 HIDDEN: Final = ("password", "token")
-"""Secrets, which have no flag: everybody on a machine can see the arguments of a process."""
+"""Options with secrets. They have no flag: everybody on a machine can see the arguments of a process."""
 
 READING: Final = ("topics", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
 ENDING: Final = ("endingSequence", "endingTimestamp")
@@ -30,17 +30,17 @@ CONNECTION: Final = tuple(
 
 
 FindNkey = Callable[[tuple[str, ...]], Path | None]
-"""``find_nkey(servers)``: the file with the seed of an nkey for servers, where one is known."""
+"""``find_nkey(servers)`` returns the file with the seed of an nkey for servers, None where none is known."""
 
 OF_A_STREAM: Final = ("stream", "subjectPrefix")
 """Options that `sql` and `shell` give to each view."""
 
 LOGINS: Final = frozenset(("user", "token", "creds", "nkey"))
-"""Options of a way to log in."""
+"""Options that are ways to log in."""
 
 
 class Flag(click.Option):
-    """An option that is shown under a heading of its own."""
+    """Option that help shows under a heading of its own."""
 
     def __init__(self, *arguments: Any, section: str = "Options", **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -48,10 +48,10 @@ class Flag(click.Option):
 
 
 class Job(click.Command):
-    """A command whose help has sections."""
+    """Command whose help has sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one list of options a section."""
+        """Write one list of options for each section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -63,17 +63,17 @@ class Job(click.Command):
 
 
 def flag_name(option: str) -> str:
-    """`tlsCa` as `--tls-ca`."""
+    """Return the flag of an option: `--tls-ca` for `tlsCa`."""
     return "--" + re.sub("([A-Z])", r"-\1", option).lower()
 
 
 def secret_name(option: str) -> str:
-    """The environment variable of an option that has no flag."""
+    """Return the environment variable of an option without a flag."""
     return f"MQTT_NATS_SPARK_{option.upper()}"
 
 
 def source_flags(section: str, *names: str) -> Callable[[F], F]:
-    """Flags for options of the source or the sink; what is given is in `Context.meta[SOURCE]`."""
+    """Return a decorator that adds flags for options; given values go to `Context.meta[SOURCE]`."""
     known = {option.name: option for option in OPTIONS}
 
     def decorate(command: F) -> F:
@@ -121,7 +121,7 @@ def _keep_pairs(context: click.Context, parameter: click.Parameter, values: tupl
 
 
 def spark_flags(command: F) -> F:
-    """`--option`, `--master`, `--conf`, `--log`."""
+    """Add the flags `--option`, `--master`, `--conf` and `--log` to a command."""
     names = " and ".join(secret_name(name) for name in HIDDEN)
     for decorate in (
         click.option(
@@ -166,7 +166,10 @@ def spark_flags(command: F) -> F:
 def source_options(
     context: click.Context, use: Literal["batch", "stream", "write"], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """What was given for the source or the sink, checked for this use before Spark is started; raises OptionError."""
+    """Return the given options of the source or the sink, checked for this use before Spark starts.
+
+    Raises OptionError.
+    """
     given: dict[str, str] = dict(context.meta.get(SOURCE, {}))
     names = {name.lower() for name in given}
     for name in HIDDEN:
@@ -185,7 +188,7 @@ def source_options(
 
 
 def streams(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """A callback: NAME or NAME=PREFIX of streams, as name -> prefix of its subjects."""
+    """Return streams by name with the prefixes of their subjects: a callback for NAME or NAME=PREFIX."""
     found: dict[str, str] = {}
     for value in values:
         name, _, prefix = value.partition("=")
@@ -200,14 +203,14 @@ def streams(context: click.Context, parameter: click.Parameter, values: tuple[st
 
 
 def positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """A callback: more than 0 and finite."""
+    """Return a number that is more than 0 and finite: a callback."""
     if value is not None and not 0 < value < float("inf"):
         raise click.BadParameter("expected more than 0", context, parameter)
     return value
 
 
 def interval(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """A callback: a time span such as `10 minutes`, in seconds."""
+    """Return the seconds of a time span such as `10 minutes`: a callback."""
     if value is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9})\s*(s|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)", value.strip().lower())

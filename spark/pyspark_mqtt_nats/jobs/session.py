@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark session of a job: quiet, in UTC, and on loopback when Spark runs in this process alone."""
+"""Spark session of a job: without log on the terminal, in UTC, and on loopback when Spark runs on this machine."""
 
 import contextlib
 import logging
@@ -20,15 +20,15 @@ from pyspark_mqtt_nats.jobs.failures import MORE, explain
 
 _LOOPBACK: Final = "127.0.0.1"
 _WARNING: Final = re.compile(r"messages are missing \(|messages had aged out")
-"""What the source says about messages that are gone where that is no error."""
+"""Warnings of the source about messages that are gone."""
 
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"
-"""Option names whose values Spark hides in plans and logs: its own pattern, and our options that may be secrets."""
+"""Option names whose values Spark hides in plans and logs: its own pattern, and options that may be secrets."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How to start Spark. `master` None: local[*], or what spark-submit has chosen. `log` None: nothing is kept."""
+    """Settings of a session. `master` None: local[*], or the choice of spark-submit. `log` None: no log is kept."""
 
     job: str
     master: str | None = None
@@ -37,12 +37,12 @@ class Setup:
 
 
 def submitted() -> bool:
-    """Whether spark-submit has started us, with a JVM that is there."""
+    """Whether spark-submit has started this process, with a JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def settings(setup: Setup) -> dict[str, str]:
-    """The Spark configuration; what the user gives wins."""
+    """Return the Spark configuration; the user's settings win."""
     found = {
         "spark.app.name": f"mqtt-nats {setup.job}",
         "spark.redaction.regex": _REDACTED,
@@ -66,7 +66,7 @@ def settings(setup: Setup) -> dict[str, str]:
 
 @contextlib.contextmanager
 def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
-    """A session that ends with the block, and its log; raises JobError, java.JavaError."""
+    """Start a session, which ends with the block, and yield it with its log; raises JobError, java.JavaError."""
     conf = settings(setup)
     if not submitted():
         if conf["spark.master"].startswith("local"):
@@ -101,7 +101,7 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
 
 
 class Log:
-    """Where the JVM and the Python workers of this machine write."""
+    """Log of the JVM and of the Python workers on this machine."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -113,20 +113,20 @@ class Log:
             yield line.decode(errors="replace").strip()
 
     def why(self) -> str:
-        """The line that says why the JVM has ended, "" when none does."""
+        """Return the line that says why the JVM has ended, "" without such a line."""
         for line in self._lines():
             if re.search(r"Exception\b|Error\b|^Unrecognized|^Invalid", line):
                 return re.sub(r"^(?:Exception in thread .*?: |Error: |Error occurred .*: )", "", line)[:400]
         return ""
 
     def warnings(self) -> list[str]:
-        """What the source has said about messages that are gone, each line once."""
+        """Return the source's warnings about messages that are gone, each line once."""
         return list(dict.fromkeys(line[:400] for line in self._lines() if _WARNING.search(line)))
 
 
 @contextlib.contextmanager
 def _log(path: Path | None) -> Iterator[Log]:
-    """The file of --log, else one that nobody sees."""
+    """Yield the log in the file of --log, else in a temporary file."""
     if path is None:
         with tempfile.TemporaryFile() as file:
             yield Log(file)
@@ -141,7 +141,7 @@ def _log(path: Path | None) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def _stderr(log: IO[bytes]) -> Iterator[None]:
-    """Processes that are started in the block have `log` as their stderr."""
+    """Give `log` as stderr to processes that the block starts."""
     sys.stderr.flush()
     saved = os.dup(2)
     os.dup2(log.fileno(), 2)

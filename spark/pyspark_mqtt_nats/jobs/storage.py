@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 from pyspark_mqtt_nats.jobs import JobError
 
 LOGGED: Final = ("parquet", "orc", "json", "csv", "text", "avro")
-"""Formats of Spark's file sink, which keeps a log of its files in the output."""
+"""Formats of Spark's file sink; it keeps a log of its files in the output."""
 
 _STATE: Final = "mqtt-nats.json"
 
 
 class Place:
-    """A directory of any file system; raises JobError that names `option` when it cannot be used."""
+    """Directory on any file system; raises JobError that names `option` when it cannot be used."""
 
     def __init__(self, spark: SparkSession, path: str, option: str) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class Place:
             raise self._problem(error) from None
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small file, None when there is none."""
+        """Return the content of a small file, None without the file."""
         if not self.has(name):
             return None
         try:
@@ -56,7 +56,7 @@ class Place:
             raise self._problem(error) from None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file, all of it or nothing."""
+        """Write a small file atomically (rename)."""
         temporary = self._child(f".{name}.{secrets.token_hex(4)}")  # another run may be doing the same
         try:
             stream = self._files.create(temporary, True)
@@ -93,7 +93,7 @@ class Place:
             raise self._problem(error) from None
 
     def batches(self, name: str) -> list[int]:
-        """The batches of which a log of Spark in this directory has a file."""
+        """Return the numbers of the batches for which a log of Spark in this directory has a file."""
         if not self.has(name):
             return []
         try:
@@ -113,10 +113,10 @@ class Place:
 
 
 class Checkpoint:
-    """The checkpoint of a streaming job beside its output.
+    """Checkpoint of a streaming job, compared with its output.
 
-    `job` says what the job was begun with, by flag: going on with anything else is a JobError. `memory` is what the
-    job itself wants to find again.
+    `job`: settings of the job by flag; to go on with other ones is a JobError. `memory`: values that the job finds
+    again in its next run.
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, output: str, job: dict[str, str]) -> None:
@@ -147,5 +147,5 @@ class Checkpoint:
         raise JobError(f"{text}: give those of one run, or two new directories")
 
     def save(self) -> None:
-        """Write what the job was begun with, and `memory`."""
+        """Write the settings of the job, and `memory`."""
         self._place.write(_STATE, orjson.dumps({"job": self._job, "memory": self.memory}))
