@@ -291,7 +291,7 @@ class MessageHooks:
             shown = properties.copy()
             shown.pop("topic_alias", None)
         identity = client.broker.ids.next().decode() if packet.qos else ""
-        return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity)
+        return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity, packet.packet_id)
 
     def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
         """Return the decision of the hooks about a message; None: a hook has failed."""

@@ -12,6 +12,7 @@ from mqtt_nats.hooks.chain import HookFailed as HookFailed
 from mqtt_nats.hooks.chain import Notice as Notice
 from mqtt_nats.hooks.chain import Stop as Stop
 from mqtt_nats.hooks.events import Acked as Acked
+from mqtt_nats.hooks.events import Answered as Answered
 from mqtt_nats.hooks.events import Authorizing as Authorizing
 from mqtt_nats.hooks.events import ClientView as ClientView
 from mqtt_nats.hooks.events import Connected as Connected
@@ -37,6 +38,7 @@ from mqtt_nats.hooks.points import CLIENT_DISCONNECTED as CLIENT_DISCONNECTED
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE as CLIENT_SUBSCRIBE
 from mqtt_nats.hooks.points import CLIENT_UNSUBSCRIBE as CLIENT_UNSUBSCRIBE
 from mqtt_nats.hooks.points import MESSAGE_ACKED as MESSAGE_ACKED
+from mqtt_nats.hooks.points import MESSAGE_ANSWERED as MESSAGE_ANSWERED
 from mqtt_nats.hooks.points import MESSAGE_DELIVERED as MESSAGE_DELIVERED
 from mqtt_nats.hooks.points import MESSAGE_DROPPED as MESSAGE_DROPPED
 from mqtt_nats.hooks.points import MESSAGE_PUBLISH as MESSAGE_PUBLISH

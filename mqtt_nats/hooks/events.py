@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.codec import Properties, ReasonCode, Subscription
@@ -215,6 +215,8 @@ class Published:
     properties: Properties
     message_id: str = ""
     """128-bit id of the message, 32 hex digits; empty at QoS 0 and for a will. A changed id is ignored."""
+    packet_id: int = 0
+    """Packet identifier of the publisher; 0 at QoS 0 and for a will. A changed identifier is ignored."""
 
     def __post_init__(self) -> None:
         if self.qos not in (0, 1, 2):
@@ -238,6 +240,18 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """A PUBACK, PUBREC or PUBCOMP has been written to the publisher's socket."""
+
+    client: ClientView
+    kind: Literal[4, 5, 7]
+    """Type of the packet: 4 = PUBACK, 5 = PUBREC, 7 = PUBCOMP."""
+    packet_id: int
+    reason: int
+    """Reason code; 0 to a 3.1.1 client."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """A PUBLISH packet has been written to the client's socket."""
 
@@ -251,6 +265,8 @@ class Delivered:
     """Packet identifier; 0 at QoS 0."""
     message_id: str = ""
     """Id of a stored message for a durable session; empty where it is not known."""
+    properties: bytes = field(default=b"", repr=False)
+    """Properties as they are encoded in the packet, without their length; empty to a 3.1.1 client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ SESSION_UNSUBSCRIBED: Final = Notice[events.Unsubscribed]("session.unsubscribed"
 MESSAGE_PUBLISH: Final = Decision[events.Publishing, events.Published | events.Drop](
     "message.publish", _is_message, strict=True
 )
+MESSAGE_ANSWERED: Final = Notice[events.Answered]("message.answered")
 MESSAGE_DELIVERED: Final = Notice[events.Delivered]("message.delivered")
 MESSAGE_ACKED: Final = Notice[events.Acked]("message.acked")
 MESSAGE_DROPPED: Final = Notice[events.Dropped]("message.dropped")

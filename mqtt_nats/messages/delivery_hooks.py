@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery hooks: the spout between a client and its socket while hooks for sent messages are registered."""
+"""Delivery hooks: the spout between a client and its socket while hooks for sent packets are registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 from mqtt_nats.hooks.calls import dropped
-from mqtt_nats.hooks.events import ClientView, Delivered
-from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED
+from mqtt_nats.hooks.events import Answered, ClientView, Delivered
+from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_ANSWERED, MESSAGE_DELIVERED, MESSAGE_DROPPED
 from mqtt_nats.transport.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def fit_spout(client: Client) -> None:
     """Insert or remove the spout of a client, as the present hooks require."""
     hooks = client.broker.hooks
     outlet = client.outlet
-    looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED))
+    looks = any(hooks.noticing(one) for one in (MESSAGE_DELIVERED, MESSAGE_ACKED, MESSAGE_ANSWERED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
     send = outlet.send
     if isinstance(send, DeliveryHooks):
@@ -31,8 +31,12 @@ def fit_spout(client: Client) -> None:
         outlet.send_by(DeliveryHooks(client, send, looks))
 
 
+_ANSWERS: Final[dict[int, Literal[4, 5, 7]]] = {4: 4, 5: 5, 7: 7}
+"""Types of packets that answer a PUBLISH, or its PUBREL, of the client."""
+
+
 class DeliveryHooks:
-    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets that are sent to the hooks."""
+    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets and answers that are sent."""
 
     __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
 
@@ -62,12 +66,18 @@ class DeliveryHooks:
     def _look(self, data: bytes) -> None:
         hooks = self.client.broker.hooks
         delivered, acked = hooks.noticing(MESSAGE_DELIVERED), hooks.noticing(MESSAGE_ACKED)
+        answered = hooks.noticing(MESSAGE_ANSWERED)
         at = 0
         while at < len(data):
             first = data[at]
             body, end = extent(data, at)
             at = end
-            if first >> 4 != 3:
+            kind = first >> 4
+            if kind != 3:
+                if answered is not None and kind in _ANSWERS:
+                    reason = data[body + 2] if end > body + 2 else 0
+                    identifier = data[body] << 8 | data[body + 1]
+                    answered.emit(Answered(self._view, _ANSWERS[kind], identifier, reason))
                 continue
             found = self.parse(first, data, body, end)
             if acked is not None and found.qos:
@@ -83,6 +93,7 @@ class DeliveryHooks:
         topic = data[at : at + size]
         at += size
         identifier = 0
+        properties = b""
         if qos:
             identifier = data[at] << 8 | data[at + 1]
             at += 2
@@ -94,10 +105,11 @@ class DeliveryHooks:
                     self._aliases[alias] = topic
                 else:
                     topic = self._aliases.get(alias, b"")
+            properties = data[start:stop]
             at = stop
         retain, dup = bool(first & 1), bool(first & 8)
         identity = self._identity(identifier) if qos else ""
-        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier, identity)
+        return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier, identity, properties)
 
     def _identity(self, identifier: int) -> str:
         """Return the id of the message with a packet identifier; empty where it does not come from a stream."""

@@ -20,6 +20,7 @@ from tests.harness.rawclient import RawClient
 
 OURS = {
     "delayed": "mqtt_nats.plugins.delayed:Delayed",
+    "otel": "mqtt_nats.plugins.tracing:Tracing",
     "rewrite": "mqtt_nats.plugins.rewrite:Rewrite",
     "subscriptions": "mqtt_nats.plugins.subscriptions:Subscriptions",
 }
