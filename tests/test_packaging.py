@@ -180,9 +180,10 @@ def test_wheel(environment: Environment, wheel: Path) -> None:
 
 EVERY_MODULE = """
 import importlib, pkgutil, mqtt_nats, mqtt_streams
+of_extras = ("mqtt_nats.__main__", "mqtt_nats.admin.", "mqtt_nats.plugins.spans")
 for package in (mqtt_nats, mqtt_streams):
     for one in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if one.name != "mqtt_nats.__main__" and not one.name.startswith("mqtt_nats.admin."):
+        if not one.name.startswith(of_extras):
             importlib.import_module(one.name)
 """
 

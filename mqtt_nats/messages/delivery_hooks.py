@@ -20,7 +20,7 @@ def fit_spout(client: Client) -> None:
     """Insert or remove the spout of a client, as the present hooks require."""
     hooks = client.broker.hooks
     outlet = client.outlet
-    looks = any(hooks.noticing(one) for one in (MESSAGE_DELIVERED, MESSAGE_ACKED, MESSAGE_ANSWERED))
+    looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED) or hooks.noticing(MESSAGE_ANSWERED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
     send = outlet.send
     if isinstance(send, DeliveryHooks):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def parent(span: ReadableSpan) -> int | None:
 
 def own(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.span_id
+    return int(span.context.span_id)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -179,7 +180,7 @@ async def test_a_refused_message(start: Start, exported: InMemorySpanExporter, t
 
 def test_open_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "OPEN_MOST", 2)
-    found: spans.OrderedDict[object, object] = spans.OrderedDict()
+    found: OrderedDict[object, object] = OrderedDict()
     assert [spans._keep(found, key, key * 10) for key in (1, 2, 3, 3)] == [None, None, 10, 30]
     assert list(found) == [2, 3]
 
