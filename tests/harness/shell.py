@@ -29,21 +29,30 @@ def need(*programs: str) -> None:
 
 def find_nats_cli() -> str:
     """The nats CLI: from PATH, else built with Go and kept in the user's cache; without Go the test is skipped."""
-    if found := shutil.which("nats"):
+    return _find_built("nats", "build-nats-cli", "the nats CLI")
+
+
+def find_helm() -> str:
+    """Helm, in the same way."""
+    return _find_built("helm", "build-helm", "helm")
+
+
+def _find_built(name: str, script: str, what: str) -> str:
+    if found := shutil.which(name):
         return found
     if shutil.which("go") is None:
-        pytest.skip("neither `nats` nor `go` is installed")
+        pytest.skip(f"neither `{name}` nor `go` is installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqtt-nats-tests"
     cache.mkdir(parents=True, exist_ok=True)
-    built = cache / "nats"
+    built = cache / name
     if not built.exists():
-        script = str(ROOT / "scripts" / "build-nats-cli")
+        command = [str(ROOT / "scripts" / script), str(cache)]
         try:
-            done = subprocess.run([script, str(cache)], capture_output=True, text=True, timeout=BUILD_WAIT)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
         except subprocess.TimeoutExpired:
-            pytest.skip(f"the nats CLI was not built within {BUILD_WAIT} s")
+            pytest.skip(f"{what} was not built within {BUILD_WAIT} s")
         if done.returncode:
-            pytest.skip(f"the nats CLI could not be built: {done.stderr.strip()[-300:]}")
+            pytest.skip(f"{what} could not be built: {done.stderr.strip()[-300:]}")
     return str(built)
 
 
