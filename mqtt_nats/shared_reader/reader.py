@@ -37,8 +37,11 @@ HEARTBEAT: Final = 0.25
 SILENCE: Final = 2.0
 """Seconds without a message or heartbeat after which the reader is created again."""
 
-SUSPECT: Final = 0.6
-"""The same seconds after an election: the nats-server that has gone may have had the reader."""
+SUSPICIOUS: Final = 0.6
+"""The same seconds after an election: the nats-server that has gone, or is about to go, may have the reader."""
+
+WARY: Final = 15.0
+"""Seconds after an election in which `SUSPICIOUS` applies: a server hands its leaderships over before it ends."""
 
 PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
@@ -89,6 +92,7 @@ class SharedReader:
         self._next = 1
         self._start = 1
         self._heard = 0.0
+        self._wary_until = 0.0
         self._broken = True
         self._anew = False
         self._tickets = 0
@@ -115,8 +119,8 @@ class SharedReader:
         self._wake.set()
 
     def suspect(self) -> None:
-        """Create the reader again unless nats-server is heard soon: a server has gone that may have had the reader."""
-        self._heard = min(self._heard, asyncio.get_running_loop().time() - SILENCE + SUSPECT)
+        """Create the reader again after a shorter silence for a while: a server goes that may have the reader."""
+        self._wary_until = asyncio.get_running_loop().time() + WARY
 
     def begin_anew(self) -> None:
         """Create the reader again at the end of the stream: the stream was replaced, so old sequences mean nothing."""
@@ -133,7 +137,8 @@ class SharedReader:
             except TimeoutError:
                 pass
             self._wake.clear()
-            if self.name and loop.time() - self._heard > SILENCE:
+            now = loop.time()
+            if self.name and now - self._heard > (SUSPICIOUS if now < self._wary_until else SILENCE):
                 self._broken = True
             try:
                 await self.broker.online.wait()
