@@ -117,6 +117,7 @@ def cycle() -> list[str]:
     return sorted(needs)
 
 
+@cache
 def imported_packages() -> dict[str, Counter[str]]:
     """For each package, which others its modules import at run time, with the number of imports."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
@@ -136,6 +137,14 @@ def table() -> str:
         others = ", ".join(f"`{one}`" for one in PACKAGES if one in uses[name]) or "–"
         rows.append(f"| `mqtt_nats/{name}` | {about} | {count} | {others} |")
     return "\n".join(rows)
+
+
+def neighbours(name: str) -> str:
+    """The packages that a package imports at run time, and those that import it, in one line."""
+    uses = imported_packages()
+    below = ", ".join(f"`{one}`" for one in PACKAGES if one in uses[name]) or "no package"
+    above = ", ".join(f"`{one}`" for one in PACKAGES if name in uses[one]) or "no package"
+    return f"At run time it imports {below}. It is imported by {above}."
 
 
 def diagram() -> str:

@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -233,6 +234,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "packages": packages.table,
     "package_diagram": packages.diagram,
     "comparison": comparison.table,
+    **{f"neighbours_{name}": partial(packages.neighbours, name) for name in packages.PACKAGES},
 }
 
 _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)

@@ -7,7 +7,7 @@ first attempt, and before new frames. A stream without a leader holds up no fram
 JetStream refuses ends its own operation only.
 
 The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever. A message whose id the stream
-may have forgotten is looked for first; see docs/internals/rules.md#repeated-stores.
+may have forgotten is looked for first; see docs/internals/backbone.md#repeated-stores.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class AckedPublisher(PendingStores):
     def stall(self, stream: bytes, reason: str, *, full: bool = False) -> None:
         """Send a group of streams nothing after a store failed for want of a leader; later probe with the oldest frame.
 
-        With ``full`` only stores that wait for room are not sent. See docs/internals/rules.md#no-leader.
+        With ``full`` only stores that wait for room are not sent. See docs/internals/backbone.md#no-leader.
         """
         if self._offline:
             return
@@ -319,7 +319,7 @@ class AckedPublisher(PendingStores):
     def elected(self, stream: str) -> None:
         """Handle the election of a stream's leader: the former one may have lost the stores that are not acknowledged.
 
-        Nothing new is sent before they are sent again. See docs/internals/rules.md#elections.
+        Nothing new is sent before they are sent again. See docs/internals/backbone.md#elections.
         """
         name = stream.encode()
         group = group_of(name)

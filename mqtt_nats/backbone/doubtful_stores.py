@@ -3,11 +3,11 @@
 
 Acknowledgements answered with "no responders": either the consumer is gone, and with it whatever it had pending; or
 the consumer has no leader for the moment, and would deliver unacknowledged messages again. A request for the
-consumer's state tells these cases apart. See docs/internals/rules.md#confirmations.
+consumer's state tells these cases apart. See docs/internals/backbone.md#confirmations.
 
-Requests to a leader that stores, and does not answer requests: see docs/internals/rules.md#silent-leaders.
+Requests to a leader that stores, and does not answer requests: see docs/internals/backbone.md#silent-leaders.
 
-Messages that were sent before an outage and not acknowledged: see docs/internals/rules.md#repeated-stores.
+Messages that were sent before an outage and not acknowledged: see docs/internals/backbone.md#repeated-stores.
 """
 
 from __future__ import annotations

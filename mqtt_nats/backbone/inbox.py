@@ -2,7 +2,7 @@
 """Inbox of the gateway: JetStream's replies are matched by the last token of their subject.
 
 A token is used once, so a late reply cannot be taken for the reply to another request. Requests that met an election,
-or were sent on a lost connection, get no reply; see docs/internals/rules.md#elections.
+or were sent on a lost connection, get no reply; see docs/internals/backbone.md#elections.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SILENCES = 30
 class StreamOutage:
     """Outage of a stream: one store at a time is sent as a probe, until a probe is answered.
 
-    See docs/internals/rules.md#no-leader.
+    See docs/internals/backbone.md#no-leader.
     """
 
     __slots__ = (

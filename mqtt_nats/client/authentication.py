@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Authentication of CONNECT; AUTH packets of enhanced authentication and re-authentication (section 4.12).
 
-What a client may do before it is authenticated: docs/internals/rules.md#enhanced-authentication.
+What a client may do before it is authenticated: docs/internals/client.md#enhanced-authentication.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ async def hand_over(client: Client, client_id: str) -> Broker:
     """Move an authenticated client to the broker of its tenant and wait until that broker is connected to NATS.
 
     Until then the client belongs to the broker of its listener, of which only the CONNECT hooks and the bans of
-    addresses concern the client. See docs/internals/rules.md#tenants.
+    addresses concern the client. See docs/internals/gateway.md#tenants.
 
     Raises:
         NotAuthorized: the listener is for another tenant, or the client's tenant does not exist.

@@ -2,7 +2,7 @@
 """Number of messages that wait for a session: in its consumers, in the gateway of its client, and behind its position.
 
 A consumer that a position replaces is dormant, and nats-server's numbers of it have no meaning; see
-docs/internals/rules.md#positions.
+docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations

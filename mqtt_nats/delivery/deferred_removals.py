@@ -9,7 +9,7 @@ subscription's message goes to no other member. So each record stays a little lo
 An assignment may be one of another gateway that was killed before the group's consumer had the acknowledgement, or a
 nats-server that was killed may have forgotten the acknowledgement. Then the message is acknowledged once more, when
 the consumer has delivered it for certain, and the assignment stays for as long as the message may be on its way to
-another member. See docs/internals/rules.md#shared-subscriptions.
+another member. See docs/internals/sessions.md#shared-subscriptions.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Messages that were sent are completed. A waiting message may also match a remaining subscription, which had left it to
 the ended subscription: the consumer of the ended subscription still delivers it. New messages of the remaining
-subscription wait until then, so that each topic keeps its order. See docs/internals/rules.md#ended-subscriptions.
+subscription wait until then, so that each topic keeps its order. See docs/internals/delivery.md#ended-subscriptions.
 """
 
 from __future__ import annotations

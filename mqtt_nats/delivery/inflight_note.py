@@ -3,7 +3,7 @@
 
 Pending messages come again on each resume. When retention removes one of them, JetStream takes it out of the pending
 messages without a trace, but the client still knows its packet identifier. So the messages in flight are noted when
-the connection ends. Why: docs/internals/rules.md#suspect-identifiers.
+the connection ends. Why: docs/internals/protocol.md#suspect-identifiers.
 """
 
 from __future__ import annotations

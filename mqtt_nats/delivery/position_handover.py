@@ -2,7 +2,7 @@
 """Handover of the positions of sessions whose connection has ended.
 
 The next owner of such a session, in this gateway or in another, waits for the final position: it says which messages
-were sent. See docs/internals/rules.md#positions.
+were sent. See docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Sessions that leave the shared reader, and sessions that are resumed from a stored position.
 
 A dormant consumer is set to begin after the last message that was taken; then a position is stored that no longer
-speaks for the consumer; then the consumer is attached. See docs/internals/rules.md#positions.
+speaks for the consumer; then the consumer is attached. See docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """The position of a durable session, written in batches.
 
 Each write is conditional on the sequence of the write before it. Where two gateways take one session for theirs,
-JetStream refuses one of their writes. See docs/internals/rules.md#positions.
+JetStream refuses one of their writes. See docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations

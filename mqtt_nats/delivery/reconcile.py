@@ -4,7 +4,7 @@
 When a nats-server dies, messages on their way through it are lost, and acknowledgements that it, or a consumer without
 a leader, has received. JetStream takes such messages for delivered and would send them again after half a minute.
 Messages whose acknowledgement was lost keep their places in the consumer's window. See
-docs/internals/rules.md#reconciliation.
+docs/internals/delivery.md#reconciliation.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Theory of operation. A client whose socket takes no bytes is *clogged*. When a c
 ``stall_time``, or too many bytes wait in this process, its session is *stalled*: the deliver subjects of its consumers
 are unsubscribed, and messages that have not left the gateway are forgotten. Once the client reads, the consumers are
 attached as on a resume, and all pending messages come again; messages that the client may have got are not sent twice.
-See docs/internals/rules.md#clients-that-do-not-read.
+See docs/internals/delivery.md#clients-that-do-not-read.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Account: connections, streams, broker and background tasks of a gateway for one NATS account.
 
 A gateway serves its own account, and one more account for each of its tenants. The accounts share the process, the
-listeners and the authenticators, and nothing that is in NATS. See docs/internals/rules.md#tenants.
+listeners and the authenticators, and nothing that is in NATS. See docs/internals/gateway.md#tenants.
 """
 
 from __future__ import annotations

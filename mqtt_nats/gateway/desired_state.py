@@ -2,7 +2,7 @@
 """Desired state of all gateways: plugins to load or unload, and requests to read files again.
 
 Wishes are in a KV bucket of JetStream. A gateway reads all wishes before it listens, receives new wishes at once, and
-reads the wishes that it has missed after it was without NATS. See docs/internals/rules.md#wishes.
+reads the wishes that it has missed after it was without NATS. See docs/internals/gateway.md#wishes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 nats-server 2.15.1 stores nothing more in a stream whose file could not be written, also when there is room again: it
 must be restarted. The log of nats-server says that a file could not be written. If the log is on the full disk that
-line can be missing, so the free bytes of the disk are checked, too. See docs/internals/rules.md#full-disks.
+line can be missing, so the free bytes of the disk are checked, too. See docs/internals/gateway.md#full-disks.
 """
 
 from __future__ import annotations

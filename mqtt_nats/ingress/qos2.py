@@ -449,7 +449,7 @@ class Inbound:
         """Retain a publish that was released before, unless it, or a newer message, is retained.
 
         The gateway that released the publish may have withheld the retained copy; see
-        docs/internals/rules.md#withheld-messages.
+        docs/internals/ingress.md#withheld-messages.
         """
         broker = client.broker
         subject = route_for(client, held.key).subject

@@ -6,7 +6,7 @@ A request of a NATS client has a reply subject. A 5.0 client that gets the reque
 MQTT 5.0 client has a Response Topic. NATS clients see the subject of this topic as the reply subject. Where the request
 has correlation data, they see a subject of the gateway, which publishes the answer on the Response Topic with the data.
 
-Tokens cannot be guessed, and are known for a limited time. See docs/internals/rules.md#replies.
+Tokens cannot be guessed, and are known for a limited time. See docs/internals/ingress.md#replies.
 """
 
 from __future__ import annotations

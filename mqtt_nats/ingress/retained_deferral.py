@@ -3,7 +3,7 @@
 
 Their client may have gone to another gateway since and have retained a newer message there. So they are stored only
 when the client's session is known to be here still; until then all later retained messages wait behind them.
-See docs/internals/rules.md#withheld-messages.
+See docs/internals/ingress.md#withheld-messages.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Tombstones: empty messages in the stream that replace removed retained messages, and are deleted a little later.
 
 nats-server's MQTT listeners read tombstones by consumers of their own. A listener that does not get a tombstone before
-its deletion keeps the old message. So each tombstone stays a second. Why: docs/internals/rules.md#tombstones.
+its deletion keeps the old message. So each tombstone stays a second. Why: docs/internals/ingress.md#tombstones.
 """
 
 from __future__ import annotations

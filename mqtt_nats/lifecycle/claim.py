@@ -2,11 +2,11 @@
 """Claims of sessions: the session that a client may claim, and claims whose store has an unknown outcome.
 
 A client claims the session of its user, at the key of its client id or at its second key: see
-docs/internals/rules.md#keys-of-sessions and #users-of-sessions.
+docs/internals/lifecycle.md#keys-of-sessions and #users-of-sessions.
 
 A claim that was stored although its client was refused makes the deadline of the session and the timers of delayed
 wills void, as they name the record before the claim. Other gateways do not set new ones, since the record names a
-gateway that runs: this gateway does. See docs/internals/rules.md#unknown-outcomes.
+gateway that runs: this gateway does. See docs/internals/sessions.md#unknown-outcomes.
 """
 
 from __future__ import annotations

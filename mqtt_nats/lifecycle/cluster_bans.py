@@ -3,7 +3,7 @@
 
 A ban is a key in a KV bucket of JetStream with a TTL; all gateways hear of its write at once. Writes that were missed
 without a connection are read afterwards. Without NATS the known bans stay in force, and a new ban is in force here
-until it can be stored. See docs/internals/rules.md#bans.
+until it can be stored. See docs/internals/lifecycle.md#bans.
 """
 
 from __future__ import annotations

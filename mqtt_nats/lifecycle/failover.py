@@ -95,7 +95,7 @@ async def reap(broker: Broker, dead: Entry) -> None:
 async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:
     """Return the epochs of the wills that a dead gateway has published but not deleted.
 
-    Other gateways have delivered these wills and may have forgotten their ids: see docs/internals/rules.md#wills.
+    Other gateways have delivered these wills and may have forgotten their ids: see docs/internals/lifecycle.md#wills.
     """
     since = int((dead.alive - LOOK_BACK) * 1e9)
     names: dict[str, dict[str, StoredWill]] = {}

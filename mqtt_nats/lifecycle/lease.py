@@ -2,7 +2,7 @@
 """Leases of this gateway and of the other gateways.
 
 A gateway holds a lease in a KV bucket and renews it. When the gateway dies, its lease lapses, and another gateway
-deals with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/rules.md#leases.
+deals with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/lifecycle.md#leases.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Standstill: after a pause of the process or the machine the gateway learns which sessions have moved before it acts.
 
 Acknowledgements and stores in JetStream are not conditional: without this the gateway would send them for sessions that
-another gateway has taken over in the meantime. See docs/internals/rules.md#standstill.
+another gateway has taken over in the meantime. See docs/internals/lifecycle.md#standstill.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Readiness: whether JetStream stores messages, which a connection to NATS does not tell.
 
 On the minority side of a partitioned cluster the connection stays and core NATS goes on, but JetStream stores nothing.
-See docs/internals/rules.md#readiness.
+See docs/internals/lifecycle.md#readiness.
 """
 
 from __future__ import annotations

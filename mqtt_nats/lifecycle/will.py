@@ -2,9 +2,9 @@
 """Wills: stored at CONNECT, published once when the connection ends without DISCONNECT.
 
 The stored will names its gateway and the epoch of its session, so that any gateway that finds the end of the
-connection, of its gateway or of the session can publish it (docs/internals/rules.md#wills). At QoS 1 and 2 the message
-is stored under the id ``will-<epoch>``, which makes a repetition harmless, and then the will is deleted. At QoS 0 a
-repetition could not be recognised: the gateway that has deleted the will publishes it.
+connection, of its gateway or of the session can publish it (docs/internals/lifecycle.md#wills). At QoS 1 and 2 the
+message is stored under the id ``will-<epoch>``, which makes a repetition harmless, and then the will is deleted. At QoS
+0 a repetition could not be recognised: the gateway that has deleted the will publishes it.
 """
 
 from __future__ import annotations

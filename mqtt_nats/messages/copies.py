@@ -4,7 +4,7 @@
 The headers of a message at QoS 1 or 2 promise that it is stored under its subject. A stream that republishes, an import
 under another name and a relay keep the headers: such a copy reaches subscribers, but is not stored. The fan-out reports
 messages that may be copies. A moment later the gateway looks whether the stream has the message under that subject. If
-not, the copy is stored, under an id that is the same on every gateway. See docs/internals/rules.md#copies.
+not, the copy is stored, under an id that is the same on every gateway. See docs/internals/messages.md#copies.
 """
 
 from __future__ import annotations

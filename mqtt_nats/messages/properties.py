@@ -2,7 +2,7 @@
 """Properties of a message as they stand in a PUBLISH packet, encoded from a packet or from the headers of a message.
 
 A header that belongs to NATS or to the gateways is never shown as a user property, except the error of a micro service.
-``mqtt_streams.properties`` writes the headers. See docs/internals/rules.md#properties-as-headers.
+``mqtt_streams.properties`` writes the headers. See docs/internals/messages.md#properties-as-headers.
 """
 
 from __future__ import annotations

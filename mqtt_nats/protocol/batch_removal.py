@@ -3,7 +3,7 @@
 
 Removing all of a client's held records up to a sequence costs nats-server little more than removing a single record.
 The sequence of a publish may be that limit when every publish that the client has sent before is released too: they
-are stored in the order in which they are sent, unless one is sent again. Why: docs/internals/rules.md#held-publishes.
+are stored in the order in which they are sent, unless one is sent again. Why: docs/internals/ingress.md#held-publishes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ under the identifier that the client knows. A message passes through these state
 A released message has no place in the window any more (but in 5.0 it counts as in flight until PUBCOMP): a
 :class:`Release` is left of it.
 
-Why: docs/internals/rules.md#redelivery, #owed-pubrels, #packet-identifiers, #suspect-identifiers.
+Why: docs/internals/protocol.md#redelivery, #packet-identifiers, #suspect-identifiers, and
+docs/internals/delivery.md#owed-pubrels.
 The machine acts only through its :class:`Ports`; it uses neither a socket nor a clock.
 """
 

@@ -3,7 +3,7 @@
 
 A message that several subscriptions of a session match is delivered once, through the subscription with the
 lowest (start sequence, subject) that had begun when the message was stored. Every gateway computes the same
-owner, so the choice survives a resume (docs/internals/rules.md#overlap).
+owner, so the choice survives a resume (docs/internals/pubsub.md#overlap).
 """
 
 from __future__ import annotations

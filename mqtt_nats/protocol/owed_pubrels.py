@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owed PUBRELs: the rest of QoS 2 messages that the client has received; they are sent in the order of the PUBRECs.
 
-Why: docs/internals/rules.md#owed-pubrels.
+Why: docs/internals/delivery.md#owed-pubrels.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the sequence up to which every message was taken, the pending messages, and the 
 owed. Steps that depend on a write are done after it: PUBREL is sent after the write that has its identifier as owed,
 and an identifier is used again after the write that no longer has it.
 
-Why: docs/internals/rules.md#positions.
+Why: docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations

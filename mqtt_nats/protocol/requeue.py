@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that a client does not read are given up: its consumers keep them pending and deliver them again.
 
-Why: docs/internals/rules.md#clients-that-do-not-read.
+Why: docs/internals/delivery.md#clients-that-do-not-read.
 """
 
 from __future__ import annotations

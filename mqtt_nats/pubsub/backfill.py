@@ -3,7 +3,7 @@
 
 Regular sessions get their messages from core NATS, which keeps nothing. QoS 1 and 2 messages are also stored, so the
 gateway reads them from the stream, from shortly before the gap on, and delivers the messages that had not come
-already (docs/internals/rules.md#two-copies).
+already (docs/internals/pubsub.md#two-copies).
 """
 
 from __future__ import annotations

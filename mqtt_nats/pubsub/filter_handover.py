@@ -15,7 +15,7 @@ both connections have brought all messages that were on their way when the step 
     ended    is ignored                            is delivered, unless the first has brought it
     ======== ===================================== ==========================================
 
-Messages that are still kept when the first ends are delivered then. See docs/internals/rules.md#overlap.
+Messages that are still kept when the first ends are delivered then. See docs/internals/pubsub.md#overlap.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ of the server. One gateway of a server announces the server every few seconds: w
 announce the same server. A gateway that connects asks which servers there are, and one gateway of each server answers.
 A server from which no answer comes is not asked until a gateway announces it again.
 
-See docs/internals/rules.md#suback.
+See docs/internals/client.md#suback.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
     """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
     The removal may be held up until the client has a new session. So the last sequences are read first, then the
-    record: messages with higher sequences are left alone. See docs/internals/rules.md#late-ends.
+    record: messages with higher sequences are left alone. See docs/internals/sessions.md#late-ends.
 
     Args:
         epoch: sequence of the record write that has ended the session.

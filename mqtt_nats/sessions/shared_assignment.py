@@ -3,7 +3,7 @@
 
 The assignment was on its way to JetStream when the connection ended. The gateway of that connection has not sent the
 message; it names the record to all gateways, and the present owner sends the message. See
-docs/internals/rules.md#shared-subscriptions.
+docs/internals/sessions.md#shared-subscriptions.
 """
 
 from __future__ import annotations

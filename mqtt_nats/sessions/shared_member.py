@@ -13,7 +13,7 @@ Messages at QoS 1 and 2 come from the group's pull consumer: each member asks fo
     2       durable              when the assignment to this client is stored; the message is sent again after a resume
     ======= ==================== =================================================================================
 
-See docs/internals/rules.md#shared-subscriptions.
+See docs/internals/sessions.md#shared-subscriptions.
 """
 
 from __future__ import annotations

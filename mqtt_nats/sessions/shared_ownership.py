@@ -3,7 +3,7 @@
 
 Later messages wait behind the checked ones, so that all keep their order. All waiting messages have their places in the
 client's window: otherwise the member would ask for more and more messages, and give them back unsent.
-See docs/internals/rules.md#shared-subscriptions.
+See docs/internals/sessions.md#shared-subscriptions.
 """
 
 from __future__ import annotations

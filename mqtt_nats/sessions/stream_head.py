@@ -3,7 +3,7 @@
 
 A leader of a replicated stream that has just been elected has every confirmed message, but may count some of them only
 after its first own decision with the replicas. So it is given a decision that changes nothing.
-See docs/internals/rules.md#reads-and-writes-of-records.
+See docs/internals/sessions.md#reads-and-writes-of-records.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Identity of ``$MQTT_msgs``: a stream that was created anew, or restored from a backup, and the sessions in it.
 
 Other messages have the known sequences then, and packet identifiers follow from sequences. See
-docs/internals/rules.md#replaced-streams.
+docs/internals/sessions.md#replaced-streams.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Takeover signals: acknowledgements of all writes to session records, by which a gateway learns of claims.
 
 One subscription covers all sessions: one for each client would cost every nats-server of a cluster more than the
-signals for clients of other gateways cost this gateway. See docs/internals/rules.md#takeover-signal.
+signals for clients of other gateways cost this gateway. See docs/internals/sessions.md#takeover-signal.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 A live session with many messages left has a reader of its own until the session is where the gateway's shared reader
 is. The reader asks for a page when few messages of the page before wait for a place in the session's window. So it
 reads at the pace of the client, and it sends as soon as the client has acknowledged earlier messages. See
-docs/internals/rules.md#catching-up.
+docs/internals/shared_reader.md#catching-up.
 """
 
 from __future__ import annotations

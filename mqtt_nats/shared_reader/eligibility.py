@@ -4,7 +4,7 @@
 An older gateway refuses a session that may have a position. A question of a gateway that has connected says whether it
 can read positions: after one that does not say so every gateway looks at all registrations. Otherwise a few gateways
 look at a time. nats-server's own MQTT listener does not refuse such a session, and would send again the messages that
-the session took from the shared reader of a gateway that has died. See docs/internals/rules.md#shared-reader.
+the session took from the shared reader of a gateway that has died. See docs/internals/shared_reader.md#shared-reader.
 """
 
 from __future__ import annotations

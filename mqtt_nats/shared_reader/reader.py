@@ -3,7 +3,7 @@
 
 The reader is a consumer without acknowledgements that JetStream keeps in memory. The gateway creates it again after
 its position when a consumer sequence or a heartbeat is missing or the connection to NATS was lost. See
-docs/internals/rules.md#shared-reader.
+docs/internals/shared_reader.md#shared-reader.
 """
 
 from __future__ import annotations

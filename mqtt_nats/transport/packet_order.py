@@ -5,7 +5,7 @@ The packets of a client take effect in the order of their arrival. A SUBSCRIBE o
 PUBLISH whose packet identifier is being released waits for its PUBCOMP. Later packets wait here, the end of the
 connection included. Acknowledgements from the client, and PINGREQ, depend on no earlier packet and do not wait. In
 turn the connection handles the waiting packets, before packets that it has read later, in turns of bounded time.
-See docs/internals/rules.md#order-of-packets.
+See docs/internals/client.md#order-of-packets.
 """
 
 from __future__ import annotations

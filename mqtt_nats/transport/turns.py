@@ -44,7 +44,7 @@ CLOCK_STEP: Final = 0.5
 """Seconds between two updates of the clock: real times may be later than its time by as much."""
 
 STANDSTILL: Final = 1.0 + CLOCK_STEP
-"""Seconds without an update of the clock after which the event loop has stood still: rules.md#standstill."""
+"""Seconds without an update of the clock after which the event loop has stood still: lifecycle.md#standstill."""
 
 
 class Hold:

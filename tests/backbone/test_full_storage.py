@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetStream's storage is full: what cannot be refused waits, and nothing else does; rules.md#full-storage."""
+"""JetStream's storage is full: what cannot be refused waits, and nothing else does; backbone.md#full-storage."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream without a leader holds up nothing that is for another; docs/internals/rules.md#no-leader."""
+"""A stream without a leader holds up nothing that is for another; docs/internals/backbone.md#no-leader."""
 
 from __future__ import annotations
 

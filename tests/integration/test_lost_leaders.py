@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a leader had when it went: the advisory of the next election has it done again; docs/internals/rules.md."""
+"""What a leader had when it went: the advisory of the next election has it done again; docs/internals/backbone.md."""
 
 import asyncio
 from collections import Counter

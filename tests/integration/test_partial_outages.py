@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What belongs together across streams while one of them stores nothing; docs/internals/rules.md#no-leader."""
+"""What belongs together across streams while one of them stores nothing; docs/internals/backbone.md#no-leader."""
 
 from __future__ import annotations
 

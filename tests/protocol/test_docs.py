@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/internals/session.md say what the code does, and rules.md points at what exists."""
+"""The tables of docs/internals/protocol.md say what the code does."""
 
 from __future__ import annotations
 
 import re
-
-import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.protocol import inflight as delivery
@@ -14,14 +12,14 @@ from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, Stat
 from mqtt_nats.protocol.transient_sender import TransientSender
 from tests.harness.nats import ROOT
 
-INTERNALS = ROOT / "docs" / "internals"
+PAGE = ROOT / "docs" / "internals" / "protocol.md"
 STATES = {regular.PUBLISHED1: "PUBLISHED1", regular.PUBLISHED2: "PUBLISHED2", regular.RELEASED: "RELEASED", None: "–"}
 
 
 def table(heading: str) -> list[list[str]]:
     """The rows of the first table below a heading."""
-    text = (INTERNALS / "session.md").read_text(encoding="utf-8")
-    section = text.split(f"## {heading}\n")[1]
+    text = PAGE.read_text(encoding="utf-8")
+    section = text.split(f"### {heading}\n")[1]
     found = re.search(r"((?:^\|.*\n)+)", section, re.MULTILINE)
     assert found is not None
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in found.group(1).splitlines()]
@@ -67,31 +65,3 @@ def test_regular() -> None:
 def test_durable_states() -> None:
     states = {row[0].split(" ")[0] for row in table("QoS 1 and 2 to a durable session")[1:]}
     assert states == {name for name in vars(delivery) if name.isupper()} | {"released"}
-
-
-@pytest.mark.parametrize("page", sorted(INTERNALS.glob("*.md")), ids=lambda page: page.name)
-def test_what_the_pages_name_exists(page: object) -> None:
-    from pathlib import Path
-
-    assert isinstance(page, Path)
-    text = page.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:mqtt_nats|streams|tests|spark)/[\w/.]+)`", text):
-        assert (ROOT / name).exists(), name
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
-        assert (page.parent / target).exists(), target
-
-
-def test_every_rule_has_code_and_test_and_every_reference_an_anchor() -> None:
-    text = (INTERNALS / "rules.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert len(sections) > 15
-    anchors = set()
-    for section in sections:
-        title = section.partition("\n")[0]
-        anchors.add(re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-"))
-        assert re.search(r"^Code: ", section, re.MULTILINE), title
-        assert re.search(r"^Test: ", section, re.MULTILINE), title
-    referring = [*(ROOT / "mqtt_nats").rglob("*.py"), *(ROOT / "streams").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
-    for path in referring:
-        for anchor in re.findall(r"rules\.md#([\w-]+)", path.read_text(encoding="utf-8")):
-            assert anchor in anchors, f"{path.name}: {anchor}"

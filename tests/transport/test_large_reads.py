@@ -265,7 +265,7 @@ async def test_it_is_alive_while_a_message_comes() -> None:
 
 
 async def test_what_comes_after_a_standstill_waits() -> None:
-    """Whose sessions the clients have may have changed meanwhile: rules.md#standstill."""
+    """Whose sessions the clients have may have changed meanwhile: lifecycle.md#standstill."""
     connection, socket, recorder = connected(4)
     large = publish("t", 300_000, 4)
     socket.come(large[:290_000])

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of docs/internals: one per package, rules with code and tests, walks with their modules, plain prose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scripts.packages import PACKAGES
+from tests.harness.nats import ROOT
+
+INTERNALS = ROOT / "docs" / "internals"
+PAGES = sorted(INTERNALS.glob("*.md"))
+SOURCES = {**{name: f"mqtt_nats/{name}/" for name in PACKAGES}, "streams": "streams/mqtt_streams/"}
+"""Where the source of each page with rules is."""
+
+RULES_LEAST = 97
+"""Rules when they were spread over the pages of the packages."""
+
+SCREEN_LINES = 40
+"""Lines of a page before its rules. The state tables of `protocol` are longer."""
+
+PARAGRAPH_WORDS = 90
+BULLET_WORDS = 40
+
+
+class Rule(NamedTuple):
+    """A rule of the corners: a heading of the third level with a line of code and one of tests."""
+
+    page: str
+    title: str
+    code: list[str]
+    tests: list[str]
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^\w -]", "", self.title).strip().lower().replace(" ", "-")
+
+
+def text_of(page: str) -> str:
+    return (INTERNALS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def rules() -> Iterator[Rule]:
+    for page in SOURCES:
+        for section in re.split(r"^### ", text_of(page).partition("\n## Rules\n")[2], flags=re.MULTILINE)[1:]:
+            title = section.partition("\n")[0]
+            lines = [re.findall(rf"^{kind}: (.+)$", section, re.MULTILINE) for kind in ("Code", "Test")]
+            assert [len(one) for one in lines] == [1, 1], f"{page}: {title}"
+            yield Rule(page, title, *(re.findall(r"`([^`]+)`", one[0]) for one in lines))
+
+
+RULES = list(rules())
+
+
+@pytest.mark.parametrize("page", [*SOURCES, "spark"])
+def test_each_package_has_a_page_that_begins_with_state_and_neighbours(page: str) -> None:
+    text = text_of(page)
+    headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert headings[:2] == ["State", "Neighbours"]
+    assert page == "spark" or headings[2:] in ([], ["Rules"])
+    if page in PACKAGES:
+        assert f"<!-- begin: neighbours_{page} -->" in text
+    if page != "protocol" and "Rules" in headings:
+        assert text.partition("\n## Rules\n")[0].count("\n") < SCREEN_LINES
+
+
+def test_every_rule_has_code_and_a_test_and_no_rule_was_lost() -> None:
+    assert len(RULES) >= RULES_LEAST
+    for rule in RULES:
+        assert rule.tests, rule.title
+        assert any(path.startswith(SOURCES[rule.page]) for path in rule.code), f"{rule.title}: no code of its package"
+        for path in (*rule.code, *rule.tests):
+            assert (ROOT / path).is_file(), f"{rule.title}: {path}"
+
+
+def test_every_rule_has_an_anchor_of_its_own() -> None:
+    anchors = [rule.anchor for rule in RULES]
+    assert sorted(set(anchors)) == sorted(anchors)
+
+
+def test_references_in_the_source_lead_to_a_rule() -> None:
+    known = {f"{rule.page}.md#{rule.anchor}" for rule in RULES}
+    sources = [path for folder in ("mqtt_nats", "streams", "tests") for path in (ROOT / folder).rglob("*.py")]
+    for path in sources:
+        for name in re.findall(r"docs/internals/([a-z_]+\.md#[\w-]+)", path.read_text(encoding="utf-8")):
+            assert name in known, f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_a_page_names_only_files_that_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:mqtt_nats|streams|tests|spark)/[\w/.]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+def walks() -> Iterator[tuple[str, int, list[str]]]:
+    """Each walk of the overview: its title, the number of modules that it says, and the modules that it names."""
+    text = text_of("architecture").partition("\n## Walks\n")[2].partition("\n## ")[0]
+    for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        title, _, steps = section.partition("\n")
+        said = re.fullmatch(r"(.+): (\d+) modules", title)
+        assert said is not None, title
+        yield said[1], int(said[2]), re.findall(r"`([a-z_]+/[a-z0-9_]+)`", steps)
+
+
+@pytest.mark.parametrize(("title", "count", "modules"), list(walks()), ids=[title for title, _, _ in walks()])
+def test_a_walk_names_as_many_modules_as_it_says(title: str, count: int, modules: list[str]) -> None:
+    assert len(set(modules)) == count
+    assert [one for one in modules if not (ROOT / "mqtt_nats" / f"{one}.py").is_file()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_paragraphs_and_bullets_are_short(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for block in re.split(r"\n\s*\n", text):
+        if re.match(r"\s*(?:\||#|<!--|Code: )", block):
+            continue
+        paragraph, *bullets = re.split(r"^\s*(?:[-*]|\d+\.) ", block, flags=re.MULTILINE)
+        assert len(paragraph.split()) <= PARAGRAPH_WORDS, paragraph[:120]
+        assert [one[:120] for one in bullets if len(one.split()) > BULLET_WORDS] == []
