@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +36,7 @@ JOBS_LOW: Final = 50
 
 
 class JobRunner(Session):
-    """A connection with its jobs and the order of its packets."""
+    """A connection with its jobs and the order of its packets; abstract: `Client` handles the packets."""
 
     __slots__ = (
         "_idle",
@@ -89,33 +90,33 @@ class JobRunner(Session):
 
     # -- implemented by Client ------------------------------------------------------------------
 
+    @abstractmethod
     def packets(self, packets: list[Packet]) -> None:
         """Handle packets, in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle(self, packet: Packet) -> None:
         """Handle a packet other than PUBLISH."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, error: MqttError) -> None:
         """End the connection: the client violated the protocol, or cannot be served."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, error: MqttError) -> None:
         """Close the connection because of an error."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fall_silent(self) -> None:
         """Stop the deliveries of the session: no message reaches the client any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, way: Handler | None = None) -> None:
         """End the client, whose socket is closed; ``way`` gets waiting packets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self) -> None:
         """Release the client's state in this gateway and leave its session; the last step."""
-        raise NotImplementedError
 
     # -- packets --------------------------------------------------------------------------------
 
