@@ -129,6 +129,7 @@ def test_the_check_itself(name: str, text: str, count: int) -> None:
     assert len(violations(name, Path("module.py"), text)) == count
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("package", ["mqtt_nats.codec", "mqtt_streams"])
 def test_importing_a_pure_package_does_not_import_asyncio(package: str) -> None:
     code = f"import sys, {package}; sys.exit('asyncio' in sys.modules)"
@@ -141,8 +142,15 @@ def test_no_folder_is_called_utils() -> None:
     assert not [path for root in SOURCES.values() for path in root.rglob("util*") if path.is_dir()]
 
 
-def test_every_source_file_is_short_and_has_a_licence_line() -> None:
-    for name, path in modules():
+FOLDERS = ("mqtt_nats", "streams", "spark", "tests", "scripts", "benchmarks", "examples")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_file_is_short_and_has_a_licence_line(folder: str) -> None:
+    """Tests, scripts and benchmarks, too."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    for path in files:
         lines = path.read_text(encoding="utf-8").splitlines()
-        assert len(lines) <= MAX_LINES, f"{name} has {len(lines)} lines"
-        assert lines[0] == "# SPDX-License-Identifier: Apache-2.0", name
+        assert len(lines) <= MAX_LINES, f"{path.relative_to(ROOT)} has {len(lines)} lines"
+        assert lines[:1] == ["# SPDX-License-Identifier: Apache-2.0"], path

@@ -13,20 +13,15 @@ import contextlib
 import itertools
 import random
 import ssl
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import cast
 
 from mqtt_nats.codec import (
     PINGREQ,
     Ack,
     AckRun,
-    ClientDecoder,
     Connack,
     Connect,
     Disconnect,
-    Limits,
     Packet,
     PingResp,
     Properties,
@@ -37,58 +32,17 @@ from mqtt_nats.codec import (
     Subscription,
     Unsuback,
     Unsubscribe,
-    Will,
     ack_bytes,
     encode,
     encode_publish,
 )
+from tests.chaos.connection import Link
 from tests.chaos.history import History
+from tests.chaos.messages import ClientWill, Outgoing, parse_payload, payload_of
 
-_LIMITS = Limits(1 << 28, 1 << 28, 65_535, 65_535, 65_535)
 _PATIENCE = 10.0  # seconds for CONNACK: a session is resumed from JetStream, perhaps in the middle of an election
 _NUMBERS = itertools.count(1)  # of connections, so that those of several clients with one id can be told apart
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)  # seconds between attempts to connect
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A message that is not acknowledged."""
-
-    topic: str
-    n: int
-    qos: int
-    retain: bool
-    properties: Properties | None
-    payload: bytes
-    released: bool = False
-    sent: bool = False
-
-
-@dataclass
-class ClientWill:
-    """The will that every connection of a client has; its payload names the connection."""
-
-    topic: str
-    qos: int = 1
-    retain: bool = False
-    delay: int = 0
-    """Seconds (5.0)."""
-
-
-def payload_of(publisher: str, n: int, size: int = 0) -> bytes:
-    """The payload of a message: who, number, time in ns; filled up to ``size`` bytes."""
-    return (b"%b %d %d " % (publisher.encode(), n, time.monotonic_ns())).ljust(size, b".")
-
-
-def parse_payload(payload: bytes) -> tuple[str, int] | None:
-    """(publisher, number) of a payload; None when it is not one of ours."""
-    parts = payload.split(b" ", 3)
-    if len(parts) != 4:
-        return None
-    try:
-        return parts[0].decode(), int(parts[1])
-    except ValueError:
-        return None
 
 
 class ChaosClient:
@@ -158,7 +112,7 @@ class ChaosClient:
         """What was granted: filter → QoS asked for."""
         self.present = False
         """Session present of the last CONNACK."""
-        self.link: _Link | None = None
+        self.link: Link | None = None
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, tuple[str, int]] = {}
         self._asked: dict[int, Subscribe | Unsubscribe] = {}
@@ -211,19 +165,15 @@ class ChaosClient:
                 return
             self._turn += 1
 
-    async def _open(self, port: int) -> _Link | None:
+    async def _open(self, port: int) -> Link | None:
         """A connection whose CONNECT was accepted; None when that does not come about."""
         loop = asyncio.get_running_loop()
         try:
-            _, link = await loop.create_connection(lambda: _Link(self, port), "127.0.0.1", port, ssl=self.tls)
+            _, link = await loop.create_connection(lambda: Link(self, port), "127.0.0.1", port, ssl=self.tls)
         except OSError:
             return None
         link.number = next(_NUMBERS)
-        will = None
-        if self.will is not None:
-            delay: Properties | None = {"will_delay_interval": self.will.delay} if self.version == 5 else None
-            payload = payload_of(self.client_id, -link.number)
-            will = Will(self.will.topic, payload, self.will.qos, self.will.retain, delay)
+        will = self.will.packet(self.client_id, link.number, self.version) if self.will is not None else None
         properties: Properties | None = None
         if self.version == 5:
             properties = {"session_expiry_interval": self.expiry}
@@ -251,7 +201,7 @@ class ChaosClient:
             return None
         return link
 
-    def accepted(self, link: _Link, connack: Connack) -> None:
+    def accepted(self, link: Link, connack: Connack) -> None:
         """CONNACK has come: restore the session before any other packet is handled."""
         self.history.note("connected", port=link.port, present=connack.session_present, conn=link.number)
         if self.will is not None:
@@ -283,7 +233,7 @@ class ChaosClient:
         self.connected.set()
         self._make_room()
 
-    def _lost(self, link: _Link) -> None:
+    def _lost(self, link: Link) -> None:
         self.connected.clear()
         if self.link is link:
             self.link = None
@@ -294,12 +244,12 @@ class ChaosClient:
                 pong.set_exception(ConnectionError("connection lost"))
         self._pongs.clear()
 
-    def _close_late(self, link: _Link) -> None:
+    def _close_late(self, link: Link) -> None:
         """The end came while this connection was being made."""
         if self._closing:
             link.close()
 
-    def _drop_later(self, link: _Link) -> asyncio.TimerHandle:
+    def _drop_later(self, link: Link) -> asyncio.TimerHandle:
         """Have the client drop this connection by itself, where it does that."""
 
         def drop() -> None:
@@ -310,7 +260,7 @@ class ChaosClient:
         delay = self._chance.expovariate(1 / self.restless) if self.restless else 0.0
         return asyncio.get_running_loop().call_later(delay, drop)
 
-    async def _ping(self, link: _Link) -> None:
+    async def _ping(self, link: Link) -> None:
         half = self.keepalive / 2
         while self.keepalive:
             await asyncio.sleep(half)
@@ -453,7 +403,7 @@ class ChaosClient:
 
     # -- what the server sends ------------------------------------------------------------------------
 
-    def handle(self, link: _Link, packet: Packet) -> None:
+    def handle(self, link: Link, packet: Packet) -> None:
         """Any packet after CONNACK."""
         if isinstance(packet, Publish):
             self._message(link, packet.key, packet.payload, packet.qos, packet.dup, packet.packet_id, packet.retain)
@@ -478,7 +428,7 @@ class ChaosClient:
                 self.history.note("taken-over", conn=link.number)
 
     def _message(
-        self, link: _Link, key: bytes, payload: bytes, qos: int, dup: bool, identifier: int, retain: bool
+        self, link: Link, key: bytes, payload: bytes, qos: int, dup: bool, identifier: int, retain: bool
     ) -> None:
         topic = key[2:].decode()
         of, n = parse_payload(payload) or ("?", 0)
@@ -500,7 +450,7 @@ class ChaosClient:
         else:
             link.acknowledge(qos, identifier)
 
-    def _acknowledged(self, link: _Link, kind: int, identifier: int, reason: int) -> None:
+    def _acknowledged(self, link: Link, kind: int, identifier: int, reason: int) -> None:
         if kind == 6:
             self.history.note("released", id=identifier)
             self._in.pop(identifier, None)
@@ -545,68 +495,3 @@ class ChaosClient:
         answer = self._answers.pop(packet.packet_id, None)
         if answer is not None and not answer.done():
             answer.set_result(packet.codes)
-
-
-@dataclass(eq=False)
-class _Link(asyncio.Protocol):
-    """One connection."""
-
-    client: ChaosClient
-    port: int
-    number: int = 0
-    reason: str = "closed by the server"
-    unacknowledged: set[int] = field(default_factory=set)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.connack: asyncio.Future[Connack] = asyncio.get_running_loop().create_future()
-        self._decoder = ClientDecoder(_LIMITS, self.client.version)
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The TCP connection is there."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes of the server's."""
-        for packet in self._decoder.feed(data):
-            if isinstance(packet, Connack):
-                if self.connack.done():
-                    continue
-                if not packet.code:
-                    self.client.accepted(self, packet)
-                self.connack.set_result(packet)
-            else:
-                self.client.handle(self, packet)
-        if self._decoder.error is not None:
-            self.reason = f"the server sent nonsense: {self._decoder.error}"
-            self.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The end, whoever wanted it."""
-        if not self.connack.done():
-            self.connack.set_exception(ConnectionError(self.reason))
-            self.connack.exception()  # perhaps nobody waits any more
-        self.ended.set()
-
-    def send(self, data: bytes) -> None:
-        """Send, unless the connection is ending."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def acknowledge(self, qos: int, identifier: int) -> None:
-        """PUBACK or PUBREC for a message of this connection."""
-        if self.ended.is_set():
-            return
-        self.unacknowledged.discard(identifier)
-        self.send(ack_bytes(4 if qos == 1 else 5, identifier))
-
-    def close(self) -> None:
-        """End when everything is sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End at once."""
-        if self._transport is not None:
-            self._transport.abort()

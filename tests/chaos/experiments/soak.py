@@ -13,10 +13,11 @@ from statistics import linear_regression
 from typing import Any, NamedTuple
 
 from mqtt_streams.generations import SUBJECT as GENERATION
-from tests.chaos.client import ChaosClient, ClientWill
+from tests.chaos.client import ChaosClient
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import History
 from tests.chaos.looking import STREAMS, Look, looking
+from tests.chaos.messages import ClientWill
 from tests.chaos.workload import Workload
 from tests.harness.gateway import Gateway
 from tests.harness.waiting import aeventually
