@@ -20,7 +20,7 @@ from mqtt_nats.mqtt_clients.connection import ANSWER_WAIT_S, Connection
 from mqtt_nats.mqtt_clients.errors import ClientError, Interrupted, TimeoutReached
 from mqtt_nats.mqtt_clients.message_format import FIELDS, FormatError, MessageFormat
 from mqtt_nats.mqtt_clients.options import connect_of, connection_options, server_of, topic_name
-from mqtt_nats.mqtt_clients.payloads import LineReader, payload_of, payload_options, properties_of
+from mqtt_nats.mqtt_clients.payloads import LineReader, payload_of, payload_options, properties_of, standard_input
 from mqtt_nats.mqtt_clients.publisher import Outgoing, Publisher
 from mqtt_nats.mqtt_clients.stream import Server, open_stream
 from mqtt_nats.mqtt_clients.subscriber import Message, Subscriber
@@ -86,7 +86,7 @@ def pub(**given: Any) -> None:
 
 
 def _publish_lines(connection: Connection, publisher: Publisher, message: Outgoing) -> None:
-    reader = LineReader(sys.stdin.fileno())
+    reader = LineReader(standard_input().fileno())
     while not reader.ended:
         arrival = connection.receive(publisher.deadline, reader.descriptor)
         for packet in arrival.packets:
@@ -219,6 +219,8 @@ def _printer(given: dict[str, Any]) -> Callable[[Message], None]:
     """Return a function that prints a message and a line end."""
     if given["verbose"] and given["shape"] is not None:
         raise click.UsageError("--format is instead of --verbose")
+    if sys.stdout is None:
+        raise ClientError("standard output is closed")
     shape: MessageFormat = given["shape"] or MessageFormat("%t %p" if given["verbose"] else "%p")
 
     def show(message: Message) -> None:

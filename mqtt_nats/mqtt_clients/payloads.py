@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
@@ -65,7 +65,7 @@ def payload_of(given: dict[str, Any]) -> bytes | None:
     if given["null_message"]:
         return b""
     if given["stdin_file"]:
-        return sys.stdin.buffer.read()
+        return standard_input().read()
     if given["file"] is None:
         return None
     try:
@@ -73,6 +73,13 @@ def payload_of(given: dict[str, Any]) -> bytes | None:
     except OSError as error:
         raise ClientError(f"{given['file']} cannot be read: {error.strerror}") from None
     return content
+
+
+def standard_input() -> BinaryIO:
+    """Return standard input. ClientError when it is closed: another file may have its descriptor."""
+    if sys.stdin is None:
+        raise ClientError("standard input is closed")
+    return sys.stdin.buffer
 
 
 def properties_of(given: dict[str, Any], response_topic: str | None) -> Properties | None:

@@ -21,8 +21,11 @@ from mqtt_nats.codec import (
 from mqtt_nats.mqtt_clients.connection import Connection
 from mqtt_nats.mqtt_clients.errors import ClientError, TimeoutReached, reason_text
 
-WINDOW: Final = 100
-"""Maximum number of unacknowledged messages, if the server allows as many."""
+WINDOW: Final = 20
+"""Maximum number of unacknowledged messages, if the server allows as many.
+
+A server of MQTT 3.1.1 cannot tell its limit. mosquitto drops messages at QoS 2 beyond 20 and acknowledges them.
+"""
 
 REFUSED: Final = 0x80
 """Lowest reason code of a refusal."""

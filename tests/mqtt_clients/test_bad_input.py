@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from mqtt_nats.mqtt_clients import commands, connection
 from mqtt_nats.mqtt_clients.commands import COMMANDS
 from tests.harness.nats import ROOT
 from tests.harness.waiting import free_port
+from tests.mqtt_clients.support import run
 
 PUB = ("pub", "-t", "a", "-m", "x")
 SUB = ("sub", "-t", "a")
@@ -221,6 +223,53 @@ def test_acknowledgements_that_do_not_come() -> None:
     with server(answering(CONNACK)) as port:
         done = CliRunner().invoke(COMMANDS["pub"], [*PUB[1:], "-q", "1", "-W", "0.2", "-p", str(port)])
         assert (done.exit_code, done.stderr) == (27, "mqtt-nats: 1 messages are not acknowledged in time\n")
+
+
+@pytest.mark.parametrize(("receive_maximum", "window"), [(None, 20), (3, 3), (1000, 20)])
+def test_at_most_a_window_is_unacknowledged(receive_maximum: int | None, window: int) -> None:
+    """The server acknowledges only when no more comes."""
+    connack = CONNACK
+    if receive_maximum is not None:
+        connack = b"\x20\x06\0\0\x03\x21" + receive_maximum.to_bytes(2, "big")
+    seen: list[int] = []
+
+    def serve(peer: socket.socket) -> None:
+        peer.recv(65536)
+        peer.sendall(connack)
+        peer.settimeout(0.3)
+        data, count = b"", 0
+        while count < 45:
+            with contextlib.suppress(TimeoutError):
+                more = peer.recv(65536)
+                if not more:
+                    return
+                data += more
+                continue
+            found = [int.from_bytes(data[at + 5 : at + 7], "big") for at in range(0, len(data) - 8, 9)]
+            seen.append(len(found))
+            peer.sendall(b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in found))
+            data, count = b"", count + len(found)
+
+    with server(serve) as port:
+        done = run("pub", "-t", "a", "-q", "1", "-l", "-p", str(port), given=b"x\n" * 45)
+    assert done.returncode == 0, done.stderr
+    assert max(seen) == window
+    assert sum(seen) == 45
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("pub -t a -l <&-", "standard input is closed"),
+        ("pub -t a -s <&-", "standard input is closed"),
+        ("sub -t a >&-", "standard output is closed"),
+    ],
+)
+def test_closed_streams(command: str, text: str) -> None:
+    with server(answering(CONNACK)) if " -l" in command else contextlib.nullcontext(free_port()) as port:
+        line = f"{sys.executable} -m mqtt_nats {command.replace(' -t', f' -p {port} -t')}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"mqtt-nats: {text}\n")
 
 
 def test_unusable_files_of_tls(tmp_path: Path) -> None:
