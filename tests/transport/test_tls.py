@@ -402,7 +402,7 @@ def test_only_these(nats_server: NatsServer, gateway_factory: GatewayFactory, tm
     try:
         process.start(command, None, ROOT)
         port = int(wait_ready(process, r"\bMQTTS +127\.0\.0\.1:(\d+)  \(MQTT 3\.1\.1, 5\.0; TLS\)", PATIENCE))
-        wait_ready(process, r"^(NATS) ", PATIENCE)
+        wait_ready(process, r"serving: (NATS) ", PATIENCE)
         assert "MQTT " not in process.text.partition("NATS")[0].replace("(MQTT ", "")
         assert "Try in other terminals" not in process.text
         with Secure(port, trusting(authority)) as client:
