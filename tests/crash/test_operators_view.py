@@ -142,7 +142,7 @@ def test_the_leader_is_away(cluster: Cluster, view: View) -> None:
     log = view.gateway.log
     waits = r"JetStream does not store: (no server answers|no answer for 5 s), on \$MQTT\.msgs\.t; 1 publishes wait"
     assert re.search(waits, log)
-    assert f"not ready: {reason}; what has to be stored is not acknowledged until that is over" in log
+    assert f"not ready: {reason}; publishes are not acknowledged" in log
     assert "JetStream stores again to $MQTT_msgs; " in log
     assert "ready again" in log
 
@@ -205,7 +205,7 @@ async def test_the_account_of_a_cluster_has_no_room(tmp_path: Path, gateway_fact
             eventually(lambda: view.ready() == reason, PATIENCE)
             eventually(lambda: f"  not ready: {reason}  " in view.status(), PATIENCE)
             status = view.status()
-            assert re.search(r"^JetStream storage +1\d MB of 13 MB \((9\d|1\d\d)%\)$", status, re.MULTILINE), status
+            assert re.search(r"^JetStream storage +1\d MiB of 12 MiB \((9\d|1\d\d)%\)$", status, re.MULTILINE), status
             assert re.search(r"^refused stores +[1-9]\d* storage full$", status, re.MULTILINE), status
             assert view.metric(f'mqtt_nats_stream_available{{stream="{MESSAGES}"}}') == 1
             nats_client = await nats.connect(cluster.servers[0].url)
@@ -236,7 +236,7 @@ def test_a_server_stands_still(nats_factory: NatsFactory, gateway_factory: Gatew
             assert view.metric('mqtt_nats_pending_stores{worker="1"}') == 1
             assert "if one is there, it stands still or is overloaded" in view.status()
             assert "JetStream does not store: no answer for 5 s, on $MQTT.msgs.t; 1 publishes wait" in view.gateway.log
-            assert f"not ready: {reason}; what has to be stored is not acknowledged" in view.gateway.log
+            assert f"not ready: {reason}; publishes are not acknowledged" in view.gateway.log
         finally:
             server.resume()
         client.expect(raw.PUBACK, PATIENCE)

@@ -34,8 +34,8 @@ def test_status(fleet: Fleet) -> None:
         text = fleet.text("status")
         assert re.search(rf"^{one} +running +\S+ \S+ +[1-9]\d* ", text, re.MULTILINE), text
         assert re.search(r"^sessions +[1-9]\d*$", text, re.MULTILINE), text
-        assert re.search(r"^JetStream storage +\d[\d.]* k?B, the account has no limit$", text, re.MULTILINE), text
-        assert re.search(r"^refused stores +nothing$", text, re.MULTILINE), text
+        assert re.search(r"^JetStream storage +\d[\d.]* (Ki)?B, the account has no limit$", text, re.MULTILINE), text
+        assert re.search(r"^refused stores +none$", text, re.MULTILINE), text
         (only,) = fleet.json("status", "--gateway", two)["gateways"]
         assert only["gateway"] == two
 
@@ -53,14 +53,14 @@ def test_status_of_a_full_storage() -> None:
     }
     one |= {"received": [1, 0, 0], "sent": [1, 0, 0], "dropped": {"expired": 2}, "slow": 0, "stalled": 0, "queued": 0}
     one |= {"pending_stores": 0, "memory": 1, "lag": {"sum": 0.0, "counts": [1]}, "stored": {"last": 1.2345}}
-    one |= {"refused_stores": {"storage_full": 3, "other": 1}}
+    one |= {"refused_stores": {"storage_full": 3, "other": 1}, "disconnects": {"lost": 1}}
     old = {key: value for key, value in one.items() if key != "refused_stores"} | {"stored": {}}
     stored = {"sessions": None, "retained": 1, "messages": 1}
-    found = {"gateways": [one, old, one], "stored": stored, "silent": [], "storage": {"used": 3_000, "allowed": 4_000}}
+    found = {"gateways": [one, old, one], "stored": stored, "silent": [], "storage": {"used": 3072, "allowed": 4096}}
     text = shown(found)
-    assert re.search(r"^JetStream storage +3\.0 kB of 4\.0 kB \(75%\)$", text, re.MULTILINE), text
+    assert re.search(r"^JetStream storage +3\.0 KiB of 4\.0 KiB \(75%\)$", text, re.MULTILINE), text
     assert re.search(r"^refused stores +2 other, 6 storage full$", text, re.MULTILINE), text
-    assert re.search(r"dropped +6 expired$", text)
+    assert re.search(r"^dropped +6 expired$", text, re.MULTILINE)
     assert " 1,234.5 ms  " in text
     unknown = shown(found | {"storage": {"used": None, "allowed": None}})
     assert re.search(r"^JetStream storage +not known$", unknown, re.MULTILINE)
