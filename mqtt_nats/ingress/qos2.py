@@ -442,7 +442,9 @@ class Inbound:
                 self.stored(client, held, receipt)
             return
         more = restored(record.headers, record.time_ns / 1e9)
-        held.describe(more if more is None else broker.replying.addressed(more, record.headers))
+        if more is not None:
+            more = broker.replying.addressed(more, record.headers)
+        held.describe(more)
         self._release(client, held, receipt)
 
     async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: PendingStore) -> None:
