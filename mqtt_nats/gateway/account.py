@@ -203,7 +203,7 @@ class Tenant:
         """Log what is lost with streams that have existed, and are created again."""
         for stream in streams:
             what = "every session" if stream == SESSIONS else "all that it held"
-            log.error("%sstream %s was gone, and is created again: %s is lost", self._of, stream, what)
+            log.error("%sstream %s was deleted, and is created again: %s is lost", self._of, stream, what)
 
     def _tell(self, report: EnsureReport) -> None:
         """Log the changes of the streams."""

@@ -340,7 +340,9 @@ class Options:
             for name in sorted(self.given):
                 if name.startswith(means_nothing):
                     own = NAMES[name]
-                    raise OptionError(f"{own} means nothing with mode {self.mode}, which reads what is there now", own)
+                    raise OptionError(
+                        f"{own} has no effect with mode {self.mode}, which reads the present messages", own
+                    )
         if self.tls_ca is not None or self.tls_cert is not None:
             tls.context(self.access)
 
@@ -365,7 +367,7 @@ class Options:
         wording = {"batch": "a batch read", "stream": "a streaming read", "write": "a write"}
         for option in OPTIONS:
             if option.attribute in self.given and option.use not in allowed:
-                raise OptionError(f"{option.name} means nothing for {wording[use]}: leave it out", option.name)
+                raise OptionError(f"{option.name} has no effect for {wording[use]}: leave it out", option.name)
 
     @cached_property
     def access(self) -> Access:

@@ -126,8 +126,8 @@ class Sink:
 
     def _warn(self, partition: int) -> None:
         log.warning(
-            "partition %d takes longer than the %g s for which stream %s knows what it has: should the task be run "
-            "again, its first messages are stored again; set duplicateWindow",
+            "partition %d takes longer than %g s, the duplicate window of stream %s: when the task is run "
+            "again, its first messages are stored twice; set duplicateWindow",
             partition,
             self.window,
             self.options.stream,

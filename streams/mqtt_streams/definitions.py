@@ -234,7 +234,7 @@ async def _ensure(
             return
         info = await _info(js, stream)  # another gateway, or nats-server's listener, has created the stream
         if info is None:
-            raise NotAnswering(f"stream {stream} is being made, or removed, by somebody else; try again")
+            raise NotAnswering(f"stream {stream} is being created or removed by another program; try again")
     await _reconcile(js, report, definition, info, level, upgrade_retention)
 
 

@@ -93,7 +93,7 @@ class GenerationStore:
             if written or (known is not None and mark.id == known.id):  # or another gateway has updated the mark
                 self._seen = mark
                 return mark
-        raise ApiError(503, 0, "too many gateways mark what they have seen of the stream")
+        raise ApiError(503, 0, "too many gateways write the mark of the stream at once")
 
     async def _is_lower(self, known: Mark, since: int, last: int, lower: int | None) -> bool:
         """Whether the stream's last sequence went back; messages stored since are newer than the mark (`since`)."""

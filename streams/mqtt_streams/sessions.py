@@ -339,7 +339,7 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
     pubrel = reader.values.pop("pubrel", None)
     found = None if v5 is None else _v5(v5, client_hash)
     if key and not _is_key(key, stored_id, found):
-        raise PoisonedRecord("the session record does not belong where it is stored")
+        raise PoisonedRecord("the session record is stored under another subject than its own")
     return SessionRecord(
         stored_id,
         origin,

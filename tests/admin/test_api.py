@@ -203,7 +203,7 @@ async def test_what_waits_ends_with_who_has_asked() -> None:
 
     plain = verb("plain", "POST", "/plain", Nothing)
     assert await _done(plain, run("plain"), receive) == "plain"
-    with pytest.raises(Refused, match="gone"):
+    with pytest.raises(Refused, match="the HTTP client has disconnected"):
         await _done(replace(plain, waits=True), run("waits"), receive)
     await asyncio.sleep(0)
     assert ends == ["waits"]

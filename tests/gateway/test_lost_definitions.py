@@ -13,7 +13,7 @@ from tests.harness import raw
 from tests.harness.raw import Raw, publish
 from tests.harness.waiting import eventually
 
-GONE = "ERROR mqtt_nats.gateway: stream $MQTT_sess was gone, and is created again: every session is lost"
+GONE = "ERROR mqtt_nats.gateway: stream $MQTT_sess was deleted, and is created again: every session is lost"
 
 
 def test_a_stream_whose_definition_is_lost(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
@@ -80,7 +80,7 @@ async def test_a_stream_that_is_gone_when_the_gateway_starts(
     """Another one that has been used tells that it was there."""
     server = nats_factory()
     gateway = gateway_factory(server)
-    assert " was gone, and is created again" not in gateway.log
+    assert " was deleted, and is created again" not in gateway.log
     with Raw.connected(gateway.port, "away", clean=False) as client:
         assert client.subscribe(("t", 1)) == [1]
         client.send(publish("t", b"1", qos=1))
@@ -93,4 +93,4 @@ async def test_a_stream_that_is_gone_when_the_gateway_starts(
     gateway.start()
     assert GONE in gateway.log
     gateway.restart()
-    assert " was gone, and is created again" not in gateway.log
+    assert " was deleted, and is created again" not in gateway.log

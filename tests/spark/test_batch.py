@@ -168,7 +168,7 @@ def test_what_users_are_told(spark: "SparkSession", nats_server: NatsServer, nat
             ({"startingSequence": "2"}, "", "set failOnDataLoss to false"),
             ({"endingSequence": "20"}, "", "endingSequence 20 is not in stream"),
             ({"startingOffsets": "latest"}, "", "startingOffsets"),
-            ({"maxMessagesPerTrigger": "5"}, "", "maxMessagesPerTrigger means nothing for a batch read"),
+            ({"maxMessagesPerTrigger": "5"}, "", "maxMessagesPerTrigger has no effect for a batch read"),
             ({}, "sequence BIGINT, topik STRING", "did you mean 'topic'?"),
             ({}, "sequence INT", "it must be BIGINT"),
             ({}, "headers STRING", "headers"),

@@ -253,7 +253,7 @@ def test_answers_that_are_not_jetstreams_and_one_that_is_missing() -> None:
 
     with listener(serve) as url, connect(url, requestTimeout=0.5) as connection:
         outcomes = publish_all(connection, [Publish(b"odd", b"", b"")] * 5)
-        for expected in ("not JSON", "is not JetStream's", "", "not a JSON object"):
+        for expected in ("not JSON", "is not a JetStream acknowledgement", "", "not a JSON object"):
             outcome = next(outcomes)
             assert (expected in str(outcome)) if expected else outcome == PubAck("s", 5)
         with pytest.raises(RequestTimeout, match=r"not acknowledged within 0.5 s \(option requestTimeout\)"):

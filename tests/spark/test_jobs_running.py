@@ -255,8 +255,9 @@ def test_what_the_source_warns_of_is_told_once(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab+") as file:
         log = Log(file)
         lost = "stream x begins with 5: up to 4 messages are missing (failOnDataLoss is false)"
-        file.write(f"{lost}\nsomething else\n{lost}\n7 messages had aged out before they were read\n".encode())
-        assert log.warnings() == [lost, "7 messages had aged out before they were read"]
+        removed = "7 messages were removed by the retention of the stream before they were read"
+        file.write(f"{lost}\nsomething else\n{lost}\n{removed}\n".encode())
+        assert log.warnings() == [lost, removed]
 
 
 def test_warnings_are_worded_as_the_source_words_them(caplog: pytest.LogCaptureFixture) -> None:

@@ -124,7 +124,7 @@ def test_values(options: dict[str, Any], attribute: str, value: object) -> None:
         ({"apiPrefix": "a.>"}, "apiPrefix", "without wildcards"),
         ({"inboxPrefix": "a b"}, "inboxPrefix", "without wildcards and spaces"),
         ({"mode": "all"}, "mode", "expected messages or retained"),
-        ({"mode": "retained", "endingSequence": "4"}, "endingSequence", "means nothing with mode retained"),
+        ({"mode": "retained", "endingSequence": "4"}, "endingSequence", "has no effect with mode retained"),
         ({"stream": "a.b"}, "stream", "= 'a.b': expected the name of a stream"),
         ({"stream": ""}, "stream", "expected the name of a stream"),
         ({"subjectPrefix": "a..b"}, "subjectPrefix", "without wildcards"),
@@ -212,10 +212,10 @@ def test_the_prefix_of_the_api() -> None:
 @pytest.mark.parametrize(
     ("options", "use", "words"),
     [
-        ({"endingSequence": "5"}, "stream", "endingSequence means nothing for a streaming read"),
-        ({"maxMessagesPerTrigger": "5"}, "batch", "maxMessagesPerTrigger means nothing for a batch read"),
-        ({"topics": "a"}, "write", "topics means nothing for a write"),
-        ({"qos": "1"}, "batch", "qos means nothing for a batch read"),
+        ({"endingSequence": "5"}, "stream", "endingSequence has no effect for a streaming read"),
+        ({"maxMessagesPerTrigger": "5"}, "batch", "maxMessagesPerTrigger has no effect for a batch read"),
+        ({"topics": "a"}, "write", "topics has no effect for a write"),
+        ({"qos": "1"}, "batch", "qos has no effect for a batch read"),
     ],
 )
 def test_an_option_of_another_use(options: dict[str, Any], use: Any, words: str) -> None:

@@ -58,7 +58,7 @@ def test_sessions_of_a_gateway(spark: SparkSession, nats_factory: NatsFactory, g
     assert row.deadline.astimezone(UTC) > begun + timedelta(seconds=3500)
     (consumer,) = row.consumers
     assert (consumer.in_flight, consumer.waiting) == (0, 5)
-    with pytest.raises(Exception, match="mode means nothing for a write"):
+    with pytest.raises(Exception, match="mode has no effect for a write"):
         read.select("client_id").write.format(SOURCE).options(servers=server.url, mode="sessions").mode("append").save()
 
 
@@ -115,7 +115,7 @@ def test_the_schema_is_the_same_for_spark_and_on_the_page() -> None:
 )
 def test_options_that_mean_nothing_for_sessions(option: dict[str, str]) -> None:
     (name,) = option
-    with pytest.raises(OptionError, match=f"{name} means nothing with mode sessions"):
+    with pytest.raises(OptionError, match=f"{name} has no effect with mode sessions"):
         Options.parse({"mode": "sessions", **option})
 
 

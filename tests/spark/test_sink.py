@@ -378,7 +378,7 @@ class TestRefused:
         rows: list[Row] = [{"topic": "a", "payload": b""}]
         for options, text in (
             ({"topic": "$SYS/a"}, "topic: '$SYS/a': topics under '$SYS' are reserved"),
-            ({"topics": "a/#"}, "topics means nothing for a write"),
+            ({"topics": "a/#"}, "topics has no effect for a write"),
             ({"stream": "nothing"}, "there is no stream nothing"),
             ({"servers": "nats://127.0.0.1:1", "connectTimeout": "0.1"}, "cannot connect to nats://127.0.0.1:1"),
             ({"duplicateWindow": "86400.5"}, "duplicateWindow = '86400.5': expected more than 0"),
@@ -428,7 +428,7 @@ class TestDuplicateWindow:
             sinker.writer.window = 1e-9
             await run(sinker)
         (text,) = caplog.messages
-        assert text.startswith("partition 0 takes longer than the 1e-09 s for which stream $MQTT_msgs knows")
+        assert text.startswith("partition 0 takes longer than 1e-09 s, the duplicate window of stream $MQTT_msgs")
         assert text.endswith("set duplicateWindow")
 
     def test_no_stream_is_needed_at_qos_0(self, nats_factory: NatsFactory) -> None:

@@ -167,9 +167,9 @@ REFUSED: list[tuple[Row, str]] = [
     ({"correlation_data": b"x" * 65_536}, "column correlation_data: it is longer than 65535 bytes"),
     ({"message_expiry": -1}, "column message_expiry: -1 is not between 0 and 4294967295 (seconds)"),
     ({"message_expiry": 1 << 32}, "column message_expiry: 4294967296 is not between 0 and 4294967295 (seconds)"),
-    ({"user_properties": [None]}, "column user_properties: a null where there should be a key and a value"),
-    ({"user_properties": users(("a", None))}, "column user_properties: a null where there should be a key and a value"),
-    ({"user_properties": users((None, "a"))}, "column user_properties: a null where there should be a key and a value"),
+    ({"user_properties": [None]}, "column user_properties: an entry is null: expected a key and a value"),
+    ({"user_properties": users(("a", None))}, "column user_properties: an entry is null: expected a key and a value"),
+    ({"user_properties": users((None, "a"))}, "column user_properties: an entry is null: expected a key and a value"),
     ({"user_properties": users(("a", "\0"))}, "column user_properties: it has a NUL"),
     (
         {"user_properties": users(*[("a", "b")] * 1025)},

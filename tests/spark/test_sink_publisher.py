@@ -320,7 +320,8 @@ def test_an_answer_of_somebody_else() -> None:
         session = Session(url)
         with session.publisher:
             session.publish("A", push=False)
-            with pytest.raises(ApiError, match=r"^row 0: the answer is not JetStream's \(option subjectPrefix\)$"):
+            text = r"^row 0: the answer is not a JetStream acknowledgement \(option subjectPrefix\)$"
+            with pytest.raises(ApiError, match=text):
                 session.finish()
 
 

@@ -327,9 +327,9 @@ def test_a_query_that_never_reached_nats_does_not_wait_for_it(nats_factory: Nats
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"endingSequence": "5"}, "endingSequence means nothing for a streaming read"),
-        ({"mode": "retained"}, "mode means nothing for a streaming read"),
-        ({"topic": "a"}, "topic means nothing for a streaming read"),
+        ({"endingSequence": "5"}, "endingSequence has no effect for a streaming read"),
+        ({"mode": "retained"}, "mode has no effect for a streaming read"),
+        ({"topic": "a"}, "topic has no effect for a streaming read"),
     ],
 )
 def test_options_that_a_stream_does_not_take(store: Store, options: dict[str, str], message: str) -> None:

@@ -388,7 +388,7 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
 def report(context: click.Context, /, output: Path | None, input: str | None, format: str, most: int, **_: Any) -> None:
     """Busiest topics and publishers, messages over time, gaps: in a few lines, and as a page with charts."""
     if input is not None and context.meta.get(flags.SOURCE):
-        raise click.UsageError(f"{', '.join(context.meta[flags.SOURCE])}: means nothing with --input", context)
+        raise click.UsageError(f"{', '.join(context.meta[flags.SOURCE])}: no effect with --input", context)
     source = flags.source_options(context, "batch")
     if output is not None and not output.absolute().parent.is_dir():
         raise JobError(f"--output {output}: there is no directory {output.absolute().parent}")

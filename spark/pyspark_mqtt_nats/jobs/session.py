@@ -19,7 +19,7 @@ from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.failures import MORE, explain
 
 _LOOPBACK: Final = "127.0.0.1"
-_WARNING: Final = re.compile(r"messages are missing \(|messages had aged out")
+_WARNING: Final = re.compile(r"messages are missing \(|messages were removed by the retention")
 """Warnings of the source about messages that are gone."""
 
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"

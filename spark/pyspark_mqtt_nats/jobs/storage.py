@@ -129,7 +129,9 @@ class Checkpoint:
                 found = orjson.loads(raw)
                 before, self.memory = dict(found["job"]), dict(found["memory"])
             except (ValueError, TypeError, KeyError):
-                raise JobError(f"--checkpoint {checkpoint}: {_STATE} there is not ours; give another one") from None
+                raise JobError(
+                    f"--checkpoint {checkpoint}: {_STATE} there belongs to another program; give another one"
+                ) from None
             for flag, value in job.items():
                 if before.get(flag, value) != value:
                     text = f"was begun with {flag} {before[flag]}, not {value}"

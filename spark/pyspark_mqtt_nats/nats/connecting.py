@@ -117,11 +117,11 @@ class _Attempt:
             raise self._turned_away(rest)
         if rest:
             # Bytes that came unencrypted would be processed as if they had come under TLS.
-            raise _refused(self.server, "it goes on after INFO, before TLS")
+            raise _refused(self.server, "it sends data between INFO and the TLS handshake")
         if not (self.info.get("tls_required") or self.info.get("tls_available")):
             raise _refused(self.server, "it offers no TLS; use nats:// and no options for TLS")
         if self.info.get("tls_verify") and access.tls_cert is None:
-            raise _refused(self.server, "it wants a client certificate", "tlsCert")
+            raise _refused(self.server, "it requires a client certificate", "tlsCert")
         wire = self._secure(plain)
         return wire, self._under_tls(wire)
 
@@ -146,7 +146,7 @@ class _Attempt:
         except OSError as error:
             raise self._broken(error, "in the TLS handshake") from None
         except ValueError:
-            raise _refused(self.server, "its name cannot be that of a certificate", "tlsHostname") from None
+            raise _refused(self.server, "its host name cannot be in a certificate", "tlsHostname") from None
 
     def _broken(self, error: OSError, when: str) -> ConnectError:
         """Return the error for a connection that failed at the step `when`."""
@@ -191,7 +191,7 @@ class _Attempt:
             wire.sendall(login.connect_line(self.access, self.server, self.info) + b"PING\r\n")
             return self._read_pong(wire, rest)
         except TimeoutError:
-            raise _failure(self.server, "it does not go on after CONNECT") from None
+            raise _failure(self.server, "it does not continue after CONNECT") from None
         except OSError as error:
             raise self._broken(error, "after CONNECT") from None
         except protocol.ProtocolError:

@@ -178,7 +178,7 @@ class Connection:
             for got, reply in self.answers(left):
                 if got == number:
                     if not reply.payload and header_block.status(reply.headers) == 503:
-                        raise ApiError(f"nobody answers on {subject}", "servers", 503)
+                        raise ApiError(f"no server answers on {subject}", "servers", 503)
                     return reply
         text = f"no answer on {subject} within {timeout:g} s (option requestTimeout)"
         raise RequestTimeout(text, "requestTimeout")
@@ -211,7 +211,7 @@ class Connection:
                     refused = self.control(frame.line) or refused
                 at = frame.end
         except ValueError:
-            raise self._lost("it sent what is not the protocol of NATS") from None
+            raise self._lost("it sent data that is not the NATS protocol") from None
         self._partial = buffer[at:]
         if refused is not None:
             raise refused

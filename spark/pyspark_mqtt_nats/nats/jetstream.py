@@ -65,7 +65,7 @@ def _no_responders(connection: Connection, subject: str) -> ApiError:
         text = f"no JetStream on {connection.server}: enable it there, or give its jsDomain (option servers)"
         return ApiError(text, "servers", NO_RESPONDERS)
     option = "jsDomain" if prefix.startswith("$JS.") else "apiPrefix"
-    return ApiError(f"nobody answers on {subject} (option {option})", option, NO_RESPONDERS)
+    return ApiError(f"no server answers on {subject} (option {option})", option, NO_RESPONDERS)
 
 
 def stream_info(connection: Connection, stream: str, **body: Any) -> dict[str, Any]:
@@ -181,5 +181,5 @@ def _outcome(reply: Reply) -> PubAck | ApiError:
         return _refused("", error)
     sequence = answer.get("seq")
     if not isinstance(sequence, int):
-        return ApiError("the answer to a message is not JetStream's (option stream)", "stream")
+        return ApiError("the answer to a message is not a JetStream acknowledgement (option stream)", "stream")
     return PubAck(str(answer.get("stream", "")), sequence, bool(answer.get("duplicate")))

@@ -54,7 +54,7 @@ def explain(error: ssl.SSLError, access: Access) -> tuple[str, str]:
         return f"its certificate is not trusted, {error.verify_message}", "tlsCa"
     reason = (error.reason or "").lower().replace("_", " ")
     if access.tls_cert is None and any(words in reason for words in ("certificate required", "bad certificate")):
-        return "it wants a client certificate", "tlsCert"
+        return "it requires a client certificate", "tlsCert"
     if "alert" in reason and any(words in reason for words in ("certificate", "unknown ca")):
         return f"it does not accept the client certificate, {reason}", "tlsCert"
     if any(words in reason for words in ("wrong version", "packet length", "record layer")):

@@ -98,7 +98,7 @@ def check(schema: StructType, has_topic: bool) -> tuple[str, ...]:
             raise OptionError(f"column {field.name!r} is {has}; it must be {column.types}: cast it")
         names.append(name)
     if "payload" not in names:
-        raise OptionError("there is no column 'payload' (BINARY or STRING): what is to be published?")
+        raise OptionError("there is no column 'payload' (BINARY or STRING): name the column with the payload")
     if "topic" not in names and not has_topic:
         raise OptionError("there is neither a column 'topic' nor the option topic", "topic")
     return tuple(names)

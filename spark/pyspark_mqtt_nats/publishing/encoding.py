@@ -316,6 +316,6 @@ def _users(pairs: list[dict[str, str | None] | None]) -> list[tuple[str, str]]:
     for pair in pairs:
         key, value = (None, None) if pair is None else (pair["key"], pair["value"])
         if key is None or value is None:
-            raise Refused(column, "a null where there should be a key and a value")
+            raise Refused(column, "an entry is null: expected a key and a value")
         found.append((_string(column, key), _string(column, value)))
     return found

@@ -201,7 +201,7 @@ class Publisher:
         elif b'"error"' in payload:
             self._refused(token, waiting, payload)
         elif waiting.kind != "removal" and b'"stream"' not in payload:
-            text = f"{self._where} {waiting.row}: the answer is not JetStream's (option subjectPrefix)"
+            text = f"{self._where} {waiting.row}: the answer is not a JetStream acknowledgement (option subjectPrefix)"
             raise ApiError(text, "subjectPrefix")
         else:
             if waiting.kind == "cleared":

@@ -183,7 +183,9 @@ class _Gets:
             return True
         line = block[9:].partition(b"\r")[0].decode(errors="replace")
         if code == 503:
-            raise Interrupted(f"nobody answers direct gets of stream {self._stream} (set readMode to pull)", "readMode")
+            raise Interrupted(
+                f"no server answers direct gets of stream {self._stream} (set readMode to pull)", "readMode"
+            )
         raise SourceError(f"stream {self._stream}: direct get: {line}; set readMode to pull", "readMode")
 
 

@@ -227,7 +227,7 @@ class _Pull:
         if code == 400:
             raise SourceError(f"JetStream refuses a pull: {line} (set readMode to direct)", "readMode")
         if code not in (404, 408, 409) or left is None:
-            raise Interrupted(f"the consumer has gone: {line or 'unexpected answer'}")
+            raise Interrupted(f"the consumer was deleted: {line or 'unexpected answer'}")
         self._owed -= left
         if "MaxBytes" in line and word.subject.endswith(b"-%d" % left):
             self._size *= 2  # not even one message was small enough

@@ -105,7 +105,7 @@ class _Reader:
                     raise
                 if time.monotonic() - quiet_since > OUTAGE:
                     raise _given_up(error) from None
-                log.warning("reading goes on from sequence %d: %s", self._next, error)
+                log.warning("reading continues at sequence %d: %s", self._next, error)
             self._report.interruptions += 1
             time.sleep(_PAUSES[min(failures, len(_PAUSES) - 1)])
             failures += 1
@@ -137,7 +137,7 @@ class _Reader:
         watch, report = self._watch, self._report
         report.lost, report.aged = watch.lost, watch.aged
         if watch.aged:
-            log.warning("%d messages had aged out before they were read", watch.aged)
+            log.warning("%d messages were removed by the retention of the stream before they were read", watch.aged)
         size = min(self._part.end, self._snapshot.end) - self._part.start
         filtered = bool(self._options.subjects)
         report.gaps = None if filtered else max(0, size - watch.received - watch.lost - watch.aged)
