@@ -411,6 +411,8 @@ class Options:
         """
         changed: dict[str, Any] = {}
         for attribute, name in self.files:
+            if not Path(name).exists():  # also on an executor, which need not have it
+                continue
             try:
                 value = BY_NAME[NAMES[attribute].lower()].parse(name)
             except ValueError as error:

@@ -37,6 +37,10 @@ CALLED = (
     "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: iceberg. Make sure. SQLSTATE: 42K02\n"
     "\tat org.apache.spark.sql.errors.QueryExecutionErrors$.dataSourceNotFoundError(QueryExecutionErrors.scala:770)\n"
 )
+UNRESOLVED = (
+    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `x` cannot be resolved. Did you mean [`y`]. "
+    "SQLSTATE: 42703; line 1 pos 7;\n'Project ['x]\n"
+)
 MKDIRS = (
     "An error occurred while calling o83.parquet.\n: org.apache.spark.SparkException: Job aborted due to stage "
     "failure: Task 1 in stage 1.0 failed 1 times, most recent failure: Lost task 1.0 in stage 1.0 (TID 2) (localhost "
@@ -67,6 +71,7 @@ class Captured(Exception):
         (JobError("change --output"), "change --output"),
         (JavaError("Spark needs Java"), "Spark needs Java"),
         (Exception(PLANNING), "there is no stream x (option stream)"),
+        (Exception(UNRESOLVED), "A column with name `x` cannot be resolved. Did you mean [`y`]"),
         (
             Exception(PYTHON.format(line="pyspark_mqtt_nats.errors.DataLossError: 5 messages: are gone")),
             "5 messages: are gone",

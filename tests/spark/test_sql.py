@@ -288,6 +288,11 @@ def test_a_shell(spark: SparkSession, store: Store) -> None:
     assert found[:2] == ["number\n   100", "number\n   110"]
     assert found[2].startswith("error: ")
     assert "messages" in found[3]
+    made = f"CREATE TEMPORARY VIEW v4 AS SELECT * FROM {store.stream} WHERE topic <> 'a/0';"
+    try:
+        assert ask(made, "SELECT count(*) AS number FROM v4;") == ["number\n    72"]
+    finally:
+        spark.sql("DROP VIEW IF EXISTS v4")
     names: list[Any] = []
     spark.sparkContext._found = names  # type: ignore[attr-defined]
     ask(f"spark.sparkContext._found += sql('''{count[:-1]}''').first()", python=True)

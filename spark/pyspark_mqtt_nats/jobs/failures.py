@@ -27,7 +27,7 @@ _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)?)\] (.+)"
 _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit)): (.+)$", re.MULTILINE)
 # Nested in one line, the innermost last: `org.apache.spark.SparkException: ...: java.io.IOException: text`
 _JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+(\w+(?:Exception|Error)): (?=(.+))")
-_STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*$")
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w+(?:; line \d+ pos \d+)?;?\s*$")
 
 _WRAPPERS: Final = (
     "PYTHON_DATA_SOURCE_ERROR",

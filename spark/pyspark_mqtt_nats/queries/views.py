@@ -21,6 +21,9 @@ FIXED: Final = ("messages", "retained", "sessions")
 """Names of the views that are always there."""
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_LOOKING: Final = ("Show", "Describe", "Explain")
+"""How the names of statements begin that make nothing."""
+
 _RETAINED: Final = frozenset(("topics", "decoders", "includeheaders", "readmode", "batchsize", "failondataloss"))
 """Options of reads, in lower case, that mean something for retained messages."""
 
@@ -81,17 +84,22 @@ class Views:
     def __init__(self, spark: SparkSession, views: Iterable[View]) -> None:
         self._spark = spark
         self._views = {view.name: view for view in views}
+        self._whole = False
         spark.conf.set(_PUSHDOWN, "true")
 
     def query(self, text: str) -> DataFrame:
         """Return the result of a statement; raises what Spark raises, and what the source raises.
 
-        A statement that is no query, such as DESCRIBE or CREATE TABLE, is run at once, with whole views.
+        A statement that is no query, such as DESCRIBE or CREATE TABLE, is run at once, with whole views. When it may
+        have made something over the views, such as another view, they stay whole.
         """
         found = self._needs(text)
         for name, view in self._views.items():
             if found is None or name in found:
-                register(self._spark, name, view.load(self._spark, None if found is None else found[name]))
+                whole = self._whole or found is None
+                register(self._spark, name, view.load(self._spark, None if whole or found is None else found[name]))
+            else:
+                self._spark.catalog.dropTempView(name)  # the empty one of the plan
         return self._spark.sql(text)
 
     def _needs(self, text: str) -> Mapping[str, Need] | None:
@@ -99,7 +107,10 @@ class Views:
         for name, view in self._views.items():
             register(self._spark, name, _empty(self._spark, view))
         plan: Any = planned(self._spark, text)
-        return None if is_command(self._spark, plan) else needs(plan)
+        if not is_command(self._spark, plan):
+            return needs(plan)
+        self._whole = self._whole or not plan.analyzed().nodeName().startswith(_LOOKING)
+        return None
 
 
 def register(spark: SparkSession, name: str, frame: DataFrame) -> None:
