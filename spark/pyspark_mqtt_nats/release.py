@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling a stream of interest retention what Spark has read.
+"""Release of messages that a query has read, in a stream of interest retention.
 
-Such a stream removes a message when every consumer is done with it. A durable consumer named `spark`, made by whoever
-keeps the stream, holds messages for Spark without ever delivering one; it is moved forward instead.
+Such a stream removes a message when every consumer has acknowledged it. The operator makes a durable consumer named
+`spark`, which holds messages for Spark and never delivers one. A query moves it forward.
 """
 
 from typing import Final
@@ -16,15 +16,14 @@ CONSUMER: Final = "spark"
 
 
 class Release:
-    """What one query has released. That it could not is said once, and the query is none the worse: what it has read
-    stays in the stream."""
+    """Release of one query. A failure is logged once and does not end the query: messages stay in the stream."""
 
     def __init__(self) -> None:
         self._until = 0
         self._complained = False
 
     def until(self, connection: Connection, found: Snapshot, sequence: int) -> None:
-        """Let the stream remove what is before this sequence, as far as Spark goes."""
+        """Let the stream remove the messages before this sequence, as far as Spark needs them."""
         if found.retention != "interest" or sequence == self._until:
             return
         try:

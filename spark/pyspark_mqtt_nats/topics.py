@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MQTT topic filters where there is no NATS to evaluate them: matching, intersection, and as a regular expression.
+"""MQTT topic filters without NATS: matching, intersection, regular expressions.
 
-As everywhere in the source `#` is every topic, and a filter that begins with `+` matches no topic that begins with `$`.
-All filters are legal ones.
+In the whole source `#` is every topic, and a filter that begins with `+` matches no topic that begins with `$`. All
+filters are legal.
 """
 
 import re
@@ -26,7 +26,7 @@ def matches(topic_filter: str, topic: str) -> bool:
 
 
 def pattern(topic_filter: str) -> str:
-    """A regular expression, of Java and of Python, that is found in the topics which a filter matches."""
+    """Return a regular expression, for Java and for Python, that finds the topics which a filter matches."""
     levels = topic_filter.split("/")
     tail = ""
     if levels[-1] == "#":
@@ -38,7 +38,7 @@ def pattern(topic_filter: str) -> str:
 
 
 def intersection(left: str, right: str) -> str | None:
-    """The filter that matches what both match, None for nothing."""
+    """Return the filter that matches what both match, None when no topic matches both."""
     ours, theirs = left.split("/"), right.split("/")
     found: list[str] = []
     for index in range(max(len(ours), len(theirs)) + 1):
@@ -56,7 +56,7 @@ def intersection(left: str, right: str) -> str | None:
 
 
 def intersections(left: Iterable[str], right: Iterable[str]) -> tuple[str, ...]:
-    """Filters for what any on the left and any on the right match, () for nothing."""
+    """Return filters for the topics that a filter of each side matches; () for no topic."""
     right = tuple(right)
     pairs = (intersection(one, two) for one in left for two in right)
     return tuple(dict.fromkeys(found for found in pairs if found is not None))

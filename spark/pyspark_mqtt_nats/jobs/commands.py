@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command lines of the jobs. Everything is checked before Spark is started; Spark is imported by then only."""
+"""Command lines of the jobs. A job checks all flags before it imports and starts Spark."""
 
 import importlib.util
 import sys
@@ -51,7 +51,7 @@ def main(
 
 
 def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progress], Any]) -> None:
-    """Run a job in a session of its own and print its summary."""
+    """Run a job in a new session and print its summary; raises JobError."""
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             raise JobError(f"{package} is not installed: pip install 'mqtt-nats[spark]'")
@@ -196,7 +196,7 @@ def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Pat
 
 
 def _view_flags(command: flags.F) -> flags.F:
-    """Flags of the jobs that make views."""
+    """Add the flags of jobs that make views to a command."""
     connection = tuple(name for name in flags.CONNECTION if name not in flags.OF_A_STREAM)
     decorators: tuple[Callable[[flags.F], flags.F], ...] = (
         flags.spark_flags,
@@ -220,7 +220,7 @@ def _view_flags(command: flags.F) -> flags.F:
 
 
 def _view_options(context: click.Context, use: Literal["batch", "stream"]) -> dict[str, str]:
-    """Options of the source for all views; the stream of a view is not among them."""
+    """Return the options of the source for all views; raises UsageError for an option that each view has itself."""
     source = flags.source_options(context, use)
     for name in source:
         if name.lower() in ("mode", "pushdown", *map(str.lower, flags.OF_A_STREAM)):
@@ -288,7 +288,7 @@ def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows
 
 
 def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """A callback that reads a value as the source does."""
+    """Return a callback that parses a value as the source does."""
 
     def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
         try:
