@@ -25,9 +25,10 @@ from nats.aio.client import Client
 
 from mqtt_streams.hashing import name_hash
 from tests.chaos.checker import Promises
-from tests.chaos.client import ChaosClient, ClientWill
+from tests.chaos.client import ChaosClient
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import Event
+from tests.chaos.messages import ClientWill
 from tests.chaos.workload import Workload
 from tests.harness.cluster import Cluster
 from tests.harness.nats import NatsServer, ProcessNatsServer
