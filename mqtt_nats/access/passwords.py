@@ -174,6 +174,8 @@ def _check_argon2(text: str) -> None:
         raise ValueError("the hash of the password is not one of Argon2id") from None
     if found.version != ARGON2_VERSION or not 8 <= len(parts[0]) <= 64 or not 16 <= len(parts[1]) <= 128:
         raise ValueError("the hash must be of version 19, have a salt of 8 to 64 bytes and itself 16 to 128 bytes")
+    if text.split("$")[3] != f"m={found.memory_cost},t={found.time_cost},p={found.parallelism}":
+        raise ValueError("the parameters of the hash must be m, t and p, in this order and nothing else")
     Cost(found.memory_cost, found.time_cost, found.parallelism)
 
 

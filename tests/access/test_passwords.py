@@ -142,6 +142,8 @@ HASH = f"$argon2id$v=19$m=64,t=1,p=1${'A' * 22}${'A' * 43}"
         (f"ann:{HASH}:acme:duck\n", "line 1: the name of a tenant must have"),
         ("ann:$argon2id$v=19$m=64,t=1,p=1$!!!!$AAAA\n", "not one of Argon2id"),
         ("ann:$argon2id$v=19$m=64,t=1\n", "not one of Argon2id"),
+        (f"ann:{HASH.replace('p=1', 'p=1,t=2')}\n", "m, t and p, in this order and nothing else"),
+        (f"ann:{HASH.replace('m=64,t=1', 't=1,m=64')}\n", "m, t and p, in this order and nothing else"),
         (f"ann:{HASH.replace('v=19', 'v=16')}\n", "version 19"),
         (f"ann:{HASH.replace('m=64', 'm=1048577')}\n", "m must be"),
         (f"ann:{HASH.replace('m=64', 'm=4')}\n", "m must be"),

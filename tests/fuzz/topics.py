@@ -110,7 +110,8 @@ def _encoded(name: str) -> str | None:
         root = name.partition("/")[0]
         expect(root in subjects.RESERVED_ROOTS, f"{root!r} is not reserved")
     except SubjectTooLong:
-        expect(len(subjects._levels(name).encode()) > MAX_SUBJECT_BYTES, f"{name!r} is not too long")
+        grown = len(subjects.SYSTEM_ROOT) - len(subjects.SYSTEM_LEVEL) if name.startswith("$SYS/") else 0
+        expect(len(subjects._levels(name).encode()) + grown > MAX_SUBJECT_BYTES, f"{name!r} is not too long")
     return None
 
 
