@@ -8,7 +8,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
 run: $(VENV)/.embedded
@@ -16,8 +16,14 @@ run: $(VENV)/.embedded
 
 # Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
 JOBS ?= 4
+# These compute all the time.
+UNIT_JOBS ?= auto
 test: $(VENV)/.test lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
+
+# Tests that start no process: no nats-server, no gateway, no other program. A test that starts one fails.
+test-unit: $(VENV)/.test
+	$(BIN)/python -m pytest --unit -n $(UNIT_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # What takes minutes of CPU each: Spark archives while everything is killed, a Spark cluster.
 test-long: $(VENV)/.test
@@ -33,7 +39,7 @@ compiled: $(VENV)/.test
 
 test-compiled: compiled
 	cd $(COPY) && $(COPIED) \
-		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" \
+		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not sources" \
 		$(addprefix --ignore tests/,fuzz test_packaging.py) $(PYTEST_ARGS)
 
 # Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.

@@ -6,6 +6,7 @@ import io
 import logging
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +16,13 @@ from mqtt_nats.base.logs import Budgeted
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, container_obstacle, make_server
 from tests.harness.process import RUNNING
+from tests.harness.process_guard import ProcessGuard
 
 _SHOWN = 8000  # characters of each log in the report of a failure
+
+
+STARTERS = frozenset(("nats_backend", "gateway_factory", "streams_server", "own_server", "spark"))
+"""Fixtures that start processes: a test that needs one of them gets the mark ``processes``."""
 
 
 class NatsFactory(Protocol):
@@ -41,6 +47,7 @@ class GatewayFactory(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Choose how nats-server runs, and for how long tests go on that can go on for long."""
+    parser.addoption("--unit", action="store_true", help="only tests that start no process; one that does so fails")
     parser.addoption("--kills", type=int, default=3, help="processes that are killed while Spark archives")
     parser.addoption(
         "--nats-backend",
@@ -65,9 +72,35 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return one_spark(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, which with several processes (pytest-xdist) are run by one each."""
     items.sort(key=lambda item: (item.path.name != "test_experiments.py", not _is_spark(item)))
+    for item in items:
+        if STARTERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")
+    if config.getoption("--unit"):
+        others = [item for item in items if any(item.iter_markers("processes")) or any(item.iter_markers("long"))]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
+
+
+@cache
+def _guard() -> ProcessGuard:
+    return ProcessGuard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """With ``--unit``, no fixture starts a process."""
+    with _guard().watch() if item.config.getoption("--unit") else contextlib.nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """With ``--unit``, no test starts a process."""
+    with _guard().watch() if item.config.getoption("--unit") else contextlib.nullcontext():
+        return (yield)
 
 
 def _is_spark(item: pytest.Item) -> bool:

@@ -26,6 +26,8 @@ from tests.harness.paho import stop
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.waiting import eventually
 
+pytestmark = pytest.mark.processes
+
 # A gateway that never gets ready, or never finishes its shutdown.
 STUCK = """
 import sys, types

@@ -58,6 +58,7 @@ def configured(secrets: Secrets, directory: Path) -> Path:
     return file
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", GATEWAYS)
 def test_the_gateways_get_settings_that_exist_and_are_valid(
     services: dict[str, Any], name: str, secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -82,6 +83,7 @@ def test_the_gateways_get_settings_that_exist_and_are_valid(
         assert "ALLOW_ANONYMOUS" not in file.read_text(encoding="utf-8").upper()
 
 
+@pytest.mark.processes
 def test_without_secrets_nothing_starts(
     document: dict[str, Any], secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +123,7 @@ def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any], name
         assert line in text
 
 
+@pytest.mark.processes
 def test_the_servers_form_a_cluster_and_two_gateways_use_it(
     services: dict[str, Any], secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +295,7 @@ def test_what_is_mounted_is_there(services: dict[str, Any]) -> None:
                 assert (ROOT / volume.split(":")[0]).exists(), volume
 
 
+@pytest.mark.processes
 def test_docker_compose_accepts_it() -> None:
     docker = shutil.which("docker")
     if docker is None:

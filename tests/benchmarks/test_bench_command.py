@@ -118,6 +118,7 @@ def test_a_broker_at_an_ipv6_address(nats_server: NatsServer, gateway_factory: G
         assert "each came once and in order" in done.stdout
 
 
+@pytest.mark.processes
 def test_nobody_listens(tmp_path: Path) -> None:
     """As a program of its own."""
     process = LoggedProcess("bench", tmp_path / "bench.log")

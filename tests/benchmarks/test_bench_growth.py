@@ -13,6 +13,7 @@ from benchmarks.growth import CURVES, Point, draw, main, rows
 from benchmarks.page import put
 
 
+@pytest.mark.processes
 def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     only = "durable,filters,connections,retained"
     assert main(["--only", only, "--most", "100", "--peers", "nats", "--seconds", "0.2", "--docs", str(tmp_path)]) == 0
@@ -25,6 +26,7 @@ def test_curves_are_measured_and_drawn(tmp_path: Path, capsys: pytest.CaptureFix
     assert "round 1: filters 100, nats: " in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_another_build_of_ours(tmp_path: Path) -> None:
     """The command that starts it is told, without the directory in which it was called."""
     program = f"{sys.executable} -m mqtt_nats"

@@ -18,6 +18,8 @@ from benchmarks.job import Job
 from benchmarks.scenarios import select
 from mqtt_nats.mqtt_clients.load.packets import DeliveryError
 
+pytestmark = pytest.mark.processes
+
 SLOWLY = 300
 """Messages per second where a scenario has a rate: other tests run at the same time."""
 

@@ -130,6 +130,7 @@ def test_no_earlier_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], t
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_check_fails_clearly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run in which the gateway does not start is void; one with an impossible ratio before it is a regression."""
     path = tmp_path / "ratios.json"

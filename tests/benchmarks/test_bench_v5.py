@@ -187,6 +187,7 @@ def test_a_keep_alive_that_would_need_pings_is_refused() -> None:
 FLOWS = ["pairs10-q1-durable", "pairs10-q2", "pairs10-q2-durable", "fanin50-q1", "latency-q1", "pairs10-q1-properties"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", FLOWS)
 def test_flows_with_the_gateway(name: str) -> None:
     with peers.running("ours") as broker:
@@ -198,6 +199,7 @@ def test_flows_with_the_gateway(name: str) -> None:
     assert result["count"] > 0
 
 
+@pytest.mark.processes
 def test_drain_needs_a_session_that_has_not_expired() -> None:
     with peers.running("ours") as broker:
         (scenario,) = select(["drain"])
@@ -205,6 +207,7 @@ def test_drain_needs_a_session_that_has_not_expired() -> None:
         assert stored.drain(job, scenario)["count"] == 300
 
 
+@pytest.mark.processes
 def test_command_puts_3_1_1_beside_5_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.json"
     only = "pairs10-q0,pairs10-q0-properties"

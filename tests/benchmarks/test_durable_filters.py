@@ -10,6 +10,7 @@ import pytest
 from benchmarks import durable_filters
 
 
+@pytest.mark.processes
 def test_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     durable_filters.main(["--filters", "40", "--waiting", "3", "--stored", "250", "--rounds", "1"])
     rows = [line for line in capsys.readouterr().out.splitlines() if re.fullmatch(r"\| .* \| +\d+\.\d{3} +\|", line)]

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import sizing
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("title", "least"),

@@ -10,6 +10,7 @@ import pytest
 from benchmarks import storing
 
 
+@pytest.mark.processes
 def test_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     storing.main(["--count", "2000", "--rounds", "1"])
     lines = capsys.readouterr().out.splitlines()

@@ -9,6 +9,8 @@ from tests.chaos.conduct import conduct
 from tests.chaos.experiments import all_experiments
 from tests.chaos.report import text_of
 
+pytestmark = pytest.mark.processes
+
 EXPERIMENTS = all_experiments()
 
 

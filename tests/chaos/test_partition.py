@@ -30,6 +30,7 @@ def test_an_acknowledgement_on_the_smaller_side_is_found() -> None:
     assert acknowledged_meanwhile(events, []) == []
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [SplitCluster, NamespaceCluster])
 async def test_a_server_that_is_isolated(kind: type[SplitCluster | NamespaceCluster], tmp_path: Path) -> None:

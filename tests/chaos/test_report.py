@@ -81,6 +81,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_an_experiment_by_name(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
@@ -91,6 +92,7 @@ def test_an_experiment_by_name(tmp_path: Path) -> None:
     assert [row[0][:4] for row in rows(page)] == ["R19:"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -26,6 +26,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     assert "Traceback" not in found.gateway.process.log.read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("scenario", NAMES)
 @pytest.mark.parametrize("version", MQTT)
 @pytest.mark.parametrize("client", CHEAP, ids=lambda client: client.name)
@@ -84,6 +85,7 @@ def test_a_program_that_is_not_installed() -> None:
         build.find("no-such-program")
 
 
+@pytest.mark.processes
 def test_a_step_that_fails_says_so_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "CACHE", tmp_path)
     for _ in range(2):
@@ -92,6 +94,7 @@ def test_a_step_that_fails_says_so_and_is_tried_again(tmp_path: Path, monkeypatc
     assert [path.name for path in (tmp_path / "failing").iterdir()] == ["first"]
 
 
+@pytest.mark.processes
 def test_what_is_made_is_kept_until_its_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     source = programs / "copied" / "source"

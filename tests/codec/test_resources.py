@@ -118,6 +118,7 @@ def test_short_runs_do_not_scan_ahead() -> None:
     assert cost(1600) < 24 * cost(200)
 
 
+@pytest.mark.processes
 def test_no_asyncio() -> None:
     """The codec is sans-IO: importing it brings in no event loop and no socket."""
     code = (

@@ -88,6 +88,7 @@ def test_the_memory_of_a_container(
     assert memory_bytes() == (limit or pytest.approx(physical, rel=0.01))
 
 
+@pytest.mark.processes
 def test_the_soft_limit_of_open_files_is_raised() -> None:
     """As far as the hard one allows; a system with a limit of its own gets less."""
     code = (

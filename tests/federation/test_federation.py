@@ -23,6 +23,8 @@ from tests.harness.proxy import Proxy
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually, free_port
 
+pytestmark = pytest.mark.processes
+
 PATIENCE = 30.0
 EXAMPLES = ROOT / "examples" / "federation"
 

@@ -22,6 +22,8 @@ from mqtt_nats.gateway.embedded import run_server
 from tests.harness.nats import ROOT
 from tests.harness.waiting import eventually
 
+pytestmark = pytest.mark.processes
+
 HOLD = """
 import sys
 from pathlib import Path

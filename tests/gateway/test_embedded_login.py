@@ -57,6 +57,7 @@ def answer(port: int, seed: Path | None = None, **login: str) -> bytes:
         return lines.readline()
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("_no_umask")
 async def test_strangers_are_refused(tmp_path: Path) -> None:
     """Without the login nobody gets in, and only the owner of the data can read it."""
@@ -81,6 +82,7 @@ async def test_strangers_are_refused(tmp_path: Path) -> None:
         assert seed not in (data / "nats-server.conf").read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("_no_umask")
 async def test_files_of_earlier_versions_are_closed(tmp_path: Path) -> None:
     for name in ("nats-server.log", CONTEXT):
@@ -89,6 +91,7 @@ async def test_files_of_earlier_versions_are_closed(tmp_path: Path) -> None:
         assert [mode(tmp_path / name) for name in PRIVATE] == [0o600] * len(PRIVATE)
 
 
+@pytest.mark.processes
 async def test_the_login_stays(tmp_path: Path) -> None:
     """Of each data directory its own, as long as it is there; its file is closed where it was not."""
     async with run_server(tmp_path, 0) as server:

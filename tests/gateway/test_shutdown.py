@@ -31,6 +31,7 @@ run_to_end(work, Settings(), 0.5)
 """
 
 
+@pytest.mark.processes
 def test_a_task_that_does_not_end_is_named_and_left() -> None:
     done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -161,6 +161,7 @@ def test_a_plugin_that_prints(nats_server: NatsServer, gateway_factory: GatewayF
     assert gateway.log.count("noisy is loaded") == 2
 
 
+@pytest.mark.processes
 async def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """That is a failed start, which is tried again, and nothing that ends the others."""
     worker = Worker(1, Settings(), "")

@@ -19,7 +19,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.processes]
 
 ROUNDS = 300
 

@@ -31,6 +31,7 @@ def test_what_can_be_known(process: object, gone: bool | None) -> None:
     assert is_gone(process, HERE) is gone
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process was started")
 def test_a_process_that_ends() -> None:
     own = own_process()

@@ -74,6 +74,7 @@ def invoke(*arguments: str, **env: str) -> Any:
     return CliRunner().invoke(commands.jobs, list(arguments), env=env)
 
 
+@pytest.mark.processes
 def test_it_is_part_of_the_command() -> None:
     done = run()
     assert done.returncode == 2
@@ -81,6 +82,7 @@ def test_it_is_part_of_the_command() -> None:
     assert "Usage: mqtt-nats spark " in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
 def test_without_spark_it_says_what_to_install(package: str) -> None:
     code = f"""
@@ -279,6 +281,7 @@ def test_bad_options_are_one_line_before_spark_is_started(
     assert text in line
 
 
+@pytest.mark.processes
 def test_no_java_is_one_line(tmp_path: Path) -> None:
     done = run("report", *NOWHERE, JAVA_HOME=str(tmp_path))
     assert done.returncode == 1

@@ -11,6 +11,8 @@ from vega_datasets import local_data
 
 from tests.harness.nats import ROOT
 
+pytestmark = pytest.mark.processes
+
 
 def expected() -> pandas.DataFrame:
     """Daily figures straight from the files."""

@@ -15,6 +15,8 @@ import pytest
 from pyspark_mqtt_nats import java
 from tests.spark.conftest import SOURCE_ROOTS
 
+pytestmark = pytest.mark.processes
+
 # A Java as `_probe` sees it; {module} is the exit status when the module is asked for.
 PRETENDED = """\
 #!/bin/sh

@@ -25,6 +25,8 @@ from mqtt_streams.definitions import (
 from tests.harness.cluster import Cluster
 from tests.harness.nats import make_server
 
+pytestmark = pytest.mark.processes
+
 
 @contextlib.contextmanager
 def cluster_of(directory: Path, size: int) -> Iterator[Cluster]:

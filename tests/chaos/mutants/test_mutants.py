@@ -16,7 +16,7 @@ from tests.chaos.history import History, read
 from tests.chaos.killing import kill_in_turn
 from tests.chaos.workload import Workload
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 SOUND = ""
 

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.experiment import Setting, running
 from tests.chaos.experiments import takeover, zombie
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture
