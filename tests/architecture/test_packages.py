@@ -6,6 +6,7 @@ The tests compare both ways: an exception that the source no longer has must lea
 
 import ast
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.architecture.ownership import foreign_assignments, private_names
 
 EXCEPTIONS: dict[str, Any] = json.loads(Path(__file__).with_name("exceptions.json").read_text(encoding="utf-8"))
 
+TESTS = SOURCE.parent / "tests"
 PACKAGES_MAX = 24
 MODULES_MAX = 12
 FUNCTION_LINES_MAX = 50
@@ -105,3 +107,25 @@ def test_nobody_uses_private_names_of_others() -> None:
 def test_the_checks_themselves(text: str, foreign: list[str], private: list[str]) -> None:
     assert sorted(foreign_assignments(ast.parse(text))) == foreign
     assert sorted(private_names(ast.parse(text))) == private
+
+
+TESTED = {"sessions": "*", "delivery": "*", "shared_reader": "*", "ingress": "retained_*"}
+"""Modules that have tests of their own each, in the folder of their package."""
+
+
+@pytest.mark.parametrize(("name", "pattern"), TESTED.items())
+def test_each_module_of_delivery_has_tests_of_its_own(name: str, pattern: str) -> None:
+    """Not only by whole gateways, which take long and do not come to every corner."""
+    texts = [path.read_text(encoding="utf-8") for path in (TESTS / name).glob("test_*.py")]
+    imported = {one for text in texts for one in re.findall(rf"from mqtt_nats\.{name}\.(\w+) import", text)}
+    imported |= {one for text in texts for one in re.findall(rf"from mqtt_nats\.{name} import (\w+)", text)}
+    wanted = {path.stem for path in (SOURCE / name).glob(f"{pattern}.py") if any(map(_decides, parsed(path).body))}
+    assert sorted(wanted - imported) == []
+
+
+def _decides(node: ast.stmt) -> bool:
+    """Whether a statement of a module is a function, or a class with one; a protocol decides nothing."""
+    if isinstance(node, ast.ClassDef):
+        protocol = any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+        return not protocol and any(map(_decides, node.body))
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

@@ -1,13 +1,141 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sender's side of a durable session without a client: what a test gives, and the state of a real one."""
+"""What durable delivery to one client uses of a gateway, whose names `test_fakes.py` compares; and a side without a client."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.client.negotiation import TERMS, Terms
+from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
+from mqtt_streams.positions import PositionStore
+from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide
+
+if TYPE_CHECKING:
+    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.messages.message import Stored
+    from mqtt_streams.sessions import V5
+
+
+class FakeReconciling:
+    """Stands for `Reconciling`: which consumers are to be attached anew."""
+
+    def __init__(self) -> None:
+        self.fake_due: list[str] = []
+
+    def due(self, client: object, name: str) -> None:
+        self.fake_due.append(name)
+
+
+class FakeDeliveryBroker(FakeBroker):
+    """Stands for `Broker`, connected to NATS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = asyncio.Event()
+        self.online.set()
+        self.keepers: set[PositionWriter] = set()
+        self.positions = PositionStore(self.inbox)
+        self.stored: dict[int, Stored] = {}
+        self.counters = Counters([0] * 3, [0] * 3)
+        self.reconciling = FakeReconciling()
+
+
+class FakeFlushRound:
+    """Stands for `FlushRound`: which buffers are to be written."""
+
+    def __init__(self) -> None:
+        self.fake_added = 0
+
+    def add(self, outlet: object) -> None:
+        self.fake_added += 1
+
+
+class FakeBuffer:
+    """Stands for `WriteBuffer`: what is to be sent."""
+
+    def __init__(self) -> None:
+        self.clogged = False
+        self.dirty = False
+        self.chunks: list[bytes] = []
+        self.round = FakeFlushRound()
+        self.fake_held = 0
+
+    def write(self, data: bytes) -> None:
+        self.chunks.append(data)
+
+    def hold(self, size: int) -> None:
+        self.fake_held += size
+
+
+class FakeConnectionSettings:
+    """Stands for `Settings` of the client's listener."""
+
+    max_inflight = 10
+
+
+class FakeConnection:
+    """Stands for `Connection`."""
+
+    settings = FakeConnectionSettings()
+
+
+class FakePath:
+    """Stands for `Path`: the connection to NATS, and what goes there."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.link = broker.link
+        self.out = broker.link.out
+
+
+class FakeReceiver(FakeClient):
+    """Stands for `Client`, which stored messages are sent to."""
+
+    def __init__(self, broker: FakeDeliveryBroker, client_id: str = "client", v5: V5 | None = None) -> None:
+        super().__init__(broker, client_id, v5)
+        self.terms: Terms = TERMS
+        self.version = 4
+        self.outlet = FakeBuffer()  # type: ignore[assignment]
+        self.connection = FakeConnection()
+        self.path = FakePath(broker)
+        self.guarded = None
+        self.checks_each = False
+        self.options = 0
+
+
+class FakeMachine:
+    """Stands for `DurableSender`: what a stored position lets it do."""
+
+    def __init__(self) -> None:
+        self.fake_freed: list[int] = []
+        self.fake_confirmed: list[int] = []
+        self.fake_past = 0
+
+    def freed(self, identifier: int) -> None:
+        self.fake_freed.append(identifier)
+
+    def confirmed(self, identifier: int) -> None:
+        self.fake_confirmed.append(identifier)
+
+    def past_all(self, sequence: int) -> bool:
+        return sequence <= self.fake_past
+
+
+class FakeWriterSide(FakeSide):
+    """Stands for `DurableDelivery`, with a position that is written."""
+
+    def __init__(self, client: FakeClient) -> None:
+        super().__init__(client)
+        self.fake_machine = FakeMachine()
+        self.machine = cast("DurableSender", self.fake_machine)
+        self.keeper: PositionWriter | None = None
+        self.fake_released: list[tuple[int, bytes]] = []
+
+    def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
+        self.fake_released.append((identifier, mark))
 
 
 class Side(SessionConsumers):

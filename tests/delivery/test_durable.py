@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a session's consumers: what is sent at once, what is not, and the acknowledgements of both sides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.protocol.ack_tokens import RECORD, TAKEN
+from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.ports import NOWHERE
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_streams.consumers import ConsumerRef
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.pubrel import pubrel_block, pubrel_subject
+from mqtt_streams.sessions import Draining
+from tests.delivery.fakes import FakeBuffer, FakeDeliveryBroker, FakeReceiver
+from tests.sessions.fakes import as_client, v5_of
+
+pytestmark = pytest.mark.sources
+
+PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
+
+
+class Setup:
+    """A session with subscriptions, each with a consumer that delivers to this connection."""
+
+    def __init__(self, *subjects: str, qos: int = 2) -> None:
+        self.broker = FakeDeliveryBroker()
+        self.client = FakeReceiver(self.broker)
+        self.side = self.client.durable_side = DurableDelivery(as_client(self.client))
+        self.bindings: dict[str, ConsumerBinding] = {}
+        for subject in subjects:
+            self.add(subject, qos)
+        self.side.machine.start()
+
+    def add(self, subject: str, qos: int = 2, end: int = 0) -> ConsumerBinding:
+        nuid = f"n{len(self.bindings)}"
+        consumer = subscription_consumer(
+            "hash", subject, name_nuid=nuid, deliver_nuid=nuid, max_ack_pending=10, start_seq=1
+        )
+        source = SubscriptionState(qos, 1, 10, end)
+        source.attached(0, 0, False)
+        found = self.bindings[subject] = self.side.add(subject, consumer, source)
+        return found
+
+    @property
+    def outlet(self) -> FakeBuffer:
+        return cast("FakeBuffer", self.client.outlet)
+
+    def bring(
+        self, subject: str, sequence: int, place: int, qos: int = 1, *, attempt: int = 1, topic: str = ""
+    ) -> None:
+        """A delivery of a subscription's consumer."""
+        consumer = self.bindings[subject].consumer
+        name = consumer.durable_name
+        reply = f"$JS.ACK.{MESSAGES}.{name}.{attempt}.{sequence}.{place}.{10**18}.0".encode()
+        headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n\r\n" % qos
+        stored = f"$MQTT.msgs.{topic or subject}".encode()
+        handler = self.broker.link.handlers[self.bindings[subject].sid]
+        handler(stored, reply, headers, b"%d" % sequence)
+
+    def acked(self) -> list[int]:
+        """Sequences of the messages that were acknowledged to JetStream since the last look."""
+        frames = [frame.split(b" ")[1].split(b".") for frame in self.broker.link.out]
+        self.broker.link.out.clear()
+        return [int(tokens[5]) for tokens in frames if tokens[:2] == [b"$JS", b"ACK"]]
+
+
+def packets(setup: Setup) -> list[bytes]:
+    chunks, setup.outlet.chunks = setup.outlet.chunks, []
+    return chunks
+
+
+@pytest.fixture
+async def setup() -> Setup:
+    return Setup("a")
+
+
+# -- what comes from a consumer -----------------------------------------------------------------------
+
+
+async def test_the_next_message_is_sent_at_once_under_the_identifier_of_its_sequence(setup: Setup) -> None:
+    setup.bring("a", 6, 1)  # the first one shows at which place the consumer is
+    setup.bring("a", 7, 2)
+    _, packet = packets(setup)
+    assert packet == b"\x32\x06\x00\x01a" + packet_id(7).to_bytes(2) + b"7"
+    assert (setup.broker.counters.sent[1], setup.broker.counters.sent_bytes[1]) == (2, 2)
+    assert (setup.outlet.dirty, setup.outlet.round.fake_added) == (True, 1)
+
+
+async def test_puback_acknowledges_to_jetstream(setup: Setup) -> None:
+    setup.bring("a", 7, 1)
+    assert setup.acked() == []
+    setup.side.machine.acknowledged(PUBACK, [packet_id(7)])
+    assert setup.acked() == [7]
+
+
+async def test_a_subscription_of_a_lower_qos(setup: Setup) -> None:
+    setup.bindings["a"].source.qos = 1
+    setup.bring("a", 7, 1, qos=2)
+    assert [packet[0] for packet in packets(setup)] == [0x32]
+
+
+async def test_a_client_that_does_not_read(setup: Setup) -> None:
+    setup.bring("a", 6, 1)
+    setup.outlet.clogged = True
+    setup.bring("a", 7, 2)
+    assert (setup.outlet.fake_held, setup.outlet.dirty) == (8, False)
+
+
+async def test_a_full_window(setup: Setup) -> None:
+    setup.side.machine.limit = 1
+    setup.bring("a", 7, 1)
+    setup.bring("a", 8, 2)
+    assert len(packets(setup)) == 1
+    setup.side.machine.acknowledged(PUBACK, [packet_id(7)])
+    assert len(packets(setup)) == 1
+
+
+async def test_a_missing_delivery_has_the_consumer_attached_anew(setup: Setup) -> None:
+    """What follows is not taken: it comes again, behind the one that was lost."""
+    setup.bring("a", 7, 1)
+    setup.bring("a", 9, 3)
+    binding = setup.bindings["a"]
+    assert len(packets(setup)) == 1
+    assert binding.missed
+    assert binding.sid not in setup.broker.link.handlers
+    assert setup.broker.reconciling.fake_due == [binding.consumer.durable_name]
+
+
+async def test_a_redelivery_of_what_is_in_flight_is_not_sent(setup: Setup) -> None:
+    setup.bring("a", 7, 1)
+    packets(setup)
+    setup.bring("a", 7, 2, attempt=2)
+    assert packets(setup) == []
+    setup.side.machine.acknowledged(PUBACK, [packet_id(7)])
+    assert setup.acked() == [7]
+
+
+async def test_a_redelivery_of_what_is_complete_is_acknowledged_again(setup: Setup) -> None:
+    setup.bring("a", 7, 1)
+    setup.side.machine.acknowledged(PUBACK, [packet_id(7)])
+    packets(setup)
+    setup.acked()
+    setup.bring("a", 7, 2, attempt=2)
+    assert (packets(setup), setup.acked()) == ([], [7])
+
+
+async def test_what_is_not_for_clients_is_acknowledged(setup: Setup) -> None:
+    setup.bring("a", 7, 1, qos=0)
+    assert (packets(setup), setup.acked()) == ([], [7])
+
+
+async def test_a_subject_that_is_no_acknowledgement(setup: Setup) -> None:
+    handler = setup.broker.link.handlers[setup.bindings["a"].sid]
+    handler(b"$MQTT.msgs.a", b"reply", b"", b"")
+    assert (packets(setup), setup.broker.link.out) == ([], [])
+
+
+async def test_a_wildcard_does_not_show_inboxes() -> None:
+    setup = Setup(">")
+    setup.bring(">", 7, 1, topic="_INBOX.x")
+    assert (packets(setup), setup.acked()) == ([], [7])
+
+
+async def test_of_overlapping_subscriptions_one_delivers() -> None:
+    """The other acknowledges its copy."""
+    setup = Setup("a", "*")
+    setup.bring("*", 7, 1, topic="a")
+    setup.bring("a", 7, 1)
+    assert len(packets(setup)) == 1
+    assert setup.acked() == [7]
+
+
+async def test_what_core_nats_has_brought_is_not_sent_again(setup: Setup) -> None:
+    """The subscription was raised from QoS 0."""
+    setup.bindings["a"].came = lambda message, sequence: sequence == 7
+    setup.bring("a", 6, 1)
+    link = setup.broker.link
+    link.handlers[setup.bindings["a"].sid] = setup.side.arrival(setup.bindings["a"])
+    setup.bring("a", 7, 2)
+    setup.bring("a", 8, 3)
+    assert len(packets(setup)) == 2
+    assert setup.acked() == [7]
+
+
+# -- QoS 2 --------------------------------------------------------------------------------------------
+
+
+async def test_pubrel_leaves_when_it_is_stored(setup: Setup) -> None:
+    setup.bring("a", 7, 1, qos=2)
+    packets(setup)
+    setup.side.machine.acknowledged(PUBREC, [packet_id(7)])
+    ((target, headers, _, operation),) = setup.broker.store.fake_put
+    assert target == b"HPUB %b " % pubrel_subject(setup.client.hash).encode()
+    assert headers == pubrel_block(packet_id(7), 7)
+    assert packets(setup) == []
+    operation.stored(b'{"seq":1}')
+    assert packets(setup) == [b"\x62\x02" + packet_id(7).to_bytes(2)]
+    ((reply, _, _),) = setup.broker.store.fake_called  # confirmed: the record may go afterwards
+    assert reply.split(b".")[5] == b"7"
+
+
+async def test_pubrels_leave_in_the_order_of_the_pubrecs(setup: Setup) -> None:
+    for place, sequence in enumerate((7, 8), 1):
+        setup.bring("a", sequence, place, qos=2)
+    packets(setup)
+    setup.side.machine.acknowledged(PUBREC, [packet_id(7), packet_id(8)])
+    first, second = (operation for *_, operation in setup.broker.store.fake_put)
+    second.stored(b'{"seq":2}')
+    assert packets(setup) == []
+    first.stored(b'{"seq":1}')
+    assert [packet[2:] for packet in packets(setup)] == [packet_id(one).to_bytes(2) for one in (7, 8)]
+
+
+async def test_a_record_without_an_identifier_is_acknowledged(setup: Setup) -> None:
+    setup.side.pubrel_arrived(b"", b"$JS.ACK.s.c.1.3.1.1.0", b"NATS/1.0\r\n\r\n", b"")
+    assert (setup.acked(), setup.side.pubrels_come) == ([3], 1)
+
+
+async def test_the_delivery_of_a_record_is_part_of_its_exchange(setup: Setup) -> None:
+    setup.bring("a", 7, 1, qos=2)
+    setup.side.machine.acknowledged(PUBREC, [packet_id(7)])
+    setup.broker.store.fake_put[0][3].stored(b'{"seq":1}')
+    setup.side.pubrel_arrived(b"", b"$JS.ACK.record", pubrel_block(packet_id(7), 7), b"")
+    assert setup.side.machine.releases[packet_id(7)].records == [RECORD + b"$JS.ACK.record"]
+
+
+# -- acknowledgements of other kinds ------------------------------------------------------------------
+
+
+async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
+    """A record goes later, a message of the shared reader leaves the position."""
+    forgotten: list[bytes] = []
+
+    class Writer:
+        def forget(self, mark: bytes) -> None:
+            forgotten.append(mark)
+
+    setup.side.keeper = cast("None", Writer())
+    setup.side.ack(TAKEN + b"7")
+    assert forgotten == [TAKEN + b"7"]
+    lingering = [setup.side.lingering]
+    setup.side.ack(RECORD + b"$JS.ACK.record")
+    lingering.append(setup.side.lingering)
+    assert [one is None for one in lingering] == [True, False]
+    assert setup.broker.link.out == []
+
+
+# -- attaching and the end ----------------------------------------------------------------------------
+
+
+async def test_a_deliver_subject_is_listened_to_before_the_consumer_uses_it(setup: Setup) -> None:
+    binding = setup.bindings["a"]
+    former, source = binding.sid, binding.source
+    consumer = ConsumerRef(binding.consumer.durable_name, "$MQTT.sub.other", binding.consumer.filter_subject, 10)
+    assert setup.side.add("a", consumer, source) is binding
+    assert former not in setup.broker.link.handlers
+    assert setup.broker.link.fake_subjects[binding.sid] == b"$MQTT.sub.other"
+    assert setup.side.machine.sources == [source]
+
+
+async def test_new_deliver_subjects_are_in_the_record_but_for_dormant_consumers(setup: Setup) -> None:
+    assert setup.client.record is not None
+    live = setup.add("live")
+    live.source.live = True
+    cons = setup.client.record.cons
+    cons |= {"a": setup.bindings["a"].consumer, "live": live.consumer}
+    setup.side.point_anew()
+    assert cons["a"].deliver_subject == "$MQTT.sub.nuid1"
+    assert cons["live"].deliver_subject == live.consumer.deliver_subject
+
+
+async def test_what_is_pending_is_collected(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has come again, or nothing comes for a while."""
+    setup = Setup()
+    binding = setup.add("a")
+    machine = setup.side.machine
+    machine.open = False
+    binding.source.expected = 1
+    collecting = asyncio.create_task(setup.side.collect())
+    await asyncio.sleep(0)
+    setup.bring("a", 7, 1, attempt=2)
+    await asyncio.wait_for(collecting, 5)
+    binding.source.expected = 5
+    monkeypatch.setattr("mqtt_nats.delivery.durable.COLLECT_PATIENCE", 0.0)
+    await asyncio.wait_for(setup.side.collect(), 5)
+
+
+async def test_the_next_owner_finds_nobody_on_the_deliver_subjects(setup: Setup) -> None:
+    setup.side.pubrel_sid = setup.broker.link.subscribe_raw(b"pubrels", setup.side.pubrel_arrived)
+    assert setup.broker.attached
+    setup.side.detach()
+    assert setup.broker.link.handlers == {}
+    assert setup.broker.attached == {}
+
+
+async def test_a_machine_without_a_client_asks_for_nothing(setup: Setup) -> None:
+    assert setup.side.close()
+    assert setup.side.machine.ports is NOWHERE
+
+
+async def test_records_of_answered_pubrels_are_acknowledged_first(setup: Setup) -> None:
+    setup.side.machine.owe(packet_id(7), 7)
+    setup.side.machine.releases[packet_id(7)].comp = True
+    assert not setup.side.close()
+
+
+async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setup) -> None:
+    binding = setup.bindings["a"]
+    name = binding.consumer.durable_name
+    setup.broker.inbox.consumers[MESSAGES][name] = {}
+    v5_of(setup.client).draining = [Draining(name, binding.consumer.filter_subject, 1, 5)]
+    await setup.side.remove([name])
+    assert (setup.side.attachments, v5_of(setup.client).draining) == ({}, [])
+    assert setup.broker.inbox.consumers[MESSAGES] == {}
+    assert setup.side.machine.sources == []
+    assert setup.broker.link.handlers == {}
+
+
+async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
+    before = setup.side.has_pubrels
+    await setup.side.attach_pubrels()
+    assert (before, setup.side.has_pubrels) == (False, True)
+    assert len(setup.broker.inbox.consumers[OUT]) == 1

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a position: one write at a time, what waits for it, and somebody else who has written."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqtt_nats.backbone.pending import PendingStore, TooLarge
+from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.delivery import position_writer
+from mqtt_nats.delivery.position_writer import Fresh, PositionWriter, keep
+from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
+from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.positions import Position, position_subject
+from mqtt_streams.sessions import PREFIX, V5
+from tests.delivery.fakes import FakeDeliveryBroker, FakeReceiver, FakeWriterSide
+from tests.harness.waiting import aeventually
+from tests.sessions.fakes import as_broker, as_client
+
+pytestmark = pytest.mark.sources
+
+WRONG = ApiError(400, 10071, "wrong last sequence: 7")
+
+
+class Setup:
+    """The writer of a session that counts in a stream, after a position of sequence 5."""
+
+    def __init__(self) -> None:
+        self.broker = FakeDeliveryBroker()
+        self.client = FakeReceiver(self.broker, v5=V5(pos="position", generation="stream"))
+        self.side = self.client.durable_side = FakeWriterSide(self.client)
+        self.writer = self.side.keeper = PositionWriter(as_client(self.client), 5)
+        self.ledger = self.writer.ledger
+
+    @property
+    def writes(self) -> list[tuple[bytes, bytes, bytes, PendingStore]]:
+        return self.broker.store.fake_put
+
+    def expected(self) -> list[bytes]:
+        """The sequences that the writes are to follow."""
+        return [headers.split(b":")[1].split(b"\r")[0] for _, headers, _, _ in self.writes]
+
+    def answer(self, sequence: int) -> None:
+        """The last write was stored."""
+        self.writes[-1][3].stored(b'{"stream":"$MQTT_pos","seq":%d}' % sequence)
+
+
+@pytest.fixture
+async def setup() -> Setup:
+    return Setup()
+
+
+async def test_the_whole_position_is_written_behind_the_one_before(setup: Setup) -> None:
+    setup.writer.live = {"two", "one"}
+    setup.writer.unsent = [6]
+    setup.ledger.reached = 9
+    setup.ledger.take(7, 2)
+    setup.writer.write()
+    ((target, _, payload, _),) = setup.writes
+    assert target == b"HPUB %b " % position_subject(setup.client.hash).encode()
+    wanted = Position("position", "stream", ["one", "two"], False, 9, {7: 2}, {}, 0, [6], "gateway0", -1)
+    assert payload == wanted.encode()
+    assert setup.expected() == [b"5"]
+    assert not setup.ledger.dirty
+
+
+async def test_there_is_one_write_at_a_time(setup: Setup) -> None:
+    setup.writer.write()
+    setup.writer.write()
+    setup.writer.write()
+    assert len(setup.writes) == 1
+    setup.answer(6)
+    assert setup.expected() == [b"5", b"6"]
+    setup.answer(7)
+    assert len(setup.writes) == 2
+
+
+async def test_the_last_word_of_a_connection_that_has_ended_in_order(setup: Setup) -> None:
+    setup.writer.most = 8
+    setup.writer.clean = True
+    setup.writer.write()
+    assert b'"most":8' in setup.writes[0][2].replace(b" ", b"")
+
+
+# -- who waits ----------------------------------------------------------------------------------------
+
+
+async def test_who_flushes_waits_for_a_write_that_begins_afterwards(setup: Setup) -> None:
+    setup.writer.write()
+    waiting = asyncio.create_task(setup.writer.flush())
+    await asyncio.sleep(0)
+    setup.answer(6)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    setup.answer(7)
+    assert await waiting
+
+
+async def test_nobody_waits_for_a_writer_that_has_given_up(setup: Setup) -> None:
+    waiting = asyncio.create_task(setup.writer.flush())
+    await asyncio.sleep(0)
+    assert setup.broker.keepers == {setup.writer}
+    setup.writer.give_up()
+    assert not await waiting
+    assert not await setup.writer.flush()
+    assert not await setup.writer.sure()
+    setup.writer.write()
+    assert (len(setup.writes), setup.broker.keepers) == (1, set())
+
+
+async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
+    setup.writer.write()
+    setup.answer(6)
+    assert await setup.writer.sure()
+    assert len(setup.writes) == 1
+    setup.broker.link.wire = object()  # NATS was lost since
+    asking = asyncio.create_task(setup.writer.sure())
+    await asyncio.sleep(0)
+    setup.answer(7)
+    assert await asking
+
+
+async def test_answers_that_take_long_prove_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some attempts it goes on all the same."""
+    monkeypatch.setattr(position_writer, "FRESH", -1.0)
+    asking = asyncio.create_task(setup.writer.sure())
+    for sequence in range(6, 6 + position_writer.PROOFS):
+        await aeventually(lambda: setup.writer._writing is not None)
+        setup.answer(sequence)
+    assert await asking
+
+
+async def test_a_proof_ends_with_the_connection_to_nats(setup: Setup) -> None:
+    fresh = Fresh(setup.broker.link)  # type: ignore[arg-type]
+    assert fresh
+    setup.broker.link.wire = None
+    assert not fresh
+
+
+# -- steps --------------------------------------------------------------------------------------------
+
+
+async def test_pubrel_waits_for_the_position_that_owes_it(setup: Setup) -> None:
+    setup.writer.write()
+    setup.ledger.receive(50, 7)
+    setup.answer(6)  # of the write that began before
+    assert setup.side.fake_released == []
+    assert len(setup.writes) == 2  # at once: the client waits
+    setup.answer(7)
+    assert setup.side.fake_released == [(50, OWED + b"50")]
+
+
+async def test_an_identifier_is_free_after_a_position_without_it(setup: Setup) -> None:
+    setup.ledger.receive(50, 7)
+    setup.writer.write()
+    setup.answer(6)
+    setup.writer.forget(OWED + b"50")
+    assert setup.side.fake_machine.fake_freed == []
+    setup.writer.write()
+    setup.answer(7)
+    assert setup.side.fake_machine.fake_freed == [50]
+
+
+async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
+    setup.ledger.take(7, 2)
+    assert setup.ledger.confirm(7, packet_id(7))
+    setup.writer.write()
+    setup.answer(6)
+    assert setup.side.fake_machine.fake_confirmed == [packet_id(7)]
+
+
+async def test_a_complete_message_is_forgotten(setup: Setup) -> None:
+    setup.ledger.take(7, 1)
+    setup.writer.forget(TAKEN + b"7")
+    assert setup.ledger.pending == {}
+
+
+async def test_after_the_end_of_the_client_nothing_is_sent(setup: Setup) -> None:
+    setup.ledger.receive(50, 7)
+    setup.writer.write()
+    setup.client.alive = False
+    setup.answer(6)
+    assert setup.side.fake_released == []
+
+
+async def test_a_hurry_writes_once_in_a_turn(setup: Setup) -> None:
+    setup.writer.hurry()
+    setup.writer.hurry()
+    assert setup.writes == []
+    await asyncio.sleep(0)
+    assert len(setup.writes) == 1
+
+
+async def test_what_may_have_been_sent_before_is_so_until_the_consumers_have_brought_it(setup: Setup) -> None:
+    setup.writer.perhaps = 9
+    setup.side.fake_machine.fake_past = 8
+    setup.writer.write()
+    assert setup.writer.perhaps == 9
+    setup.side.fake_machine.fake_past = 9
+    setup.answer(6)
+    setup.writer.write()
+    assert setup.writer.perhaps == 0
+
+
+# -- somebody else has written ------------------------------------------------------------------------
+
+
+async def refused(setup: Setup, position: bytes, *, owner: bool) -> None:
+    """The write is refused, since this position is stored, by whoever."""
+    setup.writer.write()
+    sequence = setup.broker.inbox.put(position_subject(setup.client.hash), position or setup.writes[0][2])
+    assert setup.client.record is not None
+    setup.client.epoch = setup.broker.inbox.put(PREFIX + setup.client.hash, setup.client.record.encode())
+    if not owner:
+        setup.client.epoch -= 1
+    setup.writes[0][3].failed(WRONG)
+    await setup.broker.fake_settle()
+    assert sequence == 1
+
+
+async def test_its_own_write_from_before_nats_was_lost(setup: Setup) -> None:
+    await refused(setup, b"", owner=True)
+    assert not setup.writer.lost
+    setup.writer.write()
+    assert setup.expected() == [b"5", b"1"]
+
+
+async def test_an_earlier_owner_that_was_late_is_overwritten(setup: Setup) -> None:
+    await refused(setup, b"{}", owner=True)
+    assert setup.expected() == [b"5", b"1"]
+    assert setup.writes[1][2] == setup.writes[0][2]
+
+
+async def test_the_session_has_moved(setup: Setup) -> None:
+    flushing = asyncio.create_task(setup.writer.flush())
+    await asyncio.sleep(0)
+    await refused(setup, b"{}", owner=False)
+    assert not await flushing
+    assert setup.writer.lost
+    assert setup.client.fake_ended == ["taken over"]
+
+
+async def test_a_last_position_is_not_written_over_another(setup: Setup) -> None:
+    """The connection has ended: the next owner has written."""
+    setup.writer.strict = True
+    await refused(setup, b"{}", owner=True)
+    assert (setup.writer.lost, setup.writer.moved) == (True, True)
+    setup.writer.left()
+    assert setup.client.fake_ended == ["taken over"]
+
+
+async def test_who_has_written_is_asked_until_there_is_an_answer(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [RequestTimeout("no answer")]
+
+    def fail(subject: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    setup.broker.inbox.before = fail
+    await refused(setup, b"", owner=True)
+    assert (failures, setup.writer.lost) == ([], False)
+
+
+async def test_another_refusal_ends_the_connection(setup: Setup) -> None:
+    setup.writer.write()
+    setup.writes[0][3].failed(ApiError(503, 10077, "maximum bytes exceeded"))
+    assert setup.writer.lost
+    assert "maximum bytes exceeded" in str(setup.client.fake_ended[0])
+    setup.writer.left()  # it has not moved
+    assert len(setup.client.fake_ended) == 1
+
+
+async def test_a_position_that_is_too_large_ends_the_connection(setup: Setup) -> None:
+    setup.broker.store.fake_error = TooLarge("2 MB")
+    setup.writer.write()
+    assert setup.writer.lost
+    assert isinstance(setup.client.fake_ended[0], QuotaExceeded)
+
+
+# -- all of them --------------------------------------------------------------------------------------
+
+
+async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(position_writer, "STEPS", 1000)
+    other = FakeReceiver(setup.broker, "other", V5(pos="p"))
+    PositionWriter(as_client(other), 0)
+    setup.ledger.dirty = True
+    keeping = asyncio.create_task(keep(as_broker(setup.broker)))
+    await aeventually(lambda: setup.writes)
+    keeping.cancel()
+    assert [target for target, *_ in setup.writes] == [b"HPUB %b " % position_subject(setup.client.hash).encode()]

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client and what it shares with others, as far as the modules of sessions use them.
+
+`test_fakes.py` compares the names with those of the classes that they stand for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+from mqtt_nats.codec import MqttError
+from mqtt_nats.messages.cache import Recent
+from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.pubsub.routing_table import Table
+from mqtt_streams.api import ApiError
+from mqtt_streams.hashing import name_hash, registered_as
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5, SessionRecord, SessionStore
+from mqtt_streams.shared import SharedStore
+from mqtt_streams.timers import TimerStore
+from tests.harness.jetstream import MemoryJetStream
+from tests.protocol.recorder import Recorder
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.pending import PendingStore
+    from mqtt_nats.client.client import Client
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.messages.message import Stored
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+
+Handler = Callable[[bytes, bytes, bytes, bytes], None]
+
+
+class FakeLink:
+    """Stands for `NatsConnection`: keeps frames and handlers."""
+
+    def __init__(self) -> None:
+        self.online = True
+        self.wire: object | None = object()
+        self.out: list[bytes] = []
+        self.handlers: dict[bytes, Handler] = {}
+        self.fake_subjects: dict[bytes, bytes] = {}
+        self.fake_renewed: list[tuple[bytes, bytes]] = []
+
+    def kick(self) -> None:
+        """Nothing is sent."""
+
+    def subscribe_raw(self, subject: bytes, handler: Handler, queue: bytes = b"") -> bytes:
+        sid = b"%d" % (len(self.fake_subjects) + 1)
+        self.fake_subjects[sid] = subject
+        self.handlers[sid] = handler
+        return sid
+
+    def unsubscribe_raw(self, sid: bytes) -> None:
+        self.handlers.pop(sid, None)
+
+    def renew(self, sid: bytes, subject: bytes) -> None:
+        self.fake_renewed.append((sid, subject))
+
+    def fake_bring(self, subject: bytes, payload: bytes = b"", headers: bytes = b"", reply: bytes = b"") -> None:
+        """Bring a message to everybody who has subscribed exactly this subject."""
+        for sid, one in list(self.fake_subjects.items()):
+            if one == subject and sid in self.handlers:
+                self.handlers[sid](subject, reply, headers, payload)
+
+
+class FakeStore:
+    """Stands for `AckedPublisher`: keeps what is to be stored."""
+
+    max_payload = 1024 * 1024
+
+    def __init__(self) -> None:
+        self.fake_error: Exception | None = None
+        self.fake_put: list[tuple[bytes, bytes, bytes, PendingStore]] = []
+        self.fake_called: list[tuple[bytes, bytes, PendingStore]] = []
+
+    def put(self, target: bytes, headers: bytes, payload: bytes, operation: PendingStore) -> None:
+        if self.fake_error is not None:
+            raise self.fake_error
+        self.fake_put.append((target, headers, payload, operation))
+
+    def call(self, subject: bytes, payload: bytes, operation: PendingStore) -> None:
+        self.fake_called.append((subject, payload, operation))
+
+
+class FakeQuotas:
+    """Stands for `Quotas`: notes written records."""
+
+    def __init__(self) -> None:
+        self.fake_written: list[SessionRecord] = []
+
+    def written(self, record: SessionRecord) -> None:
+        self.fake_written.append(record)
+
+
+class FakeInbox(MemoryJetStream):
+    """Stands for `RequestInbox`: JetStream in memory, and addresses for answers."""
+
+    prefix = b"_INBOX.gateway."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = 0
+
+    def token(self) -> bytes:
+        self._tokens += 1
+        return b"%d" % self._tokens
+
+
+class FakeOutlet:
+    """Stands for `WriteBuffer`: the socket takes everything."""
+
+    clogged = False
+
+
+class FakeHead:
+    """Stands for `StreamHead`: reads the state of the stream."""
+
+    def __init__(self, jetstream: MemoryJetStream) -> None:
+        self.replicated = False
+        self.fake_looks = 0
+        self._jetstream = jetstream
+
+    async def state(self) -> dict[str, Any]:
+        self.fake_looks += 1
+        return {"last_seq": self._jetstream.last[MESSAGES]}
+
+
+class FakeIdentity:
+    """Stands for `StreamIdentity`: a stream with an id, which was not replaced."""
+
+    def __init__(self) -> None:
+        self.id = "present"
+        self.floor = 0
+        self.fake_checks = 0
+
+    async def check(self) -> None:
+        self.fake_checks += 1
+
+
+class FakeNodes:
+    """Stands for `Nodes`: every server knows a subscription at once."""
+
+    def __init__(self) -> None:
+        self.fake_fences = 0
+        self.fake_renewed = 0
+
+    async def fence(self, *links: FakeLink) -> None:
+        self.fake_fences += 1
+
+    def renew(self, link: FakeLink) -> None:
+        self.fake_renewed += 1
+
+
+class FakeSide:
+    """Stands for `DurableDelivery`: the machine, with ports that write down what is asked of them."""
+
+    def __init__(self, client: FakeClient) -> None:
+        self.client = client
+        self.fake_ports = Recorder()
+        self.machine = DurableSender(10, self.fake_ports)
+        self.attachments: dict[str, ConsumerBinding] = {}
+        self.overlap: Overlap[ConsumerBinding] = Overlap()
+        self.assigned: set[int] | None = None
+        self.replaced: int | None = None
+        self.kept = False
+        self.pubrel_sid = b""
+        self.pubrels_come = 0
+        self.fake_confirmed: list[tuple[bytes, int]] = []
+        self.fake_arrived: list[bytes] = []
+
+    @property
+    def has_pubrels(self) -> bool:
+        return bool(self.pubrel_sid)
+
+    async def attach_pubrels(self) -> None:
+        self.pubrel_sid = b"1"
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        self.fake_confirmed.append((reply, identifier))
+
+    def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self.pubrels_come += 1
+
+    def arrival(self, attachment: ConsumerBinding) -> Handler:
+        return lambda subject, reply, headers, payload: self.fake_arrived.append(payload)
+
+
+class FakeRound:
+    """Stands for `FlushRound`."""
+
+    def start(self) -> None:
+        """Nothing is written."""
+
+
+class FakeClock:
+    """Stands for `Clock`."""
+
+    now = 0.0
+
+
+class FakeSettings:
+    """Stands for `Settings`: limits of filters."""
+
+    max_topic_levels = 128
+
+
+class FakeBroker:
+    """Stands for `Broker`, with a JetStream in memory."""
+
+    def __init__(self) -> None:
+        self.identity = "gateway0"
+        self.inbox = FakeInbox()
+        self.link = FakeLink()
+        self.shared = FakeLink()
+        self.settings = FakeSettings()
+        self.clock = FakeClock()
+        self.round = FakeRound()
+        self.nodes = FakeNodes()
+        self.generation = FakeIdentity()
+        self.latest = FakeHead(self.inbox)
+        self.store = FakeStore()
+        self.sessions = SessionStore(self.inbox, "")
+        self.groups = SharedStore(self.inbox)
+        self.timers = TimerStore(self.inbox)
+        self.quotas = FakeQuotas()
+        self.clients: dict[str, Client] = {}
+        self.crowded_until = 0.0
+        self.live = None
+        self.attached: dict[str, Client] = {}
+        self.fake_spawned: list[asyncio.Task[Any]] = []
+        self.fake_dropped: list[bytes] = []
+        self._nuids = 0
+
+    def new_nuid(self) -> str:
+        self._nuids += 1
+        return f"nuid{self._nuids}"
+
+    def stored_message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
+        return Recent(Table(True)).message(sequence, stamp, subject, headers, payload)
+
+    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
+        self.fake_dropped.append(record)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.fake_spawned.append(task)
+        return task
+
+    async def fake_settle(self) -> None:
+        """Wait for everything that was spawned."""
+        while self.fake_spawned:
+            await self.fake_spawned.pop()
+
+
+class FakeClient:
+    """Stands for `Client`: a connected durable session."""
+
+    def __init__(self, broker: FakeBroker, client_id: str = "client", v5: V5 | None = None) -> None:
+        self.broker = broker
+        self.client_id = client_id
+        self.hash = name_hash(client_id)
+        self.record: SessionRecord | None = SessionRecord(client_id, v5=v5 or V5())
+        self.epoch = 0
+        self.alive = True
+        self.taken = False
+        self.durable = True
+        self.durable_side: Any = None
+        self.regular_side: Any = None
+        self.shares: dict[str, Any] | None = None
+        self.expiry: int | None = 60
+        self.outlet = FakeOutlet()
+        self.bridge = False
+        self.version = 5
+        self.fake_ended: list[MqttError | str] = []
+        self.fake_jobs: list[Coroutine[Any, Any, None]] = []
+        broker.clients[registered_as(client_id, self.hash)] = as_client(self)
+
+    def close(self) -> None:
+        self.fake_ended.append("close")
+
+    def taken_over(self) -> None:
+        self.taken, self.alive = True, False
+        self.fake_ended.append("taken over")
+
+    def end(self, error: MqttError) -> None:
+        self.fake_ended.append(error)
+        self.alive = False
+
+    def refused(self, error: ApiError) -> None:
+        self.fake_ended.append(str(error))
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        self.fake_jobs.append(work)
+
+    async def connected(self) -> None:
+        """NATS is connected."""
+
+    async def fake_work(self) -> None:
+        """Run the jobs."""
+        while self.fake_jobs:
+            await self.fake_jobs.pop(0)
+
+
+def as_client(fake: FakeClient) -> Client:
+    """The fake, for a function that wants a `Client`."""
+    return cast("Client", fake)
+
+
+def as_broker(fake: FakeBroker) -> Broker:
+    """The fake, for a function that wants a `Broker`."""
+    return cast("Broker", fake)
+
+
+def as_side(fake: FakeSide) -> DurableDelivery:
+    """The fake, for a function that wants a `DurableDelivery`."""
+    return cast("DurableDelivery", fake)
+
+
+def v5_of(client: FakeClient) -> V5:
+    """The gateways' part of a client's record."""
+    assert client.record is not None
+    assert client.record.v5 is not None
+    return client.record.v5

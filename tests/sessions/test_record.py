@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The session record: who has written it, and what goes with a session that ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.consumers import ConsumerRef
+from mqtt_streams.hashing import held_token, name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
+from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.qos2 import STREAM as HELD
+from mqtt_streams.qos2 import held_subject
+from mqtt_streams.sessions import FIRST, PREFIX, V5, Conflict, Draining, SessionRecord, SharedSubscription
+from mqtt_streams.shared import STREAM as SHARED
+from mqtt_streams.shared import assigned_subject, group_hash, members_subject
+from tests.harness.jetstream import NS
+from tests.sessions.fakes import FakeBroker, FakeClient, as_broker, as_client, v5_of
+
+pytestmark = pytest.mark.sources
+
+KEY = name_hash("client")
+PUBRELS = CONSUMER_PREFIX + KEY
+
+
+def consumer(name: str) -> ConsumerRef:
+    return ConsumerRef(name, "$MQTT.sub.deliver", "$MQTT.msgs.a", 10)
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+async def test_the_first_record_says_whose_it_is() -> None:
+    client = FakeClient(FakeBroker(), v5=V5(first=FIRST))
+    assert await save_record(as_client(client), 0) == client.epoch == 1
+    found = await client.broker.sessions.load(KEY, "client")
+    assert found is not None
+    v5 = found[0].v5
+    assert v5 is not None
+    assert (found[0].origin, v5.owner, v5.nonce, v5.q2) == ("gateway0", "gateway0", "nuid1", True)
+    assert client.broker.quotas.fake_written == [client.record]
+
+
+async def test_later_records_name_the_first_one() -> None:
+    client = FakeClient(FakeBroker(), v5=V5(first=FIRST))
+    await save_record(as_client(client), 0)
+    await save_record(as_client(client), client.epoch)
+    assert (v5_of(client).first, client.epoch) == (1, 2)
+
+
+async def test_another_connection_has_written() -> None:
+    client = FakeClient(FakeBroker())
+    client.broker.inbox.put(PREFIX + KEY, b"{}")
+    with pytest.raises(Conflict):
+        await save_record(as_client(client), 0)
+    assert client.epoch == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_write_without_an_answer(stored: bool) -> None:
+    """It is read back: its nonce says that it was stored; otherwise it is made once more."""
+    client = FakeClient(FakeBroker())
+    silent = [True]
+
+    def fail(subject: str) -> None:
+        if silent and subject.startswith(PREFIX):
+            silent.clear()
+            raise RequestTimeout("no answer")
+
+    inbox = client.broker.inbox
+    if stored:
+        inbox.after = fail
+    else:
+        inbox.before = fail
+    assert await save_record(as_client(client), 0) == 1
+    assert [one.seq for one in inbox.messages["$MQTT_sess"]] == [1]
+
+
+async def test_a_write_without_an_answer_that_another_connection_has_prevented() -> None:
+    client = FakeClient(FakeBroker())
+    inbox = client.broker.inbox
+    other = SessionRecord("client", v5=V5(nonce="other"))
+
+    def fail(subject: str) -> None:
+        if subject.startswith(PREFIX) and not inbox.messages["$MQTT_sess"]:
+            inbox.put(PREFIX + KEY, other.encode())
+            raise RequestTimeout("no answer")
+
+    inbox.before = fail
+    with pytest.raises(Conflict):
+        await save_record(as_client(client), 0)
+
+
+# -- what a session leaves ----------------------------------------------------------------------------
+
+
+def known() -> SessionRecord:
+    draining = [Draining(f"{KEY}_ended", "$MQTT.msgs.b", 1, 5)]
+    shared = {"$share/g/t": SharedSubscription(1, False, None, 1)}
+    return SessionRecord(
+        "client", cons={"a": consumer(f"{KEY}_one")}, v5=V5(draining=draining, shared=shared, pos="p", q2=True)
+    )
+
+
+def test_leftovers_of_a_durable_session() -> None:
+    assert [one.name for one in leftovers(known())] == [f"{KEY}_one", f"{KEY}_ended", PUBRELS]
+
+
+def test_a_session_that_ended_with_its_connection_has_no_consumer_of_pubrels() -> None:
+    assert leftovers(SessionRecord("client", clean=True, v5=V5())) == []
+
+
+def test_a_record_that_still_names_the_consumers_of_the_session_before() -> None:
+    assert unfinished(SessionRecord("client", v5=V5(draining=leftovers(known()))))
+    assert not unfinished(SessionRecord("client", v5=V5()))
+    assert not unfinished(SessionRecord("client"))
+
+
+class Stored:
+    """A session with everything that it may have stored, and the write that has ended it."""
+
+    def __init__(self) -> None:
+        self.broker = FakeBroker()
+        js = self.js = self.broker.inbox
+        for name in (f"{KEY}_one", f"{KEY}_ended"):
+            js.consumers[MESSAGES][name] = {}
+        js.consumers[OUT][PUBRELS] = {}
+        self.put()
+        group = group_hash("g", "t")
+        js.put(members_subject(group, KEY))
+        js.consumers[MESSAGES][f"MQTT_share_{group}"] = {}
+        self.epoch = js.put(PREFIX + KEY, known().encode())
+
+    def put(self) -> None:
+        """What a session stores, also the next one of the client."""
+        self.js.put(held_subject(held_token("client", KEY), 1))
+        self.js.put(pubrel_subject(KEY))
+        self.js.put(assigned_subject(KEY, "group", 1))
+        self.js.put("$MQTT.pos." + KEY)
+
+    @property
+    def left(self) -> dict[str, int]:
+        return {name: len(some) for name, some in self.js.messages.items() if some and name != "$MQTT_sess"}
+
+
+async def test_all_of_it_goes() -> None:
+    stored = Stored()
+    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    assert stored.left == {}
+    assert stored.js.consumers[OUT] == {}
+    assert not [name for name in stored.js.consumers[MESSAGES] if name.startswith(KEY)]
+
+
+async def test_the_session_was_claimed_meanwhile() -> None:
+    """Its consumers have names of their own, and go; the messages may be the next session's."""
+    stored = Stored()
+    before = stored.left
+    stored.js.put(PREFIX + KEY, known().encode())
+    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    assert stored.left == before
+    assert PUBRELS in stored.js.consumers[OUT]
+
+
+async def test_what_comes_while_it_is_removed_is_the_next_sessions() -> None:
+    """The last sequences were read before the record was found unchanged."""
+    stored = Stored()
+    purging: list[str] = []
+
+    def put_once(subject: str) -> None:
+        if ".STREAM.PURGE." in subject and not purging:
+            purging.append(subject)
+            stored.put()
+
+    stored.js.before = put_once
+    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
+
+
+async def test_only_what_is_older_than_the_claim() -> None:
+    """A client has used the new session since it was claimed."""
+    stored = Stored()
+    until = stored.js.now
+    stored.js.now += NS
+    stored.put()
+    await discard_session(as_broker(stored.broker), known(), stored.epoch, until)
+    assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
+    assert PUBRELS in stored.js.consumers[OUT]

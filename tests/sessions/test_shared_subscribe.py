@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared subscriptions of one client: joining and leaving groups, and messages that are assigned to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from mqtt_nats.protocol.transient_sender import TransientSender
+from mqtt_nats.sessions import shared_subscribe
+from mqtt_nats.sessions.shared_ownership import NAK
+from mqtt_nats.sessions.shared_subscribe import (
+    acknowledged,
+    ask_groups_again,
+    detach,
+    forget_later,
+    look_after,
+    recover_inboxes,
+    recover_queues,
+    rejoin_shared,
+    resend,
+    settled,
+    subscribe_shared,
+    unsubscribe_shared,
+)
+from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import PREFIX, SharedSubscription
+from mqtt_streams.shared import CONSUMER_PREFIX, Assignment, group_hash, members_subject
+from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, v5_of
+
+pytestmark = pytest.mark.sources
+
+TEXT = "$share/group/topic"
+GROUP = group_hash("group", "topic")
+WANTED = SharedSubscription(1, False, None, 0)
+NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{GROUP}".encode()
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    """A durable session whose record is stored, and whose machine is open."""
+    broker = FakeBroker()
+    client = FakeClient(broker)
+    assert client.record is not None
+    client.epoch = broker.inbox.put(PREFIX + client.hash, client.record.encode())
+    client.durable_side = FakeSide(client)
+    client.durable_side.machine.start()
+    for _ in range(7):
+        broker.inbox.put("$MQTT.msgs.topic")
+    return client
+
+
+async def subscribe(client: FakeClient, wanted: SharedSubscription = WANTED) -> None:
+    """SUBSCRIBE; the mark of its beginning is answered."""
+    work = asyncio.create_task(subscribe_shared(as_client(client), {TEXT: wanted}))
+    await aeventually(lambda: bool(client.broker.store.fake_put))
+    operation = client.broker.store.fake_put.pop()[3]
+    operation.failed(ApiError(400, 10071, f"wrong last sequence: {client.broker.inbox.last[MESSAGES]}"))
+    await work
+
+
+def sent(client: FakeClient, subject: bytes) -> list[bytes]:
+    """The frames for a subject since the last look."""
+    out = client.broker.link.out
+    found = [frame for frame in out if frame.split(b" ")[1] == subject]
+    out[:] = [frame for frame in out if frame not in found]
+    return found
+
+
+# -- joining and leaving ------------------------------------------------------------------------------
+
+
+async def test_a_member_joins(client: FakeClient) -> None:
+    await subscribe(client)
+    broker = client.broker
+    assert v5_of(client).shared == {TEXT: replace(WANTED, start=8)}
+    assert client.epoch == broker.inbox.last["$MQTT_sess"]
+    assert members_subject(GROUP, client.hash) in broker.inbox.subjects("$MQTT_shared")
+    assert broker.inbox.consumers[MESSAGES][CONSUMER_PREFIX + GROUP]["config"]["opt_start_seq"] == 8
+    assert list(broker.shared.fake_subjects.values()) == [b"topic"]
+    assert broker.nodes.fake_fences == 1
+
+
+async def test_options_change_and_the_beginning_stays(client: FakeClient) -> None:
+    await subscribe(client)
+    assert client.shares is not None
+    member = client.shares[TEXT]
+    client.broker.inbox.put("$MQTT.msgs.topic")
+    await subscribe(client, replace(WANTED, qos=2))
+    assert client.shares[TEXT] is member
+    assert (v5_of(client).shared[TEXT].start, member.source.qos) == (8, 2)
+    assert client.durable_side.has_pubrels
+
+
+async def test_a_member_leaves(client: FakeClient) -> None:
+    """Its note goes, with the last member the consumer, and the record does not name it any more."""
+    await subscribe(client)
+    await unsubscribe_shared(as_client(client), [TEXT])
+    assert (client.shares, v5_of(client).shared) == ({}, {})
+    assert client.broker.inbox.subjects("$MQTT_shared") == []
+    assert client.broker.inbox.consumers[MESSAGES] == {}
+
+
+async def test_nothing_to_leave(client: FakeClient) -> None:
+    await unsubscribe_shared(as_client(client), [])
+    assert client.broker.inbox.asked == []
+
+
+async def test_a_session_that_ends_with_its_connection_leaves_afterwards(client: FakeClient) -> None:
+    await subscribe(client)
+    await forget_later(as_client(client))
+    assert client.broker.inbox.subjects("$MQTT_shared") == []
+
+
+async def test_that_nobody_answers_then_is_logged(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    await subscribe(client)
+
+    def fail(subject: str) -> None:
+        raise RequestTimeout("no answer")
+
+    client.broker.inbox.before = fail
+    await forget_later(as_client(client))
+    assert "a shared subscription may go on without it: no answer" in caplog.text
+
+
+async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A group that this gateway does not take, as of another version, is left out."""
+    v5_of(client).shared = {TEXT: replace(WANTED, start=5), "$share/group/#/x": WANTED}
+    assert client.record is not None
+    client.epoch = client.broker.inbox.put(PREFIX + client.hash, client.record.encode())
+    await rejoin_shared(as_client(client))
+    assert client.shares is not None
+    assert list(client.shares) == [TEXT]
+    assert "is not continued" in caplog.text
+    assert members_subject(GROUP, client.hash) in client.broker.inbox.subjects("$MQTT_shared")
+
+
+async def test_a_resumed_session_without_groups(client: FakeClient) -> None:
+    await rejoin_shared(as_client(client))
+    assert client.shares is None
+
+
+# -- messages -----------------------------------------------------------------------------------------
+
+
+async def test_messages_are_asked_for_when_there_is_room(client: FakeClient) -> None:
+    await subscribe(client)
+    acknowledged(as_client(client))
+    assert [frame.splitlines()[1] for frame in sent(client, NEXT)] == [b'{"batch":10,"expires":30000000000}']
+    acknowledged(as_client(client))  # one request is open
+    assert sent(client, NEXT) == []
+    ask_groups_again(as_broker(client.broker), {"another"})
+    assert sent(client, NEXT) == []
+    ask_groups_again(as_broker(client.broker), {GROUP})
+    assert len(sent(client, NEXT)) == 1
+
+
+async def test_what_is_renewed_with_a_connection(client: FakeClient) -> None:
+    await subscribe(client)
+    acknowledged(as_client(client))
+    client.broker.link.out.clear()
+    recover_inboxes(as_broker(client.broker))
+    assert client.shares is not None
+    assert [subject for _, subject in client.broker.link.fake_renewed] == [client.shares[TEXT].address]
+    assert len(sent(client, NEXT)) == 1
+    recover_queues(as_broker(client.broker))
+    assert client.broker.nodes.fake_renewed == 1
+    assert client.broker.shared.out == [b"SUB topic %b 1\r\n" % GROUP.encode()]
+
+
+async def test_a_regular_session_answers_for_its_client(client: FakeClient) -> None:
+    """What its client has not acknowledged at the end goes back to the group."""
+    client.durable_side, client.regular_side = None, TransientSender(10, 10, lambda data: None)
+    await subscribe(client)
+    assert client.shares is not None
+    held = client.shares[TEXT].held
+    held |= {b"$JS.ACK.one", b"$JS.ACK.two"}
+    assert client.regular_side.settled is not None
+    client.regular_side.settled(b"$JS.ACK.one")
+    assert sent(client, b"$JS.ACK.one") == [b"PUB $JS.ACK.one 0\r\n\r\n"]
+    detach(as_client(client))
+    assert sent(client, b"$JS.ACK.two") == [b"PUB $JS.ACK.two %d\r\n%b\r\n" % (len(NAK), NAK)]
+    assert held == set()
+
+
+def test_a_message_of_a_group_that_was_left_is_acknowledged_all_the_same(client: FakeClient) -> None:
+    settled(as_client(client), b"$JS.ACK.one")
+    assert sent(client, b"$JS.ACK.one") == [b"PUB $JS.ACK.one 0\r\n\r\n"]
+
+
+async def test_slow_members_get_more_time(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.durable_side, client.regular_side = None, TransientSender(10, 10, lambda data: None)
+    await subscribe(client)
+    assert client.shares is not None
+    client.shares[TEXT].held.add(b"$JS.ACK.one")
+    monkeypatch.setattr(shared_subscribe, "STEP", 0.0)
+    monkeypatch.setattr(shared_subscribe, "PROGRESS", -1.0)
+    looking = asyncio.create_task(look_after(as_broker(client.broker)))
+    await aeventually(lambda: b"PUB $JS.ACK.one 4\r\n+WPI\r\n" in client.broker.link.out)
+    looking.cancel()
+
+
+# -- messages that are assigned to a client -----------------------------------------------------------
+
+
+async def test_an_assigned_message_is_sent_again(client: FakeClient) -> None:
+    side = client.durable_side
+    await resend(as_client(client), [Assignment(50000, 3, 5, TEXT, b"$JS.ACK.own")])
+    side.machine.pump()
+    assert side.assigned == {3}
+    assert [call for call in side.fake_ports.calls if call[0] == "publish"] == [("publish", -5, 2, True)]
+
+
+async def test_what_the_client_has_is_not_sent_again(client: FakeClient) -> None:
+    """Its PUBREL is owed; the message is acknowledged to the group once more."""
+    side = client.durable_side
+    side.machine.owe(50000, 5)
+    await resend(as_client(client), [Assignment(50000, 3, 5, TEXT, b"$JS.ACK.own")])
+    ((token, identifier),) = side.fake_confirmed
+    assert (token[:3], identifier) == (b"=3 ", 50000)
+    assert 50000 in side.machine.releases
+    assert not side.machine.others
+
+
+async def test_a_message_that_was_removed(client: FakeClient) -> None:
+    """The client may know its identifier, and is asked to give it up."""
+    side = client.durable_side
+    await resend(as_client(client), [Assignment(50000, 3, 99, TEXT, b"")])
+    assert side.machine.releases[50000].records == [b"=3"]
+
+
+async def test_a_message_of_a_stream_that_was_replaced(client: FakeClient) -> None:
+    side = client.durable_side
+    side.replaced = 4
+    await resend(as_client(client), [Assignment(50000, 3, 5, TEXT, b"")])
+    assert side.machine.releases[50000].former
+    assert not side.machine.others
+
+
+async def test_nothing_is_assigned(client: FakeClient) -> None:
+    client.durable_side.assigned = {1}
+    await resend(as_client(client), [])
+    assert client.durable_side.assigned is None

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of the stream of messages: marks, and what a leader says that has just been elected."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqtt_nats.sessions.stream_head import StreamHead, beyond, mark, nothing_left
+from mqtt_streams.api import ApiError
+from mqtt_streams.messages import STREAM as MESSAGES
+from tests.sessions.fakes import FakeBroker, as_broker
+
+INFO = f"$JS.API.STREAM.INFO.{MESSAGES}"
+DELETE = f"$JS.API.STREAM.MSG.DELETE.{MESSAGES}"
+
+
+# -- marks --------------------------------------------------------------------------------------------
+
+
+async def test_the_refusal_of_a_mark_names_the_last_sequence() -> None:
+    broker = FakeBroker()
+    asked = mark(as_broker(broker))
+    ((target, headers, payload, operation),) = broker.store.fake_put
+    assert target == b"HPUB $MQTT.msgs.mark "
+    assert b"Nats-Expected-Last-Sequence:9223372036854775807" in headers
+    assert payload == b""
+    operation.failed(ApiError(400, 10071, "wrong last sequence: 41"))
+    assert await asked.position(as_broker(broker)) == 41
+    assert broker.inbox.asked == []
+
+
+async def test_a_refusal_without_a_sequence() -> None:
+    """A stream that refuses for another reason is asked for its state."""
+    broker = FakeBroker()
+    broker.inbox.last[MESSAGES] = 7
+    asked = mark(as_broker(broker))
+    asked.failed(ApiError(503, 10077, "maximum messages exceeded"))
+    asked.failed(ApiError(400, 10071, "wrong last sequence: 41"))  # of a repetition: the first one counts
+    assert await asked.position(as_broker(broker)) == 7
+
+
+async def test_who_waits_for_a_mark_may_be_cancelled() -> None:
+    """The mark is also asked by others."""
+    broker = FakeBroker()
+    asked = mark(as_broker(broker))
+    waiting = asyncio.create_task(asked.position(as_broker(broker)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    asked.failed(ApiError(400, 10071, "wrong last sequence: 5"))
+    assert await asked.position(as_broker(broker)) == 5
+
+
+# -- state --------------------------------------------------------------------------------------------
+
+
+async def test_a_leader_decides_before_it_is_believed() -> None:
+    broker = FakeBroker()
+    broker.inbox.replicas = 3
+    head = StreamHead(as_broker(broker))
+    assert (await head.state())["last_seq"] == 0
+    assert broker.inbox.asked == [DELETE, INFO]
+    assert head.replicated
+
+
+async def test_a_stream_without_replicas_needs_no_decision() -> None:
+    broker = FakeBroker()
+    head = StreamHead(as_broker(broker))
+    await head.state()
+    await head.state()
+    assert broker.inbox.asked == [DELETE, INFO, INFO]
+
+
+async def test_a_stream_that_denies_deletes_is_read_all_the_same() -> None:
+    broker = FakeBroker()
+
+    def deny(subject: str) -> None:
+        if subject == DELETE:
+            raise ApiError(500, 10052, "message delete not permitted")
+
+    broker.inbox.before = deny
+    assert (await StreamHead(as_broker(broker)).state())["last_seq"] == 0
+
+
+async def test_a_stream_without_a_leader_says_nothing() -> None:
+    broker = FakeBroker()
+
+    def refuse(subject: str) -> None:
+        raise ApiError(503, 10118, "raft general error")
+
+    broker.inbox.before = refuse
+    with pytest.raises(ApiError):
+        await StreamHead(as_broker(broker)).state()
+
+
+async def test_who_asks_at_the_same_time_shares_one_answer_that_is_later_than_the_question() -> None:
+    broker = FakeBroker()
+    head = StreamHead(as_broker(broker))
+    head.replicated = False
+    await asyncio.gather(*(head.state() for _ in range(5)))
+    assert broker.inbox.asked.count(INFO) == 2  # the first answer may be too old for the others
+
+
+# -- what is left -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "since", "passed"), [(1, 1, True), (1, 2, False), (3, 9, True), (2, 1, True)])
+async def test_whether_a_consumer_has_anything_left(start: int, since: int, passed: bool) -> None:
+    broker = FakeBroker()
+    broker.inbox.put("$MQTT.msgs.other")
+    broker.inbox.put("$MQTT.msgs.a")
+    assert await beyond(as_broker(broker), "$MQTT.msgs.a", start, since) is passed
+
+
+async def test_a_new_leader_is_asked_again_when_it_finds_nothing() -> None:
+    broker = FakeBroker()
+    broker.latest.replicated = True
+    assert await beyond(as_broker(broker), "$MQTT.msgs.a", 1, 9)
+    assert broker.latest.fake_looks == 1
+    assert len(broker.inbox.asked) == 2
+
+
+@pytest.mark.parametrize(("position", "left"), [(0, False), (1, True), (5, True)])
+async def test_whether_any_of_many_filters_has_something_left(position: int, left: bool) -> None:
+    broker = FakeBroker()
+    broker.inbox.put("$MQTT.msgs.a50")
+    subjects = [f"$MQTT.msgs.a{number}" for number in range(100)]
+    assert await nothing_left(as_broker(broker), subjects, position, 5) is left

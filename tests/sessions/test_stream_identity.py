@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stream of messages that was created anew or restored: which sessions end, and what is left of their positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.protocol.durable_sender import ID_SPACE
+from mqtt_nats.sessions import stream_identity
+from mqtt_nats.sessions.stream_identity import ADVISORIES, StreamIdentity, adopt, settle
+from mqtt_streams.api import NoResponders
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5, Draining, SharedSubscription
+from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, as_side, v5_of
+
+SUBJECT = "$MQTT.msgs.a"
+
+
+async def looked(broker: FakeBroker, messages: int = 10) -> StreamIdentity:
+    """The identity of a stream with so many messages."""
+    for _ in range(messages):
+        broker.inbox.put(SUBJECT)
+    found = StreamIdentity(as_broker(broker))
+    await found.check()
+    broker.generation.id = found.id
+    return found
+
+
+def replace(broker: FakeBroker, messages: int) -> None:
+    """Make the stream anew, with so many messages of a backup."""
+    js = broker.inbox
+    js.created[MESSAGES] = "2026-01-01T00:00:00.000000000Z"
+    kept, js.messages[MESSAGES] = js.messages[MESSAGES][:messages], []
+    js.messages[MESSAGES] += kept
+    js.last[MESSAGES] = messages
+
+
+def session(broker: FakeBroker, client_id: str, generation: str, *, delivered: bool = True) -> FakeClient:
+    client = FakeClient(broker, client_id, V5(generation=generation, start={"a": 9}))
+    client.durable_side = FakeSide(client) if delivered else None
+    return client
+
+
+async def test_the_first_look_ends_nobody() -> None:
+    broker = FakeBroker()
+    client = session(broker, "client", "other")
+    found = await looked(broker)
+    assert (found.id, found.floor) == ("nuid1", 10)
+    assert client.fake_ended == []
+
+
+async def test_the_same_stream() -> None:
+    broker = FakeBroker()
+    found = await looked(broker)
+    client = session(broker, "client", "other")
+    broker.inbox.put(SUBJECT)
+    await found.check()
+    assert (found.id, client.fake_ended) == ("nuid1", [])
+
+
+async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_one() -> None:
+    broker = FakeBroker()
+    found = await looked(broker)
+    before = session(broker, "before", found.id)
+    resuming = session(broker, "resuming", found.id, delivered=False)
+    replace(broker, 4)
+    await found.check()
+    assert (found.id != "nuid1", found.floor) == (True, 4)
+    assert [str(one) for one in before.fake_ended] == ["the stream of messages was replaced"]
+    # A session without deliveries, which is being resumed or ends with its connection, counts anew.
+    assert (resuming.fake_ended, v5_of(resuming).start) == ([], {"a": 5})
+
+
+async def test_a_new_leader_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends lower than before, and not any more at the second look."""
+    monkeypatch.setattr(stream_identity, "CATCH_UP", 0.0)
+    broker = FakeBroker()
+    found = await looked(broker)
+    client = session(broker, "client", found.id)
+    broker.inbox.last[MESSAGES] = 8
+    looks = []
+
+    def catch_up(subject: str) -> None:
+        if ".STREAM.INFO." in subject:
+            looks.append(subject)
+            if len(looks) == 2:
+                broker.inbox.last[MESSAGES] = 10
+
+    broker.inbox.before = catch_up
+    await found.check()
+    assert (len(looks), found.id, client.fake_ended) == (2, "nuid1", [])
+
+
+async def test_an_advisory_about_the_stream_has_it_looked_at() -> None:
+    broker = FakeBroker()
+    found = await looked(broker)
+    found.watch()
+    replace(broker, 0)
+    broker.link.fake_bring(ADVISORIES)
+    await broker.fake_settle()
+    assert found.id != "nuid1"
+
+
+async def test_after_a_reconnect_it_is_looked_at_without_an_answer() -> None:
+    broker = FakeBroker()
+    found = await looked(broker)
+    found.watch()
+
+    def fail(subject: str) -> None:
+        raise NoResponders("nobody")
+
+    broker.inbox.before = fail
+    found.renew(broker.link)  # type: ignore[arg-type]
+    await broker.fake_settle()
+    assert broker.link.fake_renewed == [(b"1", ADVISORIES)]
+    assert found.id == "nuid1"
+
+
+# -- a session that goes on ---------------------------------------------------------------------------
+
+
+def resumed(v5: V5, floor: int = 20) -> tuple[FakeClient, FakeSide]:
+    broker = FakeBroker()
+    broker.generation.floor = floor
+    client = FakeClient(broker, v5=v5)
+    assert client.record is not None
+    client.record.subs = {"a": 2}
+    side = FakeSide(client)
+    adopt(as_client(client), as_side(side))
+    return client, side
+
+
+def test_a_session_in_the_same_stream() -> None:
+    client, side = resumed(V5(generation="present", start={"a": 99}))
+    assert (v5_of(client).start, side.replaced, side.kept) == ({"a": 99}, None, False)
+
+
+def test_a_session_that_has_never_counted() -> None:
+    client, side = resumed(V5())
+    assert (v5_of(client).generation, v5_of(client).fresh, side.replaced, side.kept) == ("present", 0, None, True)
+
+
+def test_a_session_of_the_stream_before() -> None:
+    """Nothing of it counts beyond what the backup has; identifiers are asked for before they are used again."""
+    v5 = V5(
+        generation="former",
+        start={"low": 5, "high": 99},
+        was={"a": (2, 99), "b": (1, 10)},
+        draining=[Draining("name", "$MQTT.msgs.a", 2, 99, 50)],
+        shared={"$share/g/t": SharedSubscription(1, False, None, 99)},
+    )
+    client, side = resumed(v5)
+    v5 = v5_of(client)
+    assert (side.replaced, side.kept, v5.fresh, v5.generation) == (20, True, 21, "present")
+    assert v5.start == {"low": 5, "high": 21}
+    assert v5.was == {"a": (2, 20), "b": (1, 10)}
+    assert v5.draining == [Draining("name", "$MQTT.msgs.a", 2, 20, 21)]
+    assert v5.shared["$share/g/t"].start == 21
+
+
+def test_nothing_is_left_of_a_stream_without_a_backup() -> None:
+    v5 = V5(generation="former", was={"a": (2, 99)}, draining=[Draining("name", "$MQTT.msgs.a", 2, 99, 50)])
+    client, _ = resumed(v5, floor=0)
+    assert v5_of(client).was == {}
+    assert v5_of(client).draining == [Draining("name", "$MQTT.msgs.a", 0, 0, 1)]
+
+
+@pytest.mark.parametrize(("last", "fresh"), [(20 + ID_SPACE, 21), (21 + ID_SPACE, 0)])
+def test_the_suspicion_ends_when_all_identifiers_were_used(last: int, fresh: int) -> None:
+    v5 = V5(fresh=21)
+    settle(v5, last)
+    assert v5.fresh == fresh

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the modules of the shared reader use of a gateway and of each other; `test_fakes.py` compares the names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, cast
+
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.shared_reader.index import ServedFilters
+from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_streams.messages import PREFIX, subscription_consumer
+from tests.sessions.fakes import FakeBroker, FakeClient, FakeSettings, FakeSide, as_client, as_side
+
+if TYPE_CHECKING:
+    from mqtt_nats.client.client import Client
+    from mqtt_nats.messages.message import Stored
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+
+
+class FakeReaderSettings(FakeSettings):
+    """Stands for `Settings`: whether the shared reader is used."""
+
+    def __init__(self, shared_reader: str = "auto") -> None:
+        self.shared_reader = shared_reader
+
+
+class FakeReaderBroker(FakeBroker):
+    """Stands for `Broker`, connected to NATS."""
+
+    def __init__(self, shared_reader: str = "auto") -> None:
+        super().__init__()
+        self.settings = FakeReaderSettings(shared_reader)
+        self.online = asyncio.Event()
+        self.online.set()
+
+
+class FakeReader:
+    """Stands for `SharedReader`, which is at a position."""
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+        self.refused = 0.0
+        self.wanted: Counter[str] = Counter()
+        self.fake_asked = 0
+
+    async def ready(self) -> int:
+        self.fake_asked += 1
+        return self.position
+
+
+class FakeWriter:
+    """Stands for `PositionWriter`, as far as it says that a session is live."""
+
+    def __init__(self, *, taking: bool) -> None:
+        self.taking = taking
+
+
+class FakeReaderSide(FakeSide):
+    """Stands for `DurableDelivery`, with a position."""
+
+    def __init__(self, client: FakeClient) -> None:
+        super().__init__(client)
+        self.keeper: FakeWriter | None = None
+
+
+class FakeSessions:
+    """Stands for `SharedReaderSessions`: notes what is given to whom."""
+
+    def __init__(self, broker: FakeReaderBroker, position: int = 0) -> None:
+        self.broker = broker
+        self.allowed = True
+        self.company: object = None
+        self.reader = FakeReader(position)
+        self.interest = ServedFilters(self.reader.wanted)
+        self.queue_most = 4096
+        self.members: dict[Client, Member] = {}
+        self.falling: set[Client] = set()
+        self.fake_refuses = False
+        self.fake_given: list[int] = []
+        self.fake_through: list[int] = []
+        self.fake_failed: list[int] = []
+        self.fake_back: list[FakeClient] = []
+        self.fake_begun: list[FakeClient] = []
+        self.fake_ended = 0
+        self.fake_caught_up: list[tuple[Promotion, int]] = []
+
+    def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+        if self.fake_refuses:
+            raise ValueError("on purpose")
+        self.fake_given.append(sequence)
+
+    def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+        self.fake_through.append(sequence)
+
+    def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
+        self.fake_failed.append(sequence)
+
+    def give_back(self, client: FakeClient, side: FakeSide) -> None:
+        self.fake_back.append(client)
+
+    def begin(self, client: FakeClient, side: FakeSide, now: float) -> None:
+        self.fake_begun.append(client)
+
+    def reached(self, side: FakeSide) -> int:
+        return self.reader.position
+
+    def end_catching(self, side: FakeSide) -> None:
+        self.fake_ended += 1
+
+    def remove(self, client: FakeClient) -> None:
+        for member in self.members.values():
+            self.interest.remove(member)
+
+    def caught_up(self, member: Member, joining: Promotion, position: int) -> None:
+        member.joining = None
+        self.fake_caught_up.append((joining, position))
+
+
+def as_sessions(fake: FakeSessions) -> SharedReaderSessions:
+    """The fake, for what wants `SharedReaderSessions`."""
+    return cast("SharedReaderSessions", fake)
+
+
+def live_binding(subject: str, *, live: bool = True, end: int = 0) -> ConsumerBinding:
+    """A consumer of a session whose messages the shared reader brings."""
+    consumer = subscription_consumer("hash", subject, name_nuid="n", deliver_nuid="d", max_ack_pending=10, start_seq=1)
+    assert consumer.filter_subject == PREFIX + subject
+    source = SubscriptionState(1, 1, 10, end)
+    source.live = live
+    return ConsumerBinding(subject, consumer, source)
+
+
+def member_of(broker: FakeBroker, client_id: str, *subjects: str) -> Member:
+    """A session with live subscriptions of these subjects."""
+    client = FakeClient(broker, client_id)
+    side = client.durable_side = FakeReaderSide(client)
+    side.attachments = {subject: live_binding(subject) for subject in subjects}
+    side.machine.sources += [one.source for one in side.attachments.values()]
+    side.machine.start()
+    return Member(as_client(client), as_side(side))

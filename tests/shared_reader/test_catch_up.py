@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session that reads what it has missed: pages, what has no place yet, losses, and the end of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+
+from mqtt_nats.shared_reader import catch_up
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_streams.api import ApiError
+from mqtt_streams.messages import STREAM as MESSAGES
+from tests.harness.waiting import aeventually
+from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, as_sessions, live_binding, member_of
+
+pytestmark = pytest.mark.sources
+
+QOS1 = b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n"
+QOS0 = b"NATS/1.0\r\nNmqtt-Pub:0\r\n\r\n"
+END = b"NATS/1.0 404 No Messages\r\n\r\n"
+
+
+class Setup:
+    """A session at sequence 10, its catch-up reader, and what JetStream brings it."""
+
+    def __init__(self, *subjects: str) -> None:
+        self.broker = FakeReaderBroker()
+        self.live = FakeSessions(self.broker, position=10)
+        self.member = member_of(self.broker, "client", *subjects)
+        self.live.members[self.member.client] = self.member
+        self.machine = self.member.side.machine
+        for _ in range(10):
+            self.broker.inbox.put("$MQTT.msgs.a")
+        self.reader = CatchUpReader(as_sessions(self.live), self.member, 10)
+        self.place = 0
+
+    @property
+    def consumers(self) -> dict[str, dict[str, object]]:
+        return self.broker.inbox.consumers[MESSAGES]
+
+    async def made(self, count: int = 1) -> None:
+        """Wait until its consumer was made so many times, and a page was asked for."""
+        name = f".CONSUMER.CREATE.{MESSAGES}."
+        await aeventually(lambda: sum(name in one for one in self.broker.inbox.asked) == count and self.requests)
+        self.place = 0
+
+    @property
+    def requests(self) -> list[dict[str, int]]:
+        """The pages that were asked for."""
+        frames = [frame for frame in self.broker.link.out if b".CONSUMER.MSG.NEXT." in frame]
+        return [orjson.loads(frame.split(b"\r\n")[1]) for frame in frames]
+
+    def bring(
+        self, sequence: int, *, pending: int = 5, payload: bytes = b"x", headers: bytes = QOS1, gap: bool = False
+    ) -> None:
+        """The next message of the page."""
+        self.place += 2 if gap else 1
+        (name,) = self.consumers
+        reply = f"$JS.ACK.{MESSAGES}.{name}.1.{sequence}.{self.place}.{10**18}.{pending}".encode()
+        self._arrive(b"$MQTT.msgs.a", payload, headers, reply)
+
+    def status(self, headers: bytes) -> None:
+        self._arrive(b"", b"", headers, b"")
+
+    def _arrive(self, subject: bytes, payload: bytes, headers: bytes, reply: bytes) -> None:
+        handler = self.broker.link.handlers[max(self.broker.link.handlers)]
+        handler(subject, reply, headers, payload)
+
+
+@pytest.fixture
+async def setup(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    monkeypatch.setattr(catch_up, "PAUSE", 0.0)
+    found = Setup("a")
+    await found.made()
+    yield found
+    found.reader.end()
+    await found.broker.fake_settle()
+
+
+async def test_the_first_page_has_one_message(setup: Setup) -> None:
+    """The next ones have as many as a megabyte holds of its size."""
+    (config,) = [one["config"] for one in setup.consumers.values()]
+    assert isinstance(config, dict)
+    assert (config["opt_start_seq"], config["filter_subjects"]) == (11, ["$MQTT.msgs.a"])
+    assert [one["batch"] for one in setup.requests] == [1]
+    setup.bring(11, payload=b"x" * 9999)
+    assert [one["batch"] for one in setup.requests] == [1, 104]
+    assert (setup.live.fake_given, setup.reader.position) == ([11], 11)
+
+
+async def test_small_messages_come_a_thousand_at_a_time(setup: Setup) -> None:
+    """The next page is asked for when half of one is left."""
+    setup.bring(11)
+    assert [one["batch"] for one in setup.requests] == [1, catch_up.PAGE]
+    for sequence in range(12, 12 + catch_up.PAGE // 2 - 1):
+        setup.bring(sequence)
+    assert len(setup.requests) == 2
+    setup.bring(999)
+    assert [one["batch"] for one in setup.requests] == [1, catch_up.PAGE, catch_up.PAGE // 2]
+
+
+async def test_what_has_no_place_in_the_window_waits(setup: Setup) -> None:
+    """It is not taken: the position does not move before a place is free."""
+    setup.machine.limit = 0
+    setup.bring(11)
+    setup.bring(12)
+    assert (setup.live.fake_given, setup.reader.position) == ([], 10)
+    setup.machine.limit = 2
+    assert setup.machine.on_room is not None
+    setup.machine.on_room()
+    assert (setup.live.fake_given, setup.reader.position) == ([11, 12], 12)
+
+
+async def test_nothing_overtakes_what_waits(setup: Setup) -> None:
+    setup.machine.limit = 0
+    setup.bring(11)
+    setup.machine.limit = 2
+    setup.bring(12)
+    assert setup.live.fake_given == []
+    assert setup.machine.on_room is not None
+    setup.machine.on_room()
+    assert setup.live.fake_given == [11, 12]
+
+
+async def test_what_is_not_for_clients_is_passed_over(setup: Setup) -> None:
+    setup.bring(11, headers=QOS0)
+    assert (setup.live.fake_given, setup.reader.position) == ([], 11)
+
+
+async def test_a_session_of_several_subscriptions_has_them_looked_up(setup: Setup) -> None:
+    setup.member.side.attachments["b"] = live_binding("b")
+    setup.reader.broken()
+    await setup.made(2)
+    setup.bring(11)
+    assert (setup.live.fake_given, setup.live.fake_through) == ([], [11])
+
+
+async def test_a_message_that_a_session_cannot_take_ends_that_session(setup: Setup) -> None:
+    setup.live.fake_refuses = True
+    setup.bring(11)
+    assert setup.live.fake_failed == [11]
+
+
+# -- losses -------------------------------------------------------------------------------------------
+
+
+async def test_a_missing_message_has_the_reader_made_again_behind_the_position(setup: Setup) -> None:
+    setup.bring(11)
+    (former,) = setup.consumers
+    setup.bring(13, gap=True)
+    assert setup.live.fake_given == [11]
+    await setup.made(2)
+    await aeventually(lambda: former not in setup.consumers)
+    (config,) = [one["config"] for one in setup.consumers.values()]
+    assert isinstance(config, dict)
+    assert config["opt_start_seq"] == 12
+
+
+@pytest.mark.parametrize("status", [b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"NATS/1.0 503\r\n\r\n"])
+async def test_a_page_that_fails(setup: Setup, status: bytes) -> None:
+    setup.status(status)
+    await setup.made(2)
+
+
+async def test_a_page_that_reaches_its_limit_of_bytes_is_followed_by_another(setup: Setup) -> None:
+    setup.status(b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n\r\n")
+    assert len(setup.requests) == 2
+    setup.status(b"NATS/1.0 204 Batch Completed\r\n\r\n")
+    assert len(setup.requests) == 2
+
+
+async def test_silence(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that was asked for does not come."""
+    monkeypatch.setattr(catch_up, "SILENCE", 0.01)
+    setup.bring(11)
+    setup.broker.clock.now = asyncio.get_running_loop().time()
+    await setup.made(2)
+
+
+async def test_what_waits_is_forgotten_with_the_reader_and_read_again(setup: Setup) -> None:
+    setup.machine.limit = 0
+    setup.bring(11)
+    setup.reader.broken()
+    await setup.made(2)
+    setup.machine.limit = 2
+    setup.bring(11)
+    assert setup.live.fake_given == [11]
+
+
+async def test_jetstream_refuses_the_reader(setup: Setup) -> None:
+    """The session's consumers go on."""
+
+    def refuse(subject: str) -> None:
+        if ".CONSUMER.CREATE." in subject:
+            raise ApiError(400, 10026, "maximum consumers limit reached")
+
+    setup.broker.inbox.before = refuse
+    setup.reader.broken()
+    await aeventually(lambda: setup.live.fake_back)
+    assert setup.live.fake_back[0].client_id == "client"
+
+
+async def test_all_subscriptions_have_ended(setup: Setup) -> None:
+    setup.member.side.attachments.clear()
+    setup.reader.broken()
+    await aeventually(lambda: setup.live.fake_ended)
+
+
+async def test_its_end(setup: Setup) -> None:
+    """Its consumer goes, and what still comes is nobody's."""
+    setup.reader.end()
+    assert setup.machine.on_room is None
+    await aeventually(lambda: not setup.consumers)
+    assert setup.broker.link.handlers == {}
+    assert setup.live.fake_given == []
+
+
+# -- the shared reader --------------------------------------------------------------------------------
+
+
+async def test_a_session_that_has_caught_up_is_handed_over(setup: Setup) -> None:
+    setup.broker.inbox.put("$MQTT.msgs.a")
+    setup.live.reader.position = 11
+    setup.bring(11, pending=0)
+    await aeventually(lambda: setup.live.fake_caught_up)
+    ((joining, position),) = setup.live.fake_caught_up
+    assert (position, joining.wrong, setup.member.filters) == (11, False, ["a"])
+    await aeventually(lambda: not setup.consumers)
+
+
+async def test_what_is_stored_before_the_shared_reader_is_read_first(setup: Setup) -> None:
+    """The session is not handed over while something is left between it and the shared reader."""
+    setup.broker.inbox.put("$MQTT.msgs.a")
+    setup.broker.inbox.put("$MQTT.msgs.a")
+    setup.live.reader.position = 12
+    setup.bring(11, pending=0)
+    await aeventually(lambda: setup.live.reader.fake_asked)
+    assert setup.live.fake_caught_up == []
+    setup.bring(12, pending=0)
+    await aeventually(lambda: setup.live.fake_caught_up)
+    assert setup.live.fake_caught_up[0][1] == 12
+
+
+async def test_nothing_is_left(setup: Setup) -> None:
+    setup.status(END)
+    await aeventually(lambda: setup.live.fake_caught_up)
+    assert setup.live.fake_caught_up[0][1] == 10
+
+
+async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
+    """The shared reader has lost a message meanwhile, or kept back too many: they are read here."""
+    ready = setup.live.reader.ready
+
+    async def spoil() -> int:
+        assert setup.member.joining is not None
+        setup.member.joining.wrong = setup.live.reader.fake_asked == 0
+        return await ready()
+
+    setup.live.reader.ready = spoil  # type: ignore[method-assign]
+    setup.status(END)
+    await setup.made(2)
+    assert (setup.member.joining, setup.live.fake_caught_up) == (None, [])
+    setup.status(END)
+    await aeventually(lambda: setup.live.fake_caught_up)

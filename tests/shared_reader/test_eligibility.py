@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the shared reader may be used: every gateway knows positions, and nats-server's listener serves nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from mqtt_nats.lifecycle.lease import Lease
+from mqtt_nats.shared_reader import eligibility
+from mqtt_nats.shared_reader.eligibility import CREATED, PositionSupport, make
+from mqtt_streams.api import RequestTimeout
+from mqtt_streams.gateways import GatewayStore
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.sessions import V5_POSITION
+from tests.harness.doubles import foreign_names
+from tests.harness.waiting import aeventually
+from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, as_sessions
+
+if TYPE_CHECKING:
+    from mqtt_nats.gateway.broker import Broker
+
+
+class FakeLease:
+    """Stands for `Lease`: what it would register."""
+
+    def __init__(self, broker: FakeReaderBroker) -> None:
+        self.store = GatewayStore(broker.inbox)
+        self.fake_versions: list[int] = []
+        self.fake_told = 0
+
+    def may_write(self, version: int) -> None:
+        self.fake_versions.append(version)
+
+    async def told(self) -> None:
+        self.fake_told += 1
+
+
+class Setup:
+    """A gateway, and others that hold leases."""
+
+    def __init__(self, wanted: str = "auto") -> None:
+        self.broker = FakeReaderBroker(wanted)
+        self.live = FakeSessions(self.broker)
+        self.live.allowed = False
+        self.lease = FakeLease(self.broker)
+        self.support = PositionSupport(as_sessions(self.live), cast("Lease", self.lease))
+
+    async def gateway(self, identity: str, *, positions: bool, alive: bool = True) -> None:
+        await self.lease.store.register(identity, 0.0, {"positions": True} if positions else {}, 0)
+        if alive:
+            await self.lease.store.hold(identity, identity, 0, 20)
+
+    def listener(self, *, bound: bool) -> None:
+        """nats-server's MQTT listener has a consumer of retained messages."""
+        self.broker.inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
+
+
+def test_a_fake_has_the_names_of_what_it_stands_for() -> None:
+    assert foreign_names(FakeLease, Lease) == set()
+
+
+async def test_alone() -> None:
+    setup = Setup()
+    await setup.support.begin()
+    assert setup.live.allowed
+    assert setup.live.company is setup.support
+    assert setup.lease.fake_versions == [V5_POSITION]
+
+
+@pytest.mark.parametrize(
+    ("identity", "positions", "alive", "allowed"),
+    [
+        ("other", True, True, True),
+        ("other", False, True, False),
+        ("other", False, False, True),  # it is dead
+        ("gateway0", False, True, True),  # this one
+    ],
+)
+async def test_another_gateway(identity: str, positions: bool, alive: bool, allowed: bool) -> None:
+    setup = Setup()
+    await setup.gateway(identity, positions=positions, alive=alive)
+    await setup.support.begin()
+    assert setup.live.allowed is allowed
+    assert setup.lease.fake_versions == ([V5_POSITION] if allowed else [])
+
+
+@pytest.mark.parametrize("bound", [True, False])
+async def test_the_listener_of_nats_server(bound: bool) -> None:
+    setup = Setup()
+    setup.listener(bound=bound)
+    await setup.support.begin()
+    assert setup.live.allowed is not bound
+
+
+async def test_always_does_not_look() -> None:
+    setup = Setup("always")
+    await setup.gateway("other", positions=False)
+    setup.broker.inbox.asked.clear()
+    await setup.support.begin()
+    assert setup.live.allowed
+    assert setup.broker.inbox.asked == []
+    await setup.support.keep()  # there is nothing to keep
+
+
+async def test_an_older_gateway_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions go back at once, by an advisory; the reader is used again after a while, and only if told to others."""
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET", -1.0)
+    setup = Setup()
+    await setup.support.begin()
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await setup.gateway("old", positions=False)
+        setup.broker.link.fake_bring(CREATED)
+        await aeventually(lambda: not setup.live.allowed)
+        await setup.lease.store.hold("old", "", 2, 20)
+        for subject in ("lease.old", "gateway.old"):
+            messages = setup.broker.inbox.messages["KV_MQTT_gateways"]
+            messages[:] = [one for one in messages if not one.subject.endswith(subject)]
+        await aeventually(lambda: setup.live.allowed)
+        assert setup.lease.fake_told >= 1
+    finally:
+        keeping.cancel()
+
+
+async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    setup = Setup()
+    setup.listener(bound=True)
+    await setup.support.begin()
+    setup.broker.inbox.consumers[RETAINED].clear()
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        looks = len(setup.broker.inbox.asked)
+        await aeventually(lambda: len(setup.broker.inbox.asked) > looks + 4)
+        assert not setup.live.allowed
+    finally:
+        keeping.cancel()
+
+
+async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    setup = Setup()
+    await setup.support.begin()
+    failures: list[str] = []
+
+    def fail(subject: str) -> None:
+        failures.append(subject)
+        raise RequestTimeout("no answer")
+
+    setup.broker.inbox.before = fail
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await aeventually(lambda: len(failures) > 1)
+        assert setup.live.allowed
+    finally:
+        keeping.cancel()
+
+
+async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
+    setup = Setup()
+    await setup.support.begin()
+    setup.support.renew(setup.broker.link)  # type: ignore[arg-type]
+    assert setup.broker.link.fake_renewed == [(b"1", CREATED)]
+    setup.listener(bound=True)
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await aeventually(lambda: not setup.live.allowed)
+    finally:
+        keeping.cancel()
+
+
+@pytest.mark.parametrize(("wanted", "retention"), [("never", "limits"), ("auto", "interest")])
+def test_a_gateway_without_a_shared_reader(wanted: str, retention: str) -> None:
+    """Nobody may acknowledge for a stream that removes what all have acknowledged."""
+    broker, lease = FakeReaderBroker(wanted), cast("Lease", None)
+    assert make(cast("Broker", broker), lease, {"retention": retention}) is None
+    assert broker.live is None

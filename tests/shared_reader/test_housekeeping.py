@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look at all sessions, twice a second: who becomes live, who goes back, whose dormant consumers are renewed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqtt_nats.shared_reader import housekeeping
+from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, REFUSED, keep_up, look
+from mqtt_nats.shared_reader.promotion import Member
+from mqtt_nats.shared_reader.sessions import RENEWAL
+from tests.sessions.fakes import FakeClient
+from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, FakeWriter, as_sessions, member_of
+
+
+class Setup:
+    """Sessions that are live, and others."""
+
+    def __init__(self) -> None:
+        self.broker = FakeReaderBroker()
+        self.live = FakeSessions(self.broker, position=50)
+
+    def session(self, name: str, *, live: bool = True, waiting: int = 0) -> Member:
+        member = member_of(self.broker, name, "a")
+        side = member.side
+        side.keeper = FakeWriter(taking=live)  # type: ignore[assignment]
+        side.machine.limit = 0
+        (source,) = (one.source for one in side.attachments.values())
+        for sequence in range(1, waiting + 1):
+            side.machine.arrived(source, sequence, 1, b"@%d" % sequence, None, 1)
+        assert side.machine.crowd == waiting
+        self.live.members[member.client] = member
+        return member
+
+    def look(self) -> None:
+        look(as_sessions(self.live))
+
+    @property
+    def back(self) -> list[str]:
+        return [client.client_id for client in self.live.fake_back]
+
+    @property
+    def begun(self) -> list[str]:
+        return [client.client_id for client in self.live.fake_begun]
+
+
+@pytest.fixture
+async def setup() -> Setup:
+    return Setup()
+
+
+async def test_every_durable_session_may_become_live(setup: Setup) -> None:
+    setup.session("one")
+    setup.session("other", live=False)
+    FakeClient(setup.broker, "regular")
+    setup.look()
+    assert (setup.begun, setup.back) == (["one", "other"], [])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_when_the_reader_may_not_be_used_live_sessions_go_back(setup: Setup, refused: bool) -> None:
+    """Other gateways are too old for it, or JetStream refuses it for long."""
+    if refused:
+        setup.live.reader.refused = asyncio.get_running_loop().time() - REFUSED - 1
+    else:
+        setup.live.allowed = False
+    setup.session("one")
+    setup.session("other", live=False)
+    setup.look()
+    assert (setup.begun, setup.back) == (["other"], ["one"])
+
+
+async def test_a_reader_that_is_refused_for_a_moment(setup: Setup) -> None:
+    setup.live.reader.refused = asyncio.get_running_loop().time() - REFUSED / 2
+    setup.session("one")
+    setup.look()
+    assert setup.back == []
+
+
+async def test_so_many_go_back_at_a_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "FALLING_MOST", 2)
+    setup.live.allowed = False
+    setup.live.falling = {setup.session("falling", live=False).client, setup.session("also", live=False).client}
+    setup.session("one")
+    setup.look()
+    assert setup.back == []
+
+
+async def test_of_too_many_waiting_messages_those_with_most_are_left_to_jetstream(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    assert CROWD_MOST > 10
+    setup.session("few", waiting=2)
+    setup.session("many", waiting=9)
+    setup.look()
+    assert setup.back == ["many"]
+
+
+async def test_waiting_messages_learn_how_far_the_reader_is(setup: Setup) -> None:
+    """A message whose identifier an older one might have waits for that."""
+    member = setup.session("one", waiting=1)
+    assert member.side.machine.reached == 0
+    setup.look()
+    assert member.side.machine.reached == 50
+    setup.live.reader.position = 40
+    setup.look()
+    assert member.side.machine.reached == 50
+
+
+async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "settled", lambda client: client.client_id != "busy")
+    monkeypatch.setattr(housekeeping, "RENEWED_MOST", 2)
+    now = asyncio.get_running_loop().time()
+    for name in ("busy", "one", "two", "three"):
+        setup.session(name).renewal = now - 1
+    setup.session("later").renewal = now + 1000
+    setup.look()
+    jobs = {client.client_id: client for client in setup.broker.clients.values()}
+    renewed = [name for name, client in jobs.items() if client.fake_jobs]  # type: ignore[attr-defined]
+    assert renewed == ["one", "two"]
+    for member in setup.live.members.values():
+        if member.client.client_id in renewed:
+            assert member.renewal >= now + RENEWAL
+            for job in member.client.fake_jobs:  # type: ignore[attr-defined]
+                job.close()
+
+
+async def test_a_look_that_fails_is_not_the_last(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = asyncio.Event()
+    failures = [ValueError("on purpose")]
+
+    def fail(live: object) -> None:
+        if failures:
+            raise failures.pop()
+        looks.set()
+
+    monkeypatch.setattr(housekeeping, "EVERY", 0.0)
+    monkeypatch.setattr(housekeeping, "look", fail)
+    task = asyncio.create_task(keep_up(as_sessions(setup.live)))
+    await asyncio.wait_for(looks.wait(), 5)
+    task.cancel()
+    assert "on purpose" in caplog.text
