@@ -196,8 +196,10 @@ def _ours_command(command: str) -> list[str]:
     raise PeerError(f"{words[0]} is not installed")
 
 
-def _start_nats(start: _Start, *, mqtt: bool) -> None:
+def _start_nats(start: _Start, *, mqtt: bool, monitor: int = 0) -> None:
     parts = NATS_CONFIG + (NATS_MQTT if mqtt else "") + (NATS_CLUSTER if start.cluster else "")
+    if monitor:
+        parts += f'http: "{{host}}:{monitor}"\n'
     for _ in start.each():
         config = start.write(f"nats{start.number}.conf", parts.format(**start.values()))
         start.spawn("nats-server", [_required("nats-server"), "-c", config])
@@ -321,6 +323,16 @@ def nats_server() -> Iterator[str]:
     with _starting(1) as start:
         _start_nats(start, mqtt=False)
         yield f"nats://{HOST}:{start.running.nats_port}"
+
+
+@contextmanager
+def monitored_nats_server() -> Iterator[tuple[str, str, int]]:
+    """The URL of a fresh nats-server with JetStream, the URL of its monitoring, and its process id."""
+    with _starting(1) as start:
+        (monitor,) = _free_ports(1)
+        _start_nats(start, mqtt=False, monitor=monitor)
+        pid = start.running.processes["nats-server"]
+        yield f"nats://{HOST}:{start.running.nats_port}", f"http://{HOST}:{monitor}", pid
 
 
 @contextmanager

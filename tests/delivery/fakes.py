@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What durable delivery to one client uses of a gateway, whose names `test_fakes.py` compares; and a side without a client."""
+"""Fakes of a gateway for durable delivery to one client; `test_fakes.py` compares the names. A side without client."""
 
 from __future__ import annotations
 
