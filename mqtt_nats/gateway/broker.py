@@ -255,7 +255,8 @@ class Broker:
 
     def begin_withholding(self) -> set[Client]:
         """Withhold stores of retained messages; return the clients whose ownership must be checked, none yet."""
-        self.withholding = doubted = set[Client]()
+        doubted: set[Client] = set()  # not set[Client](): the class is imported for its type only
+        self.withholding = doubted
         return doubted
 
     def end_withholding(self) -> None:
