@@ -71,6 +71,10 @@ class Server(uvicorn.Server):
             one.close()
         await super().shutdown(sockets)
 
+    def stop(self) -> None:
+        """Begin to end: requests that have come are answered."""
+        self.should_exit = True
+
     def renew(self, tls: ssl.SSLContext | None) -> None:
         """Speak TLS otherwise, with connections to come."""
         if tls is not None:
@@ -196,7 +200,7 @@ class AdminListener:
         """Let requests end, then go."""
         with anyio.CancelScope(shield=True):
             if self._server is not None and self._serving is not None:
-                self._server.should_exit = True
+                self._server.stop()
                 try:
                     await self._serving
                 except Exception:

@@ -252,8 +252,8 @@ async def _succeed(
     broker = client.broker
     _take_over(client)
     if known is not None and not continued and (known.v5 is None or known.v5.kind == "durable"):
-        session(broker, SESSION_DISCARDED, client.client_id, expected)
-    session(broker, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
+        session(broker.hooks, SESSION_DISCARDED, client.client_id, expected)
+    session(broker.hooks, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
     if known is not None and (not continued or unfinished(known)):
         await discard_session(broker, known, client.epoch, until)
         await _count_no_more(client, known)

@@ -164,7 +164,7 @@ def _close_session(client: Client, will: Done | None) -> None:
     assert record is not None
     assert record.v5 is not None
     if not client.durable:
-        session(broker, SESSION_TERMINATED, client.client_id, client.epoch)
+        session(broker.hooks, SESSION_TERMINATED, client.client_id, client.epoch)
         if client.shares:
             _take_leave(client, forget_later(client), f"shared subscriptions of {client.client_id}")
         held = client.qos2 is not None and client.qos2.newest

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.pubsub.filter_handover import Parting
-from mqtt_nats.pubsub.interest_propagation import fence
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -45,7 +44,7 @@ async def _passed(client: Client) -> None:
     Raises:
         TimeoutError: some of these messages have not come yet.
     """
-    await fence(client)
+    await client.broker.nodes.fence_filters(client.filters)
     if any(found.backlog is not None for found in client.filters):
         raise TimeoutError("missed messages are still being read")
 

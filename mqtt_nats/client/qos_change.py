@@ -14,7 +14,6 @@ from mqtt_nats.ingress.retained_replay import close_gate, open_gate
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
-from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import save_record
@@ -155,7 +154,7 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
     """
     if lowering:
         await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
-        await retry_until_answered(client, partial(fence, client))
+        await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
         for one in lowering:
             one.open()
 
@@ -179,7 +178,7 @@ class Raising:
     async def drain(self) -> None:
         """Wait until core NATS has brought all messages that were stored before the first mark."""
         await retry_until_answered(self._client, partial(self.place.position, self._client.broker.inbox))
-        await retry_until_answered(self._client, partial(fence, self._client))
+        await retry_until_answered(self._client, partial(self._client.broker.nodes.fence_filters, self._client.filters))
 
     def change(self) -> None:
         """Set the second mark and note the ids that core NATS has brought: the client is about to join."""
@@ -214,7 +213,8 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     last = await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
     for one in lowering:
         attachments += one.apply(last)
-    await retry_until_answered(client, partial(fence, client))  # core NATS has brought the messages up to `last`
+    # Then core NATS has brought the messages up to `last`.
+    await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
     for one in lowering:
         one.let_go()  # before the messages that stand behind these
     await save_record(client, client.epoch)

@@ -40,7 +40,6 @@ from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.calls import ask_hooks_to_subscribe, ask_hooks_to_unsubscribe, subscribed, unsubscribed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
-from mqtt_nats.pubsub.interest_propagation import fence, fence_wild
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
@@ -157,7 +156,7 @@ class Subscribing:
         self.lowering = lowerings(client, wanted)
         await begin_lowering(client, self.lowering)
         await self._join_all()
-        await retry_until_answered(client, partial(fence_wild, client))
+        await retry_until_answered(client, partial(client.broker.nodes.fence_wild, client.filters))
         # The client gets messages that are published from now on; retained ones of before have to be stored to be read.
         await client.broker.retained_so_far()
         # Read before SUBACK leaves: newer messages then come after these. The requests follow the subscriptions on the
@@ -167,7 +166,7 @@ class Subscribing:
         if not self.lowering:
             client.in_force()
         if not replays or client.broker.nodes.others:
-            await retry_until_answered(client, partial(fence, client))
+            await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
         denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
         self.lost |= denied
         await _abandon(client, wanted, replays, denied)

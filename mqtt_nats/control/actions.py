@@ -219,7 +219,7 @@ async def _end(control: Control, name: str, written: object) -> str:
     except PoisonedRecord as error:
         return str(error)
     log.warning("the session of %r is ended by an administrator", name)
-    session(broker, SESSION_TERMINATED, name, found[1])
+    session(broker.hooks, SESSION_TERMINATED, name, found[1])
     return ""
 
 
@@ -260,7 +260,7 @@ async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterat
             raise Refusal(str(error)) from None
         log.warning("an administrator has set the log level of %s to %s", logger, level)
         for broker in control.broker.tenants.values():
-            follow(broker)
+            follow(broker.hooks)
     for name, found in levels().items():
         if name == logger or not level:
             yield {"logger": name, "level": found}

@@ -100,7 +100,7 @@ async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[A
     if client is None or not client.alive:
         return
     will, guard = client.will, client.guarded
-    holds = client.connection._holds
+    holds = client.connection.holds
     yield brief(control, client) | {
         "epoch": client.epoch,
         "will": None if will is None else subject_to_topic(will.subject),

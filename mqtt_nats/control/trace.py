@@ -23,7 +23,7 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError, Packet, matches, validate_topic_filter
 from mqtt_nats.control.packet_watch import Watch, WatchedSend
 from mqtt_nats.control.selection import Refusal
-from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing
+from mqtt_nats.hooks.events import Acked, Connected, Delivered, Disconnected, Dropped, Published, Publishing, client_of
 from mqtt_nats.hooks.points import (
     CLIENT_CONNECTED,
     CLIENT_DISCONNECTED,
@@ -174,7 +174,7 @@ class ClientTrace(Trace):
         super().end()
 
     def _connected(self, event: Connected) -> None:
-        client = event.client._client
+        client = client_of(event.client)
         if client.client_id == self.client_id:
             self._attach(client)
             self.tell(
@@ -183,7 +183,7 @@ class ClientTrace(Trace):
             )
 
     def _disconnected(self, event: Disconnected) -> None:
-        client = event.client._client
+        client = client_of(event.client)
         if client.client_id == self.client_id:
             if client is self._client:
                 self._detach()

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending import STALE, PendingStore
 from mqtt_nats.base import server_clock as natstime
@@ -28,7 +29,7 @@ from mqtt_streams.shared import IN_TIME_NS
 from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
 
 LINGER: Final = 0.3
 """Seconds from the end of an exchange to the removal of its record."""
@@ -121,10 +122,16 @@ class _Removal(PendingStore):
 class DeferredRemovals:
     """Removals of one session's records, each deferred by `LINGER` seconds."""
 
-    __slots__ = ("_broker", "_doubts", "_ended", "_loop", "_settling", "_waiting")
+    __slots__ = ("_doubts", "_drop_assignment", "_ended", "_loop", "_nats", "_settling", "_spawn", "_waiting")
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        nats: NatsLinks,
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+        drop_assignment: Callable[[bytes, PendingStore], None],
+    ) -> None:
+        """``drop_assignment(record, operation)`` removes the assignment that is stored under a sequence."""
+        self._nats, self._spawn, self._drop_assignment = nats, spawn, drop_assignment
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, bytes, PendingStore]] = deque()
         self._doubts: list[_Doubt] = []
@@ -154,12 +161,12 @@ class DeferredRemovals:
             for _, token, _ in waiting:
                 if not token.startswith(ASSIGNED):
                     self._remove(token)
-        self._broker.link.kick()
+        self._nats.link.kick()
 
     @property
     def _forgetful(self) -> bool:
         """Whether nats-server may still deliver messages again whose acknowledgements it has forgotten."""
-        return not self._broker.link.online or self._loop.time() < self._broker.nats.relinked + AFTERWARDS
+        return not self._nats.link.online or self._loop.time() < self._nats.relinked + AFTERWARDS
 
     def _flush(self) -> None:
         now = self._loop.time()
@@ -168,7 +175,7 @@ class DeferredRemovals:
             return
         while self._waiting and self._waiting[0][0] <= now:
             self._let_go()
-        self._broker.link.kick()
+        self._nats.link.kick()
         if self._waiting:
             self._loop.call_at(self._waiting[0][0], self._flush)
 
@@ -180,14 +187,14 @@ class DeferredRemovals:
         record, _, rest = token[1:].partition(b" ")
         confirmed, _, ack = rest.partition(b" ")
         if not rest:
-            self._broker.drop_assignment(record, operation)
-        elif 0 < int(confirmed) > self._broker.nats.relinked * 1e6:
-            self._broker.drop_assignment(record, _Removal(self, record, ack, operation))
+            self._drop_assignment(record, operation)
+        elif 0 < int(confirmed) > self._nats.relinked * 1e6:
+            self._drop_assignment(record, _Removal(self, record, ack, operation))
         else:
             self.doubt(record, ack, operation)
 
     def _remove(self, token: bytes) -> None:
-        self._broker.link.out.append(b"PUB %b 0\r\n\r\n" % token[1:])
+        self._nats.link.out.append(b"PUB %b 0\r\n\r\n" % token[1:])
 
     # -- assignments whose acknowledgement the consumer may not have --------------------------------
 
@@ -196,7 +203,7 @@ class DeferredRemovals:
         self._doubts.append(_Doubt(record, ack, operation))
         if not self._settling:
             self._settling = True
-            self._broker.spawn(self._settle(), "messages of groups")
+            self._spawn(self._settle(), "messages of groups")
 
     async def _settle(self) -> None:
         """Remove assignments in doubt as it becomes certain that the group does not deliver their messages again."""
@@ -213,7 +220,7 @@ class DeferredRemovals:
 
     def _is_settled(self, one: _Doubt) -> bool:
         """Whether the acknowledgement was confirmed after `NatsLinks.relinked`: earlier ones may be forgotten."""
-        return one.settled > max(self._broker.nats.relinked, 0.0)
+        return one.settled > max(self._nats.relinked, 0.0)
 
     def _pause(self) -> float:
         if not all(map(self._is_settled, self._doubts)):
@@ -223,13 +230,13 @@ class DeferredRemovals:
 
     def _release(self) -> None:
         now = self._loop.time()
-        if not self._broker.link.online:
+        if not self._nats.link.online:
             return
         over = [one for one in self._doubts if self._is_settled(one) and now >= one.settled + one.due]
         for one in over:
             self._doubts.remove(one)
-            self._broker.drop_assignment(one.record, _Removal(self, one.record, one.ack, one.operation))
-        self._broker.link.kick()
+            self._drop_assignment(one.record, _Removal(self, one.record, one.ack, one.operation))
+        self._nats.link.kick()
 
     async def _look(self) -> None:
         """Acknowledge messages in doubt that the group's consumer has delivered.
@@ -240,25 +247,25 @@ class DeferredRemovals:
         infos: dict[str, ConsumerInfo | None] = {}
         for one in [one for one in self._doubts if not self._is_settled(one)]:
             await self._acknowledge(one, infos)
-        self._broker.link.kick()
+        self._nats.link.kick()
 
     async def _acknowledge(self, one: _Doubt, infos: dict[str, ConsumerInfo | None]) -> None:
-        broker = self._broker
+        nats = self._nats
         ack = parse_ack(one.ack)
         if ack is None:
             one.stay(UNKNOWN)
             one.settle(self._loop.time())
             return
         if ack.consumer not in infos:
-            infos[ack.consumer] = await consumer_info(broker.inbox, MESSAGES, ack.consumer)
+            infos[ack.consumer] = await consumer_info(nats.inbox, MESSAGES, ack.consumer)
         info = infos[ack.consumer]
-        found = await get_sequence(broker.inbox, MESSAGES, ack.stream_seq)
+        found = await get_sequence(nats.inbox, MESSAGES, ack.stream_seq)
         if info is None or found is None or found.time_ns != ack.timestamp_ns:
             one.stay(LINGER)  # the consumer, or the message, is gone: it is not delivered again
             one.settle(self._loop.time())
         elif info.delivered_seq >= ack.stream_seq:
-            began = (natstime.converted(broker.nats.linked) + INEXACT) * 1e9
+            began = (natstime.converted(nats.linked) + INEXACT) * 1e9
             # Whether the message was delivered only once.
             first = ack.delivered == 1 and not info.num_redelivered and ack.timestamp_ns > began
             one.stay(LINGER if first else UNDER_WAY)
-            broker.store.call(one.ack, b"", _Settled(one))
+            nats.store.call(one.ack, b"", _Settled(one))

@@ -134,7 +134,8 @@ class DurableDelivery(SessionConsumers):
 
     def _linger(self, token: bytes, operation: PendingStore) -> None:
         if self.lingering is None:
-            self.lingering = DeferredRemovals(self.client.broker)
+            broker = self.client.broker
+            self.lingering = DeferredRemovals(broker.nats, broker.spawn, broker.drop_assignment)
         self.lingering.add(token, operation)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:

@@ -39,9 +39,9 @@ from mqtt_streams.positions import decode
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -92,41 +92,44 @@ def _widen(side: DurableDelivery) -> None:
         side.machine.pump()
 
 
-async def _exists(broker: Broker, consumer: ConsumerRef) -> bool:
+async def _exists(inbox: RequestInbox, consumer: ConsumerRef) -> bool:
     """Whether a consumer exists; True also when JetStream does not answer."""
     try:
-        return await consumer_info(broker.inbox, MESSAGES, consumer.durable_name) is not None
+        return await consumer_info(inbox, MESSAGES, consumer.durable_name) is not None
     except (ApiError, NoResponders, RequestTimeout):
         return True
 
 
-async def set_position(broker: Broker, consumer: ConsumerRef, start: int) -> ConsumerRef:
+async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *, resets: bool) -> ConsumerRef:
     """Set a detached consumer to begin at stream sequence ``start``; return the consumer as it is then.
+
+    Args:
+        resets: whether nats-server can set the position of a consumer; else the consumer is made again.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
     """
-    if broker.resets:
+    if resets:
         try:
-            await call(broker.inbox, f"CONSUMER.RESET.{MESSAGES}.{consumer.durable_name}", {"seq": start})
+            await call(inbox, f"CONSUMER.RESET.{MESSAGES}.{consumer.durable_name}", {"seq": start})
             return consumer
         except ApiError as error:
             log.debug("consumer %s is made again: %s", consumer.durable_name, error)
         except (NoResponders, RequestTimeout):
             # A request for a consumer that does not exist is not answered.
-            if await _exists(broker, consumer):
+            if await _exists(inbox, consumer):
                 raise
     consumer = replace(consumer, start_seq=start)
-    await delete_consumer(broker.inbox, MESSAGES, consumer.durable_name)
+    await delete_consumer(inbox, MESSAGES, consumer.durable_name)
     for _ in range(CREATE_TRIES):
         try:
-            await create_consumer(broker.inbox, MESSAGES, consumer)
+            await create_consumer(inbox, MESSAGES, consumer)
             return consumer
         except ApiError as error:
             if error.err_code != CREATE_FAILED:
                 raise
         await asyncio.sleep(STEP)
-    await create_consumer(broker.inbox, MESSAGES, consumer)
+    await create_consumer(inbox, MESSAGES, consumer)
     return consumer
 
 
@@ -162,7 +165,8 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
     async def set_back(consumer: ConsumerRef) -> ConsumerRef:
         if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
-        return await set_position(client.broker, consumer, reached + 1)
+        broker = client.broker
+        return await set_position(broker.inbox, consumer, reached + 1, resets=broker.resets)
 
     for one in attachments:
         try:
@@ -260,7 +264,8 @@ async def _set_consumers(client: Client, side: DurableDelivery, keeper: Position
         # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
         start = keeper.ledger.reached + 1
-        moved = await all_done(set_position(client.broker, one, start) for one in consumers)
+        inbox, resets = client.broker.inbox, client.broker.resets
+        moved = await all_done(set_position(inbox, one, start, resets=resets) for one in consumers)
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
                 record.cons[key] = now

@@ -25,7 +25,6 @@ from mqtt_nats.delivery.position_recovery import (
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
-from mqtt_nats.pubsub.interest_propagation import fence
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
@@ -91,7 +90,7 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
     draining = record.v5.draining if record.v5 is not None else []
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
-    await fence(client)
+    await client.broker.nodes.fence_filters(client.filters)
     return gates
 
 

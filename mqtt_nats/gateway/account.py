@@ -335,7 +335,7 @@ class Tenant:
             reload=_not_here if self.name else reload,
             powers=powers,
         )
-        follow(broker)
+        follow(broker.hooks)
         self._recognise(broker)
         register(broker)
         watch(broker)

@@ -194,7 +194,8 @@ class Broker:
         self.withholding: set[Client] | None = None
         """Clients whose ownership must be checked before withheld stores go on; None = no stores are withheld."""
         self._retained = asyncio.Event()
-        self.tombstones = Tombstones(self)
+        limited = settings.max_retained is not None
+        self.tombstones = Tombstones(nats, self.delete_retained, at_once=limited)
         self.not_retained = 0
         """Number of messages that were not retained because of a limit."""
 
@@ -204,7 +205,7 @@ class Broker:
         limited = self.counters.limit
         self.quotas = Quotas(self.settings, QuotaStore(self.inbox), self.sessions, self.store, limited)
         self.latest = StreamHead(self.inbox)
-        self.claims = Claims(self)
+        self.claims = Claims(self.nats, self.sessions, self.domain, self.identity)
         self.leaving = PositionHandover(self)
         self.belated = LateAssignments(self)
         self.generation = StreamIdentity(self)

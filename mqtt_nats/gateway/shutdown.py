@@ -22,6 +22,14 @@ LAST: Final = 5.0
 """Seconds for tasks to end when all work is done. The tasks have been cancelled by then, so they need no time."""
 
 
+class _Deadline(threading.Timer):
+    """Ends the process some seconds later, unless it ends by itself before: the thread keeps no process alive."""
+
+    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(seconds, _cut, (loop,))
+        self.daemon = True
+
+
 def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, seconds: float = LAST) -> T:
     """Run ``work`` on uvloop. If the loop does not end after ``work``, end the process with status 1.
 
@@ -34,8 +42,7 @@ def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, sec
         try:
             return await work(settings)
         finally:
-            timer = threading.Timer(seconds, _cut, (asyncio.get_running_loop(),))
-            timer.daemon = True
+            timer = _Deadline(seconds, asyncio.get_running_loop())
             timer.start()
             timers.append(timer)
 

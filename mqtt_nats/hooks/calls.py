@@ -45,7 +45,7 @@ from mqtt_nats.hooks.points import (
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.hooks.registry import Hooks
 
 E = TypeVar("E")
 V = TypeVar("V")
@@ -185,7 +185,7 @@ def _end_of(client: Client) -> tuple[str, ReasonCode, str]:
 def disconnected(client: Client) -> None:
     """Count, log and announce the end of a connection, unless its CONNACK was never written."""
     if client.taken and client.epoch:
-        session(client.broker, SESSION_TAKEN_OVER, client.client_id, client.epoch)
+        session(client.broker.hooks, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     if not client.greeted:
         return
     cause, reason, text = _end_of(client)
@@ -199,9 +199,9 @@ def disconnected(client: Client) -> None:
         chain.emit(Disconnected(ClientView(client), reason, text))
 
 
-def session(broker: Broker, point: Notice[Session], client_id: str, epoch: int) -> None:
+def session(hooks: Hooks, point: Notice[Session], client_id: str, epoch: int) -> None:
     """Emit a notice about a session."""
-    chain = broker.hooks.noticing(point)
+    chain = hooks.noticing(point)
     if chain is not None:
         chain.emit(Session(client_id, epoch))
 

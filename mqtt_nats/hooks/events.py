@@ -35,6 +35,11 @@ _SUBSCRIPTION_REFUSALS: Final = frozenset(
 )
 
 
+def client_of(view: ClientView) -> Client:
+    """Return the client behind a view, for the gateway's own callbacks."""
+    return view._client
+
+
 class ClientView:
     """View of a connected client for callbacks. Views of the same connection are equal."""
 

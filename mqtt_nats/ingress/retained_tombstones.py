@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_streams.api import ApiError
 
 HEARD: Final = 1.0
@@ -41,10 +41,11 @@ class Removal(PendingStore):
 class Tombstones:
     """Tombstones that this gateway has stored; no other gateway deletes them."""
 
-    __slots__ = ("_broker", "_ended", "_waiting")
+    __slots__ = ("_at_once", "_ended", "_nats", "_request", "_waiting")
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, nats: NatsLinks, request: bytes, *, at_once: bool) -> None:
+        """``request``: subject of requests that delete one; ``at_once``: the number of messages is limited."""
+        self._nats, self._request, self._at_once = nats, request, at_once
         self._ended = False
         self._waiting: deque[tuple[float, int]] = deque()
 
@@ -55,15 +56,15 @@ class Tombstones:
             parent: operation to which the removal of the retained message belongs; it is done when the place is free.
             ack: PubAck of the tombstone.
         """
-        if self._broker.settings.max_retained is not None:
+        if self._at_once:
             self._remove(sequence, IgnoredStore() if parent is None else Removal(parent, ack))
-            self._broker.link.kick()
+            self._nats.link.kick()
             return
         if parent is not None:
             parent.stored(ack)
         if self._ended:
             self._remove(sequence, IgnoredStore())
-            self._broker.link.kick()
+            self._nats.link.kick()
             return
         loop = asyncio.get_running_loop()
         if not self._waiting:
@@ -75,17 +76,16 @@ class Tombstones:
         self._ended = True
         while self._waiting:
             self._remove(self._waiting.popleft()[1], IgnoredStore())
-        self._broker.link.kick()
+        self._nats.link.kick()
 
     def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._waiting and self._waiting[0][0] <= now:
             self._remove(self._waiting.popleft()[1], IgnoredStore())
-        self._broker.link.kick()
+        self._nats.link.kick()
         if self._waiting:
             loop.call_at(self._waiting[0][0], self._flush)
 
     def _remove(self, sequence: int, operation: PendingStore) -> None:
-        broker = self._broker
-        broker.store.call(broker.delete_retained, b'{"seq":%d,"no_erase":true}' % sequence, operation)
+        self._nats.store.call(self._request, b'{"seq":%d,"no_erase":true}' % sequence, operation)

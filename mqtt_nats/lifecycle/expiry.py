@@ -55,7 +55,7 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
     record, sequence = found
     if sequence == timer.epoch:
         log.info("the session of %r has expired", record.client_id)
-        session(broker, SESSION_TERMINATED, record.client_id, sequence)
+        session(broker.hooks, SESSION_TERMINATED, record.client_id, sequence)
         await end_session(broker, record, sequence)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(broker, record, sequence)

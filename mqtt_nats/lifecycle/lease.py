@@ -298,7 +298,7 @@ class Lease:
         broker = self.broker
         broker.presence.renamed()
         broker.rename(name_hash(secrets.token_hex(16)))
-        broker.claims.named()
+        broker.claims.named(broker.identity)
         broker.leaving.named()
         self._sequence = self._registration = 0
         for client in list(broker.connections):

@@ -14,7 +14,7 @@ from mqtt_nats.hooks.events import Acked, Delivered, Drop, Dropped, Published, P
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_DELIVERED, MESSAGE_DROPPED, MESSAGE_PUBLISH
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.hooks.registry import Hooks
 
 log = logging.getLogger("mqtt_nats.messages")
 
@@ -24,12 +24,11 @@ LAST: Final = -2_000_000_000
 """Priority of the hooks: they run after all other hooks, and see the final message."""
 
 
-def follow(broker: Broker) -> None:
+def follow(hooks: Hooks) -> None:
     """Add the hooks of the message log if the log level is `debug`, else remove them; called again after a change."""
-    broker.hooks.remove_all(OWNER)
+    hooks.remove_all(OWNER)
     if not log.isEnabledFor(logging.DEBUG):
         return
-    hooks = broker.hooks
     hooks.add(MESSAGE_PUBLISH, _published, priority=LAST, owner=OWNER)
     hooks.add(MESSAGE_DELIVERED, _delivered, priority=LAST, owner=OWNER)
     hooks.add(MESSAGE_ACKED, _acked, priority=LAST, owner=OWNER)

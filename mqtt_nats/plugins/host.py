@@ -13,7 +13,7 @@ from mqtt_nats.client.message_hooks import arrange
 from mqtt_nats.client.subscribe import subscribe
 from mqtt_nats.codec import MqttError, PacketTooLarge, Properties, ReasonCode, Subscribe, Subscription
 from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Observer, Point
-from mqtt_nats.hooks.events import ClientView
+from mqtt_nats.hooks.events import ClientView, client_of
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import extras
 from mqtt_nats.ingress.scheduled import schedule
@@ -87,12 +87,12 @@ class Host:
 
         Subscriptions that the rules do not allow are refused and logged. Hooks of ``client.subscribe`` do not run.
         """
-        one = client._client
+        one = client_of(client)
         one.do(subscribe(one, Subscribe(0, subscriptions)))
 
     def disconnect(self, client: ClientView, reason: ReasonCode, text: str) -> None:
         """End a connection; a 5.0 client gets reason code and text."""
-        client._client.end(MqttError(text, reason))
+        client_of(client).end(MqttError(text, reason))
 
     def clients(self) -> list[ClientView]:
         """Return the clients connected to this gateway."""

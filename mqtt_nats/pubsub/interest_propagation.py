@@ -26,9 +26,11 @@ from mqtt_nats.backbone.inbox import NO_RESPONDERS
 from mqtt_streams.gateway_subjects import ECHO, HERE, READS_POSITIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.link import NatsConnection
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.pubsub.subscribers import Filter
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -121,6 +123,26 @@ class Nodes:
         await link.fence()
         await asyncio.wait([echo.done])
 
+    async def fence_filters(self, filters: Iterable[Filter]) -> None:
+        """Wait until NATS has taken subscriptions, on every server from which messages may come.
+
+        Raises:
+            TimeoutError: NATS does not answer.
+        """
+        nats = self._nats
+        await self.fence(nats.link)
+        if any(found.link is nats.wild for found in filters):
+            await self.fence(nats.wild)
+
+    async def fence_wild(self, filters: Iterable[Filter]) -> None:
+        """Wait until NATS has taken the subscriptions on the connection for wildcards, if there are any.
+
+        Raises:
+            TimeoutError: NATS does not answer.
+        """
+        if any(found.link is self._nats.wild for found in filters):
+            await self._nats.wild.fence()
+
     def _missing(self, link: NatsConnection) -> set[bytes]:
         return {*self.others, _server(self._nats.link)} - {_server(link)}
 
@@ -186,29 +208,6 @@ class Nodes:
         head = b"NATS/1.0\r\n%b\r\n\r\n" % READS_POSITIONS
         link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))
         link.kick()
-
-
-async def fence(client: Client) -> None:
-    """Wait until NATS has taken a client's subscriptions, on every server from which messages may come.
-
-    Raises:
-        TimeoutError: NATS does not answer.
-    """
-    broker = client.broker
-    await broker.nodes.fence(broker.link)
-    if any(found.link is broker.wild for found in client.filters):
-        await broker.nodes.fence(broker.wild)
-
-
-async def fence_wild(client: Client) -> None:
-    """Wait until NATS has taken the subscriptions on the connection for wildcards, if there are any.
-
-    Raises:
-        TimeoutError: NATS does not answer.
-    """
-    wild = client.broker.wild
-    if any(found.link is wild for found in client.filters):
-        await wild.fence()
 
 
 def _server(link: NatsConnection) -> bytes:

@@ -101,6 +101,20 @@ class Session(Member):
         """True until the connection has ended."""
         return self.state is not State.ENDED
 
+    @property
+    def unserved(self) -> bool:
+        """True while packets of the client wait and will still be handled."""
+        raise NotImplementedError
+
+    @property
+    def left(self) -> bool:
+        """True when the client itself has ended the connection."""
+        raise NotImplementedError
+
+    def taken_over(self) -> None:
+        """End at once and change nothing that is stored: another connection has claimed the session."""
+        raise NotImplementedError
+
     # -- who the client is ----------------------------------------------------------------------
 
     def name(self, client_id: str) -> None:

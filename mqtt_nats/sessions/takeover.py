@@ -18,8 +18,9 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_streams.hashing import SECOND_KEY_LENGTH
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.sessions.session import Session
+    from mqtt_streams.sessions import SessionStore
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -33,9 +34,9 @@ TURN: Final = 5.0
 class Claims:
     """The connections of this gateway that have claimed a session, or are about to."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._clients: dict[str, tuple[Client, ...]] = {}
+    def __init__(self, nats: NatsLinks, sessions: SessionStore, domain: str, identity: str) -> None:
+        self._nats, self._sessions, self._domain = nats, sessions, domain
+        self._clients: dict[str, tuple[Session, ...]] = {}
         """Connections by the hash of the client id, oldest first; several while a session is taken over."""
         self._served: dict[str, asyncio.Event] = {}
         """Events by the hash of the client id, set when an earlier connection has no packets left to handle."""
@@ -45,13 +46,13 @@ class Claims:
         """Whether sessions may have second keys; False = it is known that no session has one."""
         self._second_writes = 0
         """Number of signals for sessions under second keys."""
-        self.named()
-        broker.reconnect.subscribe(SIGNALS, self._heard, Phase.CLAIMS)
-        broker.reconnect.register(Phase.CLAIMS, self.doubt_second_keys)
+        self.named(identity)
+        nats.reconnect.subscribe(SIGNALS, self._heard, Phase.CLAIMS)
+        nats.reconnect.register(Phase.CLAIMS, self.doubt_second_keys)
 
-    def named(self) -> None:
-        """Add the present id of the gateway, which is a new one."""
-        self._own.add(self._broker.identity.encode())
+    def named(self, identity: str) -> None:
+        """Add an id of the gateway."""
+        self._own.add(identity.encode())
 
     def doubt_second_keys(self) -> None:
         """Note that sessions may have second keys: signals of writes were missed."""
@@ -61,15 +62,15 @@ class Claims:
         """Whether any session has a second key. Raises ApiError, NoResponders, RequestTimeout."""
         if self.second_keys:
             writes = self._second_writes
-            found = await self._broker.sessions.any_second()
+            found = await self._sessions.any_second()
             self.second_keys = found or writes != self._second_writes
         return self.second_keys
 
-    def listen(self, client: Client) -> None:
+    def listen(self, client: Session) -> None:
         """Add a connection that is about to claim its session."""
         self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
 
-    async def turn(self, client: Client) -> None:
+    async def turn(self, client: Session) -> None:
         """Wait until the packets of a client's earlier connections are handled: a takeover would drop them."""
         if not self._unserved(client):
             return
@@ -79,12 +80,12 @@ class Claims:
                     event = self._served.setdefault(client.hash, asyncio.Event())
                     await event.wait()
 
-    def _unserved(self, client: Client) -> bool:
+    def _unserved(self, client: Session) -> bool:
         clients = self._clients.get(client.hash, ())
         earlier = clients[: clients.index(client)] if client in clients else ()
         return any(one.unserved and one.user == client.user and one.left for one in earlier)
 
-    def overtaken(self, client: Client) -> bool:
+    def overtaken(self, client: Session) -> bool:
         """Whether a later connection of the client has claimed the session here."""
         clients = self._clients.get(client.hash, ())
         later = clients[clients.index(client) + 1 :] if client in clients else ()
@@ -96,7 +97,7 @@ class Claims:
         if event is not None:
             event.set()
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: Session) -> None:
         """Remove a connection that has ended."""
         self.served(client.hash)
         left = tuple(one for one in self._clients.get(client.hash, ()) if one is not client)
@@ -111,14 +112,14 @@ class Claims:
             self.second_keys = True
             self._second_writes += 1
         if tokens[2] in self._own:
-            self._broker.inbox.literal(subject, headers, payload)
+            self._nats.inbox.literal(subject, headers, payload)
             return
         clients = self._clients.get(tokens[4].decode("utf-8", "replace"))
         if clients is None:
             return
         try:
             ack = orjson.loads(payload)
-            if "error" in ack or ack.get("domain", "") != self._broker.domain:
+            if "error" in ack or ack.get("domain", "") != self._domain:
                 return
             sequence = int(ack["seq"])
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -431,6 +431,11 @@ class Connection(ClientSocket):
         return bool(self._kept or self._rest or self._again)
 
     @property
+    def holds(self) -> int:
+        """Reasons not to read, as bits of `Hold`."""
+        return self._holds
+
+    @property
     def held(self) -> bool:
         """Whether reading is paused."""
         return bool(self._holds)

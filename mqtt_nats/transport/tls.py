@@ -13,6 +13,19 @@ from mqtt_nats.transport.listener_settings import ListenerSettings
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
+class ServerContext(ssl.SSLContext):
+    """TLS context of a server."""
+
+    def refuse_below(self, version: ssl.TLSVersion) -> None:
+        """Refuse older versions, and renegotiation: in TLS 1.2 a client could renegotiate again and again."""
+        self.minimum_version = version
+        self.options |= ssl.OP_NO_RENEGOTIATION
+
+    def require_certificates(self) -> None:
+        """Refuse clients without a certificate of the loaded authorities."""
+        self.verify_mode = ssl.CERT_REQUIRED
+
+
 def certificate_end(settings: ListenerSettings) -> float:
     """Return the Unix time at which the certificate of a listener ends; infinite for a listener without TLS.
 
@@ -40,9 +53,8 @@ def make_context(settings: ListenerSettings) -> ssl.SSLContext:
     assert certificate is not None
     assert key is not None
     where = f"listener {settings.listen}"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = VERSIONS[settings.tls_minimum]
-    context.options |= ssl.OP_NO_RENEGOTIATION  # in TLS 1.2 a client could make the gateway renegotiate again and again
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.refuse_below(VERSIONS[settings.tls_minimum])
     locked = False
 
     def no_passphrase() -> str:
@@ -69,5 +81,5 @@ def make_context(settings: ListenerSettings) -> ssl.SSLContext:
             raise StartupError(f"{where}: {authorities} cannot be used: expected a PEM file of certificates") from None
         except OSError as error:
             raise StartupError(f"{where}: cannot read {authorities}: {error.strerror or error}") from None
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.require_certificates()
     return context

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 OWN = ("self", "cls")
 
+PUBLIC = ("_asdict", "_exit", "_replace")
+"""Names of the standard library that its documentation names as public: their underscore keeps them from fields."""
+
 
 def _name(node: ast.expr) -> str:
     """The last name of the object: ``client`` for ``client`` and for ``self.client``."""
@@ -18,6 +21,10 @@ def _name(node: ast.expr) -> str:
 
 def _own(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in OWN
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
 
 
 def foreign_assignments(tree: ast.Module) -> Iterator[str]:
@@ -43,7 +50,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=module, names=names) if (module or "").startswith(("mqtt_nats", "mqtt_streams")):
-                yield from (f"{module}.{one.name}" for one in names if one.name.startswith("_"))
-            case ast.Attribute(value=value, attr=name) if name.startswith("_") and not name.endswith("__"):
+                yield from (f"{module}.{one.name}" for one in names if _private(one.name))
+            case ast.Attribute(value=value, attr=name) if _private(name):
                 if not _own(value) and name not in of_this_module:
                     yield f"{_name(value)}.{name}"

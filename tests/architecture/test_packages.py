@@ -101,6 +101,8 @@ def test_nobody_uses_private_names_of_others() -> None:
         ("self._a = 1\nprint(other._a)", [], []),
         ("from mqtt_nats.base import _x", [], ["mqtt_nats.base._x"]),
         ("from collections import _x", [], []),
+        ("from mqtt_nats import __version__", [], []),
+        ("will._replace(seq=1)\nos._exit(1)", [], []),
         ("a.__slots__", [], []),
     ],
 )

@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -29,12 +29,12 @@ class Bench:
         self.link = SimpleNamespace(online=True, out=[], kick=lambda: None)
         self.gone: list[bytes] = []
         broker: Any = SimpleNamespace(
-            link=self.link,
-            nats=SimpleNamespace(relinked=-1e9),
+            nats=SimpleNamespace(link=self.link, relinked=-1e9),
+            spawn=None,
             drop_assignment=lambda token, operation: self.gone.append(token),
         )
         self.broker = broker
-        self.kept = DeferredRemovals(broker)
+        self.kept = DeferredRemovals(broker.nats, broker.spawn, broker.drop_assignment)
 
 
 @pytest.fixture
@@ -110,11 +110,14 @@ class Group:
         self.removals: list[tuple[bytes, PendingStore]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.broker: Any = SimpleNamespace(
-            link=SimpleNamespace(online=True, out=[], kick=lambda: None),
-            inbox=None,
-            nats=SimpleNamespace(linked=0.0, relinked=-1e9),
+            nats=SimpleNamespace(
+                link=SimpleNamespace(online=True, out=[], kick=lambda: None),
+                inbox=None,
+                store=SimpleNamespace(call=self._call),
+                linked=0.0,
+                relinked=-1e9,
+            ),
             drop_assignment=lambda record, operation: self.removals.append((record, operation)),
-            store=SimpleNamespace(call=self._call),
             spawn=lambda work, name: self.tasks.append(asyncio.create_task(work)),
         )
         monkeypatch.setattr(lingering, "LINGER", 0.01)
@@ -123,7 +126,7 @@ class Group:
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
-        self.kept = DeferredRemovals(cast(Any, self.broker))
+        self.kept = DeferredRemovals(self.broker.nats, self.broker.spawn, self.broker.drop_assignment)
 
     async def _info(self, js: Any, stream: str, name: str) -> ConsumerInfo | None:
         assert (stream, name) == ("$MQTT_msgs", "share_group")

@@ -164,7 +164,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     """The session is this gateway's still."""
     positions: list[int] = []
 
-    async def set_position(broker: object, consumer: object, start: int) -> object:
+    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
         positions.append(start)
         return consumer
 
@@ -179,7 +179,9 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     side: Any = Side(keeper=keeper, attachments=attachments, frozen=True)
     record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     terms = SimpleNamespace(receive_maximum=10)
-    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(), record=record, terms=terms)
+    side.client = client = SimpleNamespace(
+        client_id="c", broker=SimpleNamespace(inbox=None, resets=True), record=record, terms=terms
+    )
     found: Any = client
     assert await store_positions_in_consumers(found, side) is (times == 2)
     assert positions == [42] * set_back
@@ -189,7 +191,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
 async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """No consumer bounds what a session has from the shared reader when it leaves that."""
 
-    async def set_position(broker: object, consumer: object, start: int) -> object:
+    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
         return consumer
 
     monkeypatch.setattr(grounding, "set_position", set_position)
@@ -203,7 +205,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     machine.open = True
     side: Any = Side(machine, keeper=keeper, live=True)
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
-    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace())
+    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(inbox=None, resets=True))
     client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     client.terms = SimpleNamespace(receive_maximum=65535)
     limit_in_flight(side)

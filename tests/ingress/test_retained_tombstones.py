@@ -27,19 +27,16 @@ class Waiting(PendingStore):
 class Bench:
     """A broker's tombstones, a clock, and what was removed."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: bool = False) -> None:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
         self.calls: list[bytes] = []
         self.operations: list[PendingStore] = []
-        self.settings = SimpleNamespace(max_retained=None)
         broker: Any = SimpleNamespace(
-            settings=self.settings,
-            delete_retained=b"delete",
             store=SimpleNamespace(call=self._call),
             link=SimpleNamespace(kick=lambda: None),
         )
-        self.tombstones = Tombstones(broker)
+        self.tombstones = Tombstones(broker, b"delete", at_once=at_once)
 
     def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
         self.calls.append(body)
@@ -87,8 +84,8 @@ def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
     assert bench.gone == 3
 
 
-def test_one_takes_no_place_that_a_message_needs(bench: Bench) -> None:
-    bench.settings.max_retained = 10
+def test_one_takes_no_place_that_a_message_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, at_once=True)
     waiting = [bench.add(7), bench.add(8)]
     assert bench.gone == 2
     assert not any(one.done for one in waiting)  # PUBACK says that the place is free

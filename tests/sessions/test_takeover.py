@@ -57,7 +57,8 @@ class Setup:
         self.literal: list[bytes] = []
         inbox = SimpleNamespace(literal=lambda subject, headers, payload: self.literal.append(subject))
         self.broker = gateway(inbox, domain)
-        self.claims = Claims(self.broker)
+        sessions: Any = None
+        self.claims = Claims(self.broker, sessions, domain, self.broker.identity)
 
     def client(self, name: str, epoch: int) -> Client:
         client: Any = Client(name, epoch)
@@ -97,8 +98,7 @@ def test_its_own_writes_are_answers() -> None:
     setup = Setup()
     client = setup.client("one", 5)
     setup.hear("own00000", "one", ACK % 6)
-    setup.broker.identity = "another0"
-    setup.claims.named()
+    setup.claims.named("another0")
     setup.hear("own00000", "one", ACK % 7)
     setup.hear("another0", "elsewhere", ACK % 8)
     assert setup.literal == [
