@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 
 .PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive clients fuzz reference docs locks clean
 
-# nats-server and the gateway on 127.0.0.1:1883; Ctrl-C ends both. The shell hands its process over.
-run: $(VENV)/.embedded
+# nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
+run: $(VENV)/.run
 	@exec $(BIN)/mqtt-nats serve --embedded --data ./data
 
 # Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
@@ -138,12 +138,12 @@ clean:
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp per set of extras: nothing is installed again while pyproject.toml is the same.
-$(VENV)/.embedded: EXTRAS = embedded
+$(VENV)/.run: EXTRAS = embedded,admin
 $(VENV)/.test: EXTRAS = test
 $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.docs: EXTRAS = docs
-$(VENV)/.embedded $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
+$(VENV)/.run $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import SecretStr
 
 from mqtt_nats import __version__
 from mqtt_nats.access.settings import DEVICE_COST, PEOPLE_COST, Cost, parse_cost
@@ -25,13 +27,14 @@ from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config import systemd
 from mqtt_nats.config.accounts import AccountSettings
+from mqtt_nats.config.admin_settings import free_dashboard_address
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, logged_in, seed_for
 from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
 from mqtt_nats.ctl.group import Ctl
-from mqtt_nats.transport.listener_settings import Bound, join_address
+from mqtt_nats.transport.listener_settings import Bound, join_address, parse_address
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -45,6 +48,9 @@ LABELS = {
     "wss": ("WSS", "; WebSocket over TLS"),
 }
 """What a listener is called, and what is said of it besides, by its type."""
+
+TOKEN_BYTES = 24
+"""Random bytes of the token of a dashboard that the settings do not ask for."""
 
 
 def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
@@ -257,6 +263,7 @@ async def run(settings: Settings) -> None:
     from mqtt_nats.gateway.sighup import ReloadSignal
     from mqtt_nats.gateway.supervisor import supervise
 
+    settings, token = _with_dashboard(settings)
     stop = anyio.Event()
     starting = anyio.CancelScope()
     hangup = ReloadSignal()
@@ -265,7 +272,7 @@ async def run(settings: Settings) -> None:
     def on_ready(addresses: list[Bound]) -> None:
         nonlocal ready
         ready = True
-        _announce(settings, addresses)
+        _announce(settings, addresses, token)
         systemd.notify("READY=1")
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
@@ -314,6 +321,35 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
         group.cancel_scope.cancel()
 
 
+def _is_interactive(settings: Settings) -> bool:
+    """Whether there are lines for people besides the log."""
+    return settings.log_format != "json" and sys.stdout.isatty()
+
+
+def _may_have_dashboard(settings: Settings) -> bool:
+    """Whether there is to be a dashboard without a setting. Its token is printed, so a terminal is needed."""
+    return settings.embedded and "admin_listen" not in settings.model_fields_set and _is_interactive(settings)
+
+
+def _with_dashboard(settings: Settings) -> tuple[Settings, str]:
+    """Return the settings with a dashboard where there is to be one, and its token.
+
+    Where there is to be none, or the extra `admin` is not installed, they are unchanged, and the token is empty.
+    """
+    if not _may_have_dashboard(settings):
+        return settings, ""
+    from mqtt_nats.admin import check as check_admin
+
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    taken = {settings.embedded_port, *(parse_address(one.listen)[1] for one in settings.all_listeners)}
+    found = settings.model_copy(update={"admin_listen": free_dashboard_address(taken), "admin_token": SecretStr(token)})
+    try:
+        check_admin(found)
+    except StartupError:
+        return settings, ""
+    return found, token
+
+
 def _hints(settings: Settings, addresses: list[Bound]) -> list[str]:
     """Return commands that work with these settings, on this machine and without credentials of their own."""
     found: list[str] = []
@@ -332,26 +368,29 @@ def _hints(settings: Settings, addresses: list[Bound]) -> list[str]:
     return found
 
 
-def _served(settings: Settings, addresses: list[Bound]) -> Iterator[str]:
-    """Yield a line for each address and for NATS."""
+def _served(settings: Settings, addresses: list[Bound], token: str = "") -> Iterator[str]:
+    """Yield a line for each address and for NATS; a browser does not send the fragment, in which the token is."""
     for bound in addresses:
         if bound.type == "admin":
             scheme = "http" if settings.admin_tls_cert is None else "https"
-            yield f"ADMIN {scheme}://{join_address(bound.host, bound.port)}/  (dashboard, metrics, API)"
+            fragment = f"#token={token}" if token else ""
+            yield f"ADMIN {scheme}://{join_address(bound.host, bound.port)}/{fragment}  (dashboard, metrics, API)"
             continue
         name, over = LABELS[bound.type]
         yield f"{name:5} {join_address(bound.host, bound.port)}  (MQTT 3.1.1, 5.0{over})"
+    if _may_have_dashboard(settings):
+        yield "ADMIN none: the dashboard needs the extra `admin`: pip install 'mqtt-nats[admin]'"
     where = f"embedded, data in {settings.data}" if settings.embedded else "running already"
     yield f"NATS  {settings.nats_display}  ({where})"
 
 
-def _announce(settings: Settings, addresses: list[Bound]) -> None:
+def _announce(settings: Settings, addresses: list[Bound], token: str = "") -> None:
     """Print the addresses and commands to try on a terminal; elsewhere, and with JSON, log the addresses."""
-    if settings.log_format == "json" or not sys.stdout.isatty():
+    if not _is_interactive(settings):
         for line in _served(settings, addresses):
             log.info("serving: %s", line)
         return
     hints = _hints(settings, addresses)
-    lines = [f"mqtt-nats {__version__} ({build()})", *_served(settings, addresses)]
+    lines = [f"mqtt-nats {__version__} ({build()})", *_served(settings, addresses, token)]
     lines += ["", "Try in other terminals:", *(f"  {hint}" for hint in hints)] if hints else []
     say("\n".join(lines))

@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command: what it says, how it exits, what it leaves behind."""
 
+import contextlib
 import os
+import pty
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import paho.mqtt.client as mqtt
 import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from mqtt_nats import __version__
-from mqtt_nats.cli import _announce, _hints
+from mqtt_nats.cli import _announce, _hints, _with_dashboard
+from mqtt_nats.config.admin_settings import DASHBOARD_PORTS, free_dashboard_address
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.options import GROUPS
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
@@ -255,6 +263,105 @@ def test_without_a_terminal_and_with_json_the_addresses_are_logged(
         "serving: MQTT  0.0.0.0:1884  (MQTT 3.1.1, 5.0)",
         "serving: NATS  nats://127.0.0.1:4222  (running already)",
     ]
+
+
+@contextlib.contextmanager
+def on_terminal(directory: Path, *arguments: str) -> Iterator[str]:
+    """Run `serve --embedded` with a terminal for its output, and its log in a file; yields the lines for people."""
+    ours, theirs = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "mqtt_nats",
+        "serve",
+        "--embedded",
+        "--embedded-port",
+        "0",
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTT_NATS_")}
+    with open(ours, "rb", buffering=0) as terminal, (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--data", str(directory / "data"), *arguments], cwd=ROOT, env=clean, stdout=theirs, stderr=log
+        )
+        os.close(theirs)
+        try:
+            shown, end = "", time.monotonic() + 60
+            while "nats stream ls -a" not in shown:
+                assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], shown
+                shown += terminal.read(65536).decode()
+            yield shown
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_embedded_on_a_terminal_has_a_dashboard(tmp_path: Path, workers: str) -> None:
+    with on_terminal(tmp_path, "--workers", workers, "--log-level", "debug") as shown:
+        found = re.search(r"^ADMIN (http://127\.0\.0\.1:\d+/)#token=([\w-]{32})  ", shown, re.MULTILINE)
+        assert found is not None, shown
+        url, token = found.groups()
+        assert "<title>mqtt-nats</title>" in httpx.get(url).text
+        assert httpx.get(f"{url}api/v1/status").status_code == 401
+        assert httpx.get(f"{url}api/v1/status", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    texts = [one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()]
+    assert any(b"admin listener is open on 127.0.0.1:" in one for one in texts)
+    assert not [one for one in texts if token.encode() in one]
+
+
+def test_embedded_on_a_terminal_without_a_dashboard(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, "--admin-listen", "off") as shown:
+        assert "ADMIN" not in shown
+    assert "admin listener" not in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("given", "terminal"),
+    [
+        ({}, True),
+        ({"embedded": True}, False),
+        ({"embedded": True, "log_format": "json"}, True),
+        ({"embedded": True, "admin_listen": "off"}, True),
+        ({"embedded": True, "admin_listen": "127.0.0.1:9883"}, True),
+    ],
+)
+def test_no_dashboard_that_nobody_could_log_in_at_or_that_the_settings_exclude(
+    given: dict[str, object], terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    settings = Settings.load(given)
+    assert _with_dashboard(settings) == (settings, "")
+    _announce(settings, [TCP])
+    assert "ADMIN" not in capsys.readouterr().out
+
+
+def test_a_dashboard_without_the_extra_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "mqtt_nats.admin.listener", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    settings = Settings.load({"embedded": True})
+    assert _with_dashboard(settings) == (settings, "")
+    _announce(settings, [TCP])
+    assert (
+        "ADMIN none: the dashboard needs the extra `admin`: pip install 'mqtt-nats[admin]'\n" in capsys.readouterr().out
+    )
+
+
+def test_the_dashboard_takes_a_port_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        used, free = one.getsockname()[1], other.getsockname()[1]
+        other.close()
+        monkeypatch.setattr("mqtt_nats.config.admin_settings.DASHBOARD_PORTS", (used, free))
+        assert free_dashboard_address(()) == f"127.0.0.1:{free}"
+        assert free_dashboard_address({free}) == "127.0.0.1:0"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    listeners = [{"listen": f"127.0.0.1:{DASHBOARD_PORTS[0]}", "type": "ws"}]
+    settings, _ = _with_dashboard(Settings.load({"embedded": True, "listeners": listeners}))
+    assert settings.admin_listen not in (None, f"127.0.0.1:{DASHBOARD_PORTS[0]}")
 
 
 def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory: GatewayFactory) -> None:

@@ -27,6 +27,7 @@ from tests.transport.support import ports
 
 SERVERS = ("nats-1", "nats-2", "nats-3")
 GATEWAYS = {"gateway-1": 8883, "gateway-2": 8884}
+DASHBOARDS = {"gateway-1": 8080, "gateway-2": 8081}
 CONFIGURATION = ROOT / "deploy" / "compose" / "gateway.toml"
 
 
@@ -78,7 +79,7 @@ def test_the_gateways_get_settings_that_exist_and_are_valid(
     (listener,) = settings.listeners
     assert settings.all_listeners == (listener,)
     assert (listener.listen, listener.type, listener.use_identity) == ("0.0.0.0:8883", "tls", "cn")
-    assert service["ports"] == [f"127.0.0.1:{GATEWAYS[name]}:8883"]
+    assert service["ports"] == [f"127.0.0.1:{GATEWAYS[name]}:8883", f"127.0.0.1:{DASHBOARDS[name]}:8080"]
     for file in (CONFIGURATION, ROOT / "compose.yaml"):
         assert "ALLOW_ANONYMOUS" not in file.read_text(encoding="utf-8").upper()
 

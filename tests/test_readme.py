@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mqtt_nats.config.admin_settings import DASHBOARD_PORTS
 from scripts.comparison import cells
 from tests.harness.nats import ROOT
 from tests.test_words import pieces
@@ -34,6 +35,15 @@ def test_its_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`make ([\w-]+)", TEXT):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_make_run_installs_what_the_dashboard_needs() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^\$\(VENV\)/\.run: EXTRAS = (.*)$", makefile, re.MULTILINE)
+    assert "run: $(VENV)/.run\n" in makefile
+    assert extras == "embedded,admin"
+    assert f"pip install '.[{extras}]'" in TEXT
+    assert f"http://127.0.0.1:{DASHBOARD_PORTS[0]}/#token=" in TEXT
 
 
 def test_a_figure_that_is_not_there() -> None:

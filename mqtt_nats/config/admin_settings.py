@@ -3,14 +3,37 @@
 
 from __future__ import annotations
 
-from typing import Final
+import contextlib
+import socket
+from collections.abc import Collection
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, SecretStr, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, SecretStr, field_validator
 
 from mqtt_nats.access.settings import is_loopback
 from mqtt_nats.transport.listener_settings import Address, parse_address
 
 TOKEN_LEAST: Final = 16
+
+DASHBOARD_PORTS: Final = range(8080, 8100)
+"""Ports for the dashboard of ``serve --embedded`` on a terminal, the first ones first."""
+
+
+def free_dashboard_address(taken: Collection[int]) -> str:
+    """Return a loopback address that is free; with port 0 where no port of `DASHBOARD_PORTS` is.
+
+    Args:
+        taken: ports of other listeners of the same settings, which do not listen yet.
+    """
+    for port in DASHBOARD_PORTS:
+        if port not in taken:
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                return f"127.0.0.1:{port}"
+    return "127.0.0.1:0"
+
+
+def _off_is_none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() == "off" else value
 
 
 class AdminSettings(BaseModel):
@@ -18,10 +41,11 @@ class AdminSettings(BaseModel):
 
     model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
-    admin_listen: Address | None = Field(
+    admin_listen: Annotated[Address | None, BeforeValidator(_off_is_none)] = Field(
         default=None,
         description="Address of the admin listener (metrics, health, HTTP API, dashboard; extra `admin`), HOST:PORT; "
-        "unset: there is none.",
+        "`off`: there is none. Unset: `serve --embedded` on a terminal has one on 127.0.0.1 with a token of its own, "
+        "others have none.",
     )
     admin_token: SecretStr | None = Field(
         default=None,

@@ -137,6 +137,24 @@ def test_names_of_others_stay_text(browser: Any, admin: Admin) -> None:
         client.close()
 
 
+def test_the_address_with_the_token_signs_in(browser: Any, admin: Admin) -> None:
+    """At once, and in a tab that is open; the token does not stay in the address."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.goto(f"{admin.url}/#token={TOKEN}")
+    page.wait_for_selector("#state.good")
+    assert page.locator("input[name=token]").count() == 0
+    assert page.url == f"{admin.url}/"
+    page.evaluate("sessionStorage.setItem('token', 'that-of-a-gateway-before')")
+    page.wait_for_selector("input[name=token]")
+    page.evaluate(f"location.hash = '#token={TOKEN}'")
+    page.wait_for_selector("#state.good")
+    eventually(lambda: page.url == f"{admin.url}/", 60, what="the address without the token")
+    assert page.locator("input[name=token]").count() == 0
+    context.close()
+
+
 def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     seen = Seen(browser, admin, viewport={"width": 390, "height": 800}, is_mobile=True, has_touch=True)
     page = seen.page

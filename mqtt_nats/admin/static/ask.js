@@ -5,6 +5,19 @@ import { dialog, make } from "/parts.js";
 
 export class Refused extends Error {}
 
+const GIVEN = "#token=";
+
+// The address that the gateway prints has the token in its fragment: it does not stay in the address, nor in the history.
+function takeToken() {
+  if (!location.hash.startsWith(GIVEN)) return false;
+  sessionStorage.setItem("token", location.hash.slice(GIVEN.length));
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+
+takeToken();
+addEventListener("hashchange", () => { if (takeToken()) location.reload(); });
+
 export const token = () => sessionStorage.getItem("token") ?? "";
 
 async function fetched(method, path, values) {
