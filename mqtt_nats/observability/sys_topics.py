@@ -106,20 +106,24 @@ class System:
         for subject in (REPORTS, self._own):
             self._subjects[subject] = self._broker.link.subscribe_raw(subject, self._heard)
 
-    def _choose(self) -> bool:
-        """Read the reports of others only if there are few, or a client wants them; True: they are asked for."""
+    def _choose(self) -> None:
+        """Read the reports of others only if there are few, or a client wants them."""
         if self._subjects and len(self._others) <= FEW:
-            return False
+            return
         wanted = any(self._broker.table.wanted(topic) for topic in self.values())
-        if wanted and not self._subjects:
-            self._read_reports()
-            return True
-        if self._subjects and not wanted:
+        if wanted:
+            self._ask()
+        elif self._subjects:
             for sid in self._subjects.values():
                 self._broker.link.unsubscribe_raw(sid)
             self._subjects.clear()
             self._others.clear()
-        return False
+
+    def _ask(self) -> None:
+        """Read the reports of others from now on, and ask for the present ones, unless they are read already."""
+        if self._interval and not self._subjects and self._report is not None:
+            self._read_reports()
+            self._tell(orjson.dumps(self._report), self._own)
 
     async def keep(self) -> None:
         """Publish every `sys_interval` while the gateway runs."""
@@ -145,7 +149,8 @@ class System:
         self._averages.update(totals(found), seconds)
         await self._look()
         self._most_here = max(self._most_here, found["clients"])
-        ask = self._choose() or self._report is None
+        first = self._report is None
+        self._choose()
         for name in UNTOLD:
             del found[name]
         self._report = report = found | {
@@ -155,7 +160,7 @@ class System:
             "most": self._most_here,
             "streams": self._streams,
         }
-        self._tell(orjson.dumps(report), self._own if ask else b"")
+        self._tell(orjson.dumps(report), self._own if first else b"")
         for topic, value in of_gateway(report).items():
             spread(broker, topic, value.encode(), abroad=True)
         for topic, value in self._sums().items():
@@ -228,6 +233,7 @@ class System:
 
     def page(self, topic_filter: str, subject: str) -> list[RetainedMessage]:
         """Return the last values in the form of retained messages, for one subject of a subscription."""
+        self._ask()
         wild = "*" in subject or ">" in subject
         stamp = time.time_ns()
         return [

@@ -12,6 +12,7 @@ from nats.aio.client import Client as NatsClient
 
 from mqtt_nats.codec import PINGREQ, Ack, PingResp, Publish, ReasonCode
 from mqtt_nats.config.settings import Settings
+from mqtt_nats.observability import sys_topics
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
@@ -61,6 +62,35 @@ async def test_the_last_values_are_there_at_once(pair: Pair, name: str) -> None:
         await client.subscribe("$SYS/broker/uptime")
         packet = await client.expect(Publish)
         assert (topic_of(packet), packet.retain) == ("$SYS/broker/uptime", True)
+
+
+async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await both_known(pair)
+    monkeypatch.setattr(sys_topics, "FEW", 0)
+    first = pair[0].broker.system
+
+    def known() -> int:
+        return len(pair[0].call(first.values)["$SYS/brokers"].split(","))
+
+    tick(*pair)
+    assert known() == 1, "nobody wants the values: the other gateway's report is not read"
+    async with await RawClient.connect(pair[0].port, name) as client:
+        await client.subscribe("$SYS/broker/clients/connected")
+        assert (await client.expect(Publish)).retain
+        await aeventually(lambda: known() == 2)
+        async with await RawClient.connect(pair[1].port, name + "elsewhere"):
+            tick(pair[1])
+            await aeventually(lambda: pair[0].call(first.values)["$SYS/broker/clients/connected"] == "1")
+            tick(pair[0])
+            assert (await client.expect(Publish)).payload == b"2"
+    await aeventually(lambda: not pair[0].broker.connections)
+    tick(pair[0])
+    assert known() == 1
+    monkeypatch.undo()
+    pair[0].call(first._ask)
+    await both_known(pair)
 
 
 async def test_sums_over_gateways(pair: Pair, name: str) -> None:
