@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.client.negotiation import TERMS, Terms
@@ -35,8 +34,6 @@ class FakeDeliveryBroker(FakeBroker):
 
     def __init__(self) -> None:
         super().__init__()
-        self.online = asyncio.Event()
-        self.online.set()
         self.keepers: set[PositionWriter] = set()
         self.positions = PositionStore(self.inbox)
         self.stored: dict[int, Stored] = {}
@@ -69,6 +66,10 @@ class FakeBuffer:
 
     def hold(self, size: int) -> None:
         self.fake_held += size
+
+    def schedule(self) -> None:
+        self.dirty = True
+        self.round.add(self)
 
 
 class FakeConnectionSettings:

@@ -39,6 +39,9 @@ class FakeRetainingBroker(FakeBroker):
         self.withholding = None
         self.not_retained = 0
 
+    def count_not_retained(self) -> None:
+        self.not_retained += 1
+
     def retained_now(self, operation: PendingStore) -> None:
         self.retaining.discard(operation)
 

@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.codec import MqttError
 from mqtt_nats.messages.cache import Recent
 from mqtt_nats.protocol.durable_sender import DurableSender
-from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.pubsub.routing_table import Table
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
+from mqtt_nats.sessions.stream_head import StreamHead
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, registered_as
-from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, SessionRecord, SessionStore
 from mqtt_streams.shared import SharedStore
 from mqtt_streams.timers import TimerStore
@@ -25,12 +26,14 @@ from tests.harness.jetstream import MemoryJetStream
 from tests.protocol.recorder import Recorder
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.acked_publisher import AckedPublisher
+    from mqtt_nats.backbone.inbox import RequestInbox
+    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.backbone.pending import PendingStore
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
@@ -117,19 +120,6 @@ class FakeOutlet:
     clogged = False
 
 
-class FakeHead:
-    """Stands for `StreamHead`: reads the state of the stream."""
-
-    def __init__(self, jetstream: MemoryJetStream) -> None:
-        self.replicated = False
-        self.fake_looks = 0
-        self._jetstream = jetstream
-
-    async def state(self) -> dict[str, Any]:
-        self.fake_looks += 1
-        return {"last_seq": self._jetstream.last[MESSAGES]}
-
-
 class FakeIdentity:
     """Stands for `StreamIdentity`: a stream with an id, which was not replaced."""
 
@@ -156,29 +146,18 @@ class FakeNodes:
         self.fake_renewed += 1
 
 
-class FakeSide:
+class FakeSide(SessionConsumers):
     """Stands for `DurableDelivery`: the machine, with ports that write down what is asked of them."""
 
     def __init__(self, client: FakeClient) -> None:
-        self.client = client
         self.fake_ports = Recorder()
-        self.machine = DurableSender(10, self.fake_ports)
-        self.attachments: dict[str, ConsumerBinding] = {}
-        self.overlap: Overlap[ConsumerBinding] = Overlap()
-        self.assigned: set[int] | None = None
-        self.replaced: int | None = None
-        self.kept = False
-        self.pubrel_sid = b""
-        self.pubrels_come = 0
+        super().__init__(DurableSender(10, self.fake_ports), 0)
+        self.client = client
         self.fake_confirmed: list[tuple[bytes, int]] = []
         self.fake_arrived: list[bytes] = []
 
-    @property
-    def has_pubrels(self) -> bool:
-        return bool(self.pubrel_sid)
-
     async def attach_pubrels(self) -> None:
-        self.pubrel_sid = b"1"
+        self.listen_for_pubrels(b"1")
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
         self.fake_confirmed.append((reply, identifier))
@@ -217,13 +196,16 @@ class FakeBroker:
         self.inbox = FakeInbox()
         self.link = FakeLink()
         self.shared = FakeLink()
+        self.store = FakeStore()
+        link, shared, store = as_link(self.link), as_link(self.shared), cast("AckedPublisher", self.store)
+        self.nats = NatsLinks(link, as_link(FakeLink()), shared, as_inbox(self.inbox), store)
+        self.reconnect, self.online = self.nats.reconnect, self.nats.online
         self.settings = FakeSettings()
         self.clock = FakeClock()
         self.round = FakeRound()
         self.nodes = FakeNodes()
         self.generation = FakeIdentity()
-        self.latest = FakeHead(self.inbox)
-        self.store = FakeStore()
+        self.latest = StreamHead(as_inbox(self.inbox))
         self.sessions = SessionStore(self.inbox, "")
         self.groups = SharedStore(self.inbox)
         self.timers = TimerStore(self.inbox)
@@ -242,6 +224,9 @@ class FakeBroker:
 
     def stored_message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
         return Recent(Table(True)).message(sequence, stamp, subject, headers, payload)
+
+    def crowd(self, until: float) -> None:
+        self.crowded_until = until
 
     def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
         self.fake_dropped.append(record)
@@ -280,6 +265,13 @@ class FakeClient:
         self.fake_jobs: list[Coroutine[Any, Any, None]] = []
         broker.clients[registered_as(client_id, self.hash)] = as_client(self)
 
+    def claim(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def make_shares(self) -> dict[str, Any]:
+        self.shares = {} if self.shares is None else self.shares
+        return self.shares
+
     def close(self) -> None:
         self.fake_ended.append("close")
 
@@ -314,6 +306,16 @@ def as_client(fake: FakeClient) -> Client:
 def as_broker(fake: FakeBroker) -> Broker:
     """The fake, for a function that wants a `Broker`."""
     return cast("Broker", fake)
+
+
+def as_link(fake: FakeLink) -> NatsConnection:
+    """The fake, for what wants a `NatsConnection`."""
+    return cast("NatsConnection", fake)
+
+
+def as_inbox(fake: FakeInbox) -> RequestInbox:
+    """The fake, for what wants a `RequestInbox`."""
+    return cast("RequestInbox", fake)
 
 
 def as_side(fake: FakeSide) -> DurableDelivery:

@@ -11,7 +11,6 @@ from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle.quotas import Quotas
 from mqtt_nats.pubsub.interest_propagation import Nodes
-from mqtt_nats.sessions.stream_head import StreamHead
 from mqtt_nats.sessions.stream_identity import StreamIdentity
 from mqtt_nats.transport.turns import Clock
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
@@ -23,7 +22,6 @@ PAIRS: list[tuple[type, type]] = [
     (fakes.FakeStore, AckedPublisher),
     (fakes.FakeQuotas, Quotas),
     (fakes.FakeOutlet, WriteBuffer),
-    (fakes.FakeHead, StreamHead),
     (fakes.FakeIdentity, StreamIdentity),
     (fakes.FakeNodes, Nodes),
     (fakes.FakeSide, DurableDelivery),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.sessions.shared_assignment import LateAssignments
 from mqtt_nats.sessions.shared_member import Membership
 from mqtt_streams.gateway_subjects import ASSIGNED
@@ -110,5 +111,5 @@ async def test_a_message_that_was_removed(setup: Setup) -> None:
 
 
 def test_a_reconnect(setup: Setup) -> None:
-    setup.late.renew(setup.broker.link)  # type: ignore[arg-type]
+    setup.broker.reconnect.renew(Phase.REQUESTS)
     assert setup.broker.link.fake_renewed == [(b"1", ASSIGNED)]

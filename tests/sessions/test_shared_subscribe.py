@@ -124,7 +124,7 @@ async def test_that_nobody_answers_then_is_logged(client: FakeClient, caplog: py
 
     client.broker.inbox.before = fail
     await forget_later(as_client(client))
-    assert "a shared subscription may go on without it: no answer" in caplog.text
+    assert "it could not leave its shared subscriptions: no answer" in caplog.text
 
 
 async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +135,7 @@ async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.
     await rejoin_shared(as_client(client))
     assert client.shares is not None
     assert list(client.shares) == [TEXT]
-    assert "is not continued" in caplog.text
+    assert "is not resumed" in caplog.text
     assert members_subject(GROUP, client.hash) in client.broker.inbox.subjects("$MQTT_shared")
 
 
@@ -241,7 +241,9 @@ async def test_a_message_of_a_stream_that_was_replaced(client: FakeClient) -> No
     assert not side.machine.others
 
 
-async def test_nothing_is_assigned(client: FakeClient) -> None:
-    client.durable_side.assigned = {1}
+@pytest.mark.parametrize("known", [None, {1}])
+async def test_nothing_is_assigned(client: FakeClient, known: set[int] | None) -> None:
+    """What the connection knows already stays known."""
+    client.durable_side.assigned = known
     await resend(as_client(client), [])
-    assert client.durable_side.assigned is None
+    assert client.durable_side.assigned == known

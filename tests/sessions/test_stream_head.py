@@ -7,12 +7,13 @@ import asyncio
 
 import pytest
 
-from mqtt_nats.sessions.stream_head import StreamHead, beyond, mark, nothing_left
+from mqtt_nats.sessions.stream_head import StreamHead, mark
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
-from tests.sessions.fakes import FakeBroker, as_broker
+from tests.sessions.fakes import FakeBroker, as_inbox
 
 INFO = f"$JS.API.STREAM.INFO.{MESSAGES}"
+GET = f"$JS.API.STREAM.MSG.GET.{MESSAGES}"
 DELETE = f"$JS.API.STREAM.MSG.DELETE.{MESSAGES}"
 
 
@@ -21,13 +22,13 @@ DELETE = f"$JS.API.STREAM.MSG.DELETE.{MESSAGES}"
 
 async def test_the_refusal_of_a_mark_names_the_last_sequence() -> None:
     broker = FakeBroker()
-    asked = mark(as_broker(broker))
+    asked = mark(broker.nats)
     ((target, headers, payload, operation),) = broker.store.fake_put
     assert target == b"HPUB $MQTT.msgs.mark "
     assert b"Nats-Expected-Last-Sequence:9223372036854775807" in headers
     assert payload == b""
     operation.failed(ApiError(400, 10071, "wrong last sequence: 41"))
-    assert await asked.position(as_broker(broker)) == 41
+    assert await asked.position(as_inbox(broker.inbox)) == 41
     assert broker.inbox.asked == []
 
 
@@ -35,22 +36,22 @@ async def test_a_refusal_without_a_sequence() -> None:
     """A stream that refuses for another reason is asked for its state."""
     broker = FakeBroker()
     broker.inbox.last[MESSAGES] = 7
-    asked = mark(as_broker(broker))
+    asked = mark(broker.nats)
     asked.failed(ApiError(503, 10077, "maximum messages exceeded"))
     asked.failed(ApiError(400, 10071, "wrong last sequence: 41"))  # of a repetition: the first one counts
-    assert await asked.position(as_broker(broker)) == 7
+    assert await asked.position(as_inbox(broker.inbox)) == 7
 
 
 async def test_who_waits_for_a_mark_may_be_cancelled() -> None:
     """The mark is also asked by others."""
     broker = FakeBroker()
-    asked = mark(as_broker(broker))
-    waiting = asyncio.create_task(asked.position(as_broker(broker)))
+    asked = mark(broker.nats)
+    waiting = asyncio.create_task(asked.position(as_inbox(broker.inbox)))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     asked.failed(ApiError(400, 10071, "wrong last sequence: 5"))
-    assert await asked.position(as_broker(broker)) == 5
+    assert await asked.position(as_inbox(broker.inbox)) == 5
 
 
 # -- state --------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ async def test_who_waits_for_a_mark_may_be_cancelled() -> None:
 async def test_a_leader_decides_before_it_is_believed() -> None:
     broker = FakeBroker()
     broker.inbox.replicas = 3
-    head = StreamHead(as_broker(broker))
+    head = StreamHead(as_inbox(broker.inbox))
     assert (await head.state())["last_seq"] == 0
     assert broker.inbox.asked == [DELETE, INFO]
     assert head.replicated
@@ -67,7 +68,7 @@ async def test_a_leader_decides_before_it_is_believed() -> None:
 
 async def test_a_stream_without_replicas_needs_no_decision() -> None:
     broker = FakeBroker()
-    head = StreamHead(as_broker(broker))
+    head = StreamHead(as_inbox(broker.inbox))
     await head.state()
     await head.state()
     assert broker.inbox.asked == [DELETE, INFO, INFO]
@@ -81,7 +82,7 @@ async def test_a_stream_that_denies_deletes_is_read_all_the_same() -> None:
             raise ApiError(500, 10052, "message delete not permitted")
 
     broker.inbox.before = deny
-    assert (await StreamHead(as_broker(broker)).state())["last_seq"] == 0
+    assert (await StreamHead(as_inbox(broker.inbox)).state())["last_seq"] == 0
 
 
 async def test_a_stream_without_a_leader_says_nothing() -> None:
@@ -92,12 +93,12 @@ async def test_a_stream_without_a_leader_says_nothing() -> None:
 
     broker.inbox.before = refuse
     with pytest.raises(ApiError):
-        await StreamHead(as_broker(broker)).state()
+        await StreamHead(as_inbox(broker.inbox)).state()
 
 
 async def test_who_asks_at_the_same_time_shares_one_answer_that_is_later_than_the_question() -> None:
     broker = FakeBroker()
-    head = StreamHead(as_broker(broker))
+    head = StreamHead(as_inbox(broker.inbox))
     head.replicated = False
     await asyncio.gather(*(head.state() for _ in range(5)))
     assert broker.inbox.asked.count(INFO) == 2  # the first answer may be too old for the others
@@ -111,15 +112,14 @@ async def test_whether_a_consumer_has_anything_left(start: int, since: int, pass
     broker = FakeBroker()
     broker.inbox.put("$MQTT.msgs.other")
     broker.inbox.put("$MQTT.msgs.a")
-    assert await beyond(as_broker(broker), "$MQTT.msgs.a", start, since) is passed
+    assert await broker.latest.beyond("$MQTT.msgs.a", start, since) is passed
 
 
 async def test_a_new_leader_is_asked_again_when_it_finds_nothing() -> None:
     broker = FakeBroker()
-    broker.latest.replicated = True
-    assert await beyond(as_broker(broker), "$MQTT.msgs.a", 1, 9)
-    assert broker.latest.fake_looks == 1
-    assert len(broker.inbox.asked) == 2
+    broker.inbox.replicas = 3
+    assert await broker.latest.beyond("$MQTT.msgs.a", 1, 9)
+    assert broker.inbox.asked == [GET, DELETE, INFO, GET]
 
 
 @pytest.mark.parametrize(("position", "left"), [(0, False), (1, True), (5, True)])
@@ -127,4 +127,4 @@ async def test_whether_any_of_many_filters_has_something_left(position: int, lef
     broker = FakeBroker()
     broker.inbox.put("$MQTT.msgs.a50")
     subjects = [f"$MQTT.msgs.a{number}" for number in range(100)]
-    assert await nothing_left(as_broker(broker), subjects, position, 5) is left
+    assert await broker.latest.nothing_left(subjects, position, 5) is left

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_nats.sessions import stream_identity
 from mqtt_nats.sessions.stream_identity import ADVISORIES, StreamIdentity, adopt, settle
@@ -66,7 +67,7 @@ async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_o
     replace(broker, 4)
     await found.check()
     assert (found.id != "nuid1", found.floor) == (True, 4)
-    assert [str(one) for one in before.fake_ended] == ["the stream of messages was replaced"]
+    assert [str(one) for one in before.fake_ended] == ["stream $MQTT_msgs was replaced"]
     # A session without deliveries, which is being resumed or ends with its connection, counts anew.
     assert (resuming.fake_ended, v5_of(resuming).start) == ([], {"a": 5})
 
@@ -94,7 +95,6 @@ async def test_a_new_leader_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatc
 async def test_an_advisory_about_the_stream_has_it_looked_at() -> None:
     broker = FakeBroker()
     found = await looked(broker)
-    found.watch()
     replace(broker, 0)
     broker.link.fake_bring(ADVISORIES)
     await broker.fake_settle()
@@ -104,13 +104,12 @@ async def test_an_advisory_about_the_stream_has_it_looked_at() -> None:
 async def test_after_a_reconnect_it_is_looked_at_without_an_answer() -> None:
     broker = FakeBroker()
     found = await looked(broker)
-    found.watch()
 
     def fail(subject: str) -> None:
         raise NoResponders("nobody")
 
     broker.inbox.before = fail
-    found.renew(broker.link)  # type: ignore[arg-type]
+    broker.reconnect.renew(Phase.REQUESTS)
     await broker.fake_settle()
     assert broker.link.fake_renewed == [(b"1", ADVISORIES)]
     assert found.id == "nuid1"

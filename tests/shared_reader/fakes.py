@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
@@ -33,8 +32,6 @@ class FakeReaderBroker(FakeBroker):
     def __init__(self, shared_reader: str = "auto") -> None:
         super().__init__()
         self.settings = FakeReaderSettings(shared_reader)
-        self.online = asyncio.Event()
-        self.online.set()
 
 
 class FakeReader:
@@ -72,7 +69,6 @@ class FakeSessions:
     def __init__(self, broker: FakeReaderBroker, position: int = 0) -> None:
         self.broker = broker
         self.allowed = True
-        self.company: object = None
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
@@ -86,6 +82,9 @@ class FakeSessions:
         self.fake_begun: list[FakeClient] = []
         self.fake_ended = 0
         self.fake_caught_up: list[tuple[Promotion, int]] = []
+
+    def allow(self, allowed: bool) -> None:
+        self.allowed = allowed
 
     def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.shared_reader import eligibility
-from mqtt_nats.shared_reader.eligibility import CREATED, PositionSupport, make
+from mqtt_nats.shared_reader.eligibility import CREATED, PositionSupport, is_wanted
 from mqtt_streams.api import RequestTimeout
+from mqtt_streams.gateway_subjects import HERE
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 from tests.harness.doubles import foreign_names
 from tests.harness.waiting import aeventually
-from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, as_sessions
+from tests.shared_reader.fakes import FakeReaderBroker, FakeReaderSettings, FakeSessions, as_sessions
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.config.settings import Settings
 
 
 class FakeLease:
@@ -30,12 +32,16 @@ class FakeLease:
         self.store = GatewayStore(broker.inbox)
         self.fake_versions: list[int] = []
         self.fake_told = 0
+        self.fake_watches = False
 
     def may_write(self, version: int) -> None:
         self.fake_versions.append(version)
 
     async def told(self) -> None:
         self.fake_told += 1
+
+    async def watches(self) -> bool:
+        return self.fake_watches
 
 
 class Setup:
@@ -66,7 +72,6 @@ async def test_alone() -> None:
     setup = Setup()
     await setup.support.begin()
     assert setup.live.allowed
-    assert setup.live.company is setup.support
     assert setup.lease.fake_versions == [V5_POSITION]
 
 
@@ -116,6 +121,7 @@ async def test_an_older_gateway_comes_and_goes(monkeypatch: pytest.MonkeyPatch) 
         await setup.gateway("old", positions=False)
         setup.broker.link.fake_bring(CREATED)
         await aeventually(lambda: not setup.live.allowed)
+        setup.lease.fake_watches = True
         await setup.lease.store.hold("old", "", 2, 20)
         for subject in ("lease.old", "gateway.old"):
             messages = setup.broker.inbox.messages["KV_MQTT_gateways"]
@@ -163,8 +169,8 @@ async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch
 async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
     setup = Setup()
     await setup.support.begin()
-    setup.support.renew(setup.broker.link)  # type: ignore[arg-type]
-    assert setup.broker.link.fake_renewed == [(b"1", CREATED)]
+    setup.broker.reconnect.renew(Phase.REQUESTS)
+    assert setup.broker.link.fake_renewed == [(b"1", CREATED), (b"2", HERE)]
     setup.listener(bound=True)
     keeping = asyncio.create_task(setup.support.keep())
     try:
@@ -173,9 +179,11 @@ async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
         keeping.cancel()
 
 
-@pytest.mark.parametrize(("wanted", "retention"), [("never", "limits"), ("auto", "interest")])
-def test_a_gateway_without_a_shared_reader(wanted: str, retention: str) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "retention", "used"),
+    [("never", "limits", False), ("auto", "interest", False), ("auto", "limits", True), ("always", "limits", True)],
+)
+def test_whether_a_gateway_has_a_shared_reader(wanted: str, retention: str, used: bool) -> None:
     """Nobody may acknowledge for a stream that removes what all have acknowledged."""
-    broker, lease = FakeReaderBroker(wanted), cast("Lease", None)
-    assert make(cast("Broker", broker), lease, {"retention": retention}) is None
-    assert broker.live is None
+    settings = cast("Settings", FakeReaderSettings(wanted))
+    assert is_wanted(settings, {"retention": retention}) is used
