@@ -24,7 +24,7 @@ from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.observability.load_averages import Averages
 from mqtt_nats.observability.topics import Report, of_cluster, of_gateway, totals
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
-from mqtt_streams.gateway_subjects import REPORTS
+from mqtt_streams.gateway_subjects import REPORTS, REPORTS_WANTED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.retained import RetainedMessage
@@ -92,12 +92,16 @@ class System:
         """Subject on which other gateways answer a report of this gateway."""
         self._subjects: dict[bytes, bytes] = {}
         """Subscriptions by subject."""
+        self._wanted_sid = b""
         if self._interval:
+            self._wanted_sid = broker.link.subscribe_raw(REPORTS_WANTED, self._wanted)
             self._read_reports()
         broker.reconnect.register(Phase.REQUESTS, self._renew)
 
     def _renew(self) -> None:
         """Subscribe again after a reconnect."""
+        if self._wanted_sid:
+            self._broker.link.renew(self._wanted_sid, REPORTS_WANTED)
         for subject, sid in self._subjects.items():
             self._broker.link.renew(sid, subject)
 
@@ -123,7 +127,15 @@ class System:
         """Read the reports of others from now on, and ask for the present ones, unless they are read already."""
         if self._interval and not self._subjects and self._report is not None:
             self._read_reports()
-            self._tell(orjson.dumps(self._report), self._own)
+            self._broker.link.out.append(b"PUB %b %b 0\r\n\r\n" % (REPORTS_WANTED, self._own))
+            self._broker.link.kick()
+
+    def _wanted(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Send the last report to a gateway that begins to read reports."""
+        if reply.startswith(REPORTS + b".") and self._report is not None:
+            body = orjson.dumps(self._report)
+            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._broker.link.kick()
 
     async def keep(self) -> None:
         """Publish every `sys_interval` while the gateway runs."""

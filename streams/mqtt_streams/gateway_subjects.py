@@ -30,6 +30,9 @@ COUNTERS: Final = b"$MQTT.gateways.counters"
 REPORTS: Final = b"$MQTT.gateways.report"
 """Reports of gateways for the `$SYS` topics; the other gateways answer the first report of a new gateway."""
 
+REPORTS_WANTED: Final = b"$MQTT.gateways.reports_wanted"
+"""Request to every gateway for its last report."""
+
 HERE: Final = b"$MQTT.gateways.here"
 """A gateway names its nats-server here; with a reply subject one gateway of each server answers with its own."""
 
