@@ -10,6 +10,7 @@ import pytest
 
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.backbone.connect import Reconnect
+from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableSender
@@ -19,6 +20,12 @@ from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from tests.delivery.fakes import Side
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
+
+
+def transport(link: Any) -> NatsTransport:
+    """A connection to NATS."""
+    tcp: Any = SimpleNamespace(get_extra_info=lambda name: None)
+    return NatsTransport(link, tcp, asyncio.Protocol())
 
 
 class Bench:
@@ -42,8 +49,8 @@ class Bench:
         self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
         self.attachment = ConsumerBinding("a", CONSUMER, self.source)
-        link: Any = SimpleNamespace(wire=object(), subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
-        self.attachment.wire = link.wire
+        link: Any = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
+        link.wire = self.attachment.wire = transport(link)
         broker: Any = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=None, attached={})
         self.client: Any = SimpleNamespace(broker=broker, alive=True, hash="h", do=self._do)
         self.side: Any = Side(
@@ -118,7 +125,7 @@ async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPa
     if why == "live":
         bench.source.live = True
     elif why == "elsewhere":
-        bench.client.broker.link.wire = object()  # NATS was lost once more
+        bench.client.broker.link.wire = transport(bench.client.broker.link)  # NATS was lost once more
     bench.reconciling.due(bench.client, "name")
 
     async def info(*_: object) -> ConsumerInfo:

@@ -2,15 +2,17 @@
 """A replay is for the subscription that it began with, and what waits for it goes in any case."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.ingress import retained_replay as replaying
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import Gate
+from mqtt_nats.pubsub.routing_table import Filter
 
 
 class Namespace(SimpleNamespace):
@@ -71,8 +73,7 @@ async def test_what_is_new_goes_also_when_a_replay_fails(
 ) -> None:
     session = Session(monkeypatch)
     replay, source = session.replay()
-    found: Any = "a"
-    gate = Gate(found, 100)
+    gate = Gate(Filter("a", (), cast(NatsConnection, None), False), 100)
     gate.hold()
     gate.hold()
     replay.gate = session.gates["a"] = gate
