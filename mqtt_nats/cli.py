@@ -388,7 +388,10 @@ def _announce(settings: Settings, addresses: list[Bound], token: str = "") -> No
     """Print the addresses and commands to try on a terminal; elsewhere, and with JSON, log the addresses."""
     if not _is_interactive(settings):
         for line in _served(settings, addresses):
-            log.info("serving: %s", line)
+            if log.isEnabledFor(logging.INFO) or settings.log_format == "json":
+                log.info("serving: %s", line)
+            else:  # whoever starts a gateway has to find out on which ports it listens
+                say(f"serving: {line}")
         return
     hints = _hints(settings, addresses)
     lines = [f"mqtt-nats {__version__} ({build()})", *_served(settings, addresses, token)]

@@ -58,7 +58,7 @@ def test_signals(process: LoggedProcess, nats_server: NatsServer) -> None:
     """What ends it is its status; Ctrl-C reaches it and not the tests."""
     for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0), (signal.SIGINT, 0)):
         run(process, "serve", "--nats", nats_server.url, "--listen", "127.0.0.1:0")
-        wait_ready(process, "^(MQTT)", 30)
+        wait_ready(process, r"serving: (MQTT) ", 30)
         assert process.alive
         if number == signal.SIGINT:
             process.interrupt()

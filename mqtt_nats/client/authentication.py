@@ -56,6 +56,14 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     Raises:
         MqttError: access is denied.
     """
+    client.begin_authentication()
+    try:
+        return await _authenticate(client, connect, client_id)
+    finally:
+        client.end_authentication()
+
+
+async def _authenticate(client: Client, connect: Connect, client_id: str) -> Properties | None:
     if client.authentication is not None:
         return await client.authentication.open(connect, client_id)
     credentials = Credentials(client_id, connect.username, connect.password, client.connection)

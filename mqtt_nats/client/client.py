@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.access.authenticator import ANONYMOUS, Allow
@@ -71,7 +72,6 @@ class Client(JobRunner):
     __slots__ = (
         "__weakref__",
         "access",
-        "admitted_at",
         "asked",
         "durable_side",
         "granted",
@@ -79,6 +79,7 @@ class Client(JobRunner):
         "outgoing",
         "receipts",
         "terms",
+        "waiting_since",
         "warned",
         "why",
     )
@@ -95,8 +96,8 @@ class Client(JobRunner):
         """Error for which the gateway has ended the connection; None = it has not."""
         self.access, self.granted = access, ANONYMOUS
         """The authentication of the listener, and its decision; `ANONYMOUS` until then."""
-        self.admitted_at = 0.0
-        """Loop time in seconds at which the client was authenticated; 0 = it was not yet."""
+        self.waiting_since = 0.0
+        """Loop time in seconds since which CONNECT waits for NATS; 0 = since the beginning, infinite = it does not."""
         self.guarded: Guard | None = None
         """Permissions of the client; None = no rules and no hooks apply to the client."""
         self.outgoing: Aliases | None = None
@@ -109,7 +110,14 @@ class Client(JobRunner):
     def admit(self, granted: Allow) -> None:
         """Set the decision of the authentication."""
         self.granted, self.user = granted, granted.user
-        self.admitted_at = asyncio.get_running_loop().time()
+
+    def begin_authentication(self) -> None:
+        """Note that authenticators decide, which have time-outs of their own; the end of the client cancels them."""
+        self.waiting_since, self._idle = inf, True
+
+    def end_authentication(self) -> None:
+        """Note that the authenticators have decided: `connect_timeout` begins."""
+        self.waiting_since, self._idle = asyncio.get_running_loop().time(), False
 
     def guard_by(self, guard: Guard | None) -> None:
         """Set the permissions of the client; None = no rules and no hooks apply to it."""
@@ -346,8 +354,8 @@ class Client(JobRunner):
 
     @property
     def unanswered(self) -> bool:
-        """True while the CONNECT of an authenticated client waits and the session is not claimed yet."""
-        return self.state is State.OPENING and not self.epoch and self.admitted_at > 0
+        """True while the CONNECT waits and the session is not claimed yet."""
+        return self.state is State.OPENING and not self.epoch
 
     def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
         """Add a subscription of the client to the routing table of this gateway."""

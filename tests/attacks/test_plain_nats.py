@@ -150,6 +150,6 @@ async def test_what_is_said_before_tls_is_not_taken_for_said_under_it(tmp_path: 
         of = settings(tmp_path, server.url, "ca")
         users = NatsUsers(NatsSettings(type="nats", account="*", permissions="wanted"), nats_access(of))
         assert not isinstance(await users.check(ANN), Allow)
-        with pytest.raises(NatsError, match="before TLS"):
+        with pytest.raises(NatsError, match="between INFO and the TLS handshake"):
             await open_link(nats_options(of), name="x", no_echo=False, on_online=nothing, on_offline=nothing)
         assert b"".join(server.received) == b""  # no handshake was begun either

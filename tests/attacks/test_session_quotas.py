@@ -106,7 +106,7 @@ def test_sessions_of_one_address(nats_server: NatsServer, caplog: pytest.LogCapt
         end(one.ports[0], "s1", "s2", "s3")
         eventually(lambda: begins(other, "s4"))  # it is not told by the first one, but finds out
         end(other.ports[0], "s4")
-    text = "max_sessions is reached by anonymous clients of 127.0.0.1"
+    text = "limit max_sessions is reached by anonymous clients of 127.0.0.1"
     found = [one for one in caplog.records if one.getMessage().startswith(f"{text}:")]
     assert found
     assert {one.__dict__["once"] for one in found} == {"max_sessions anonymous clients of 127.0.0.1"}, (

@@ -175,4 +175,4 @@ async def test_what_cannot_be_stored_is_not_acknowledged(
             await holder.quiet()
         await listener.deliver(f"{topic}/second", b"", 2)
         await listener.quiet()
-    assert gateway.log.count("a message was not stored: maximum messages exceeded") == 2
+    assert gateway.log.count("a message was not stored: maximum messages exceeded") == 1, "once a minute"

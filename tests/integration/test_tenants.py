@@ -248,7 +248,10 @@ async def test_nats_clients_of_an_account(place: Place, accounts: NatsServer) ->
 def test_metrics(place: Place) -> None:
     """Those of each account are told apart; what is of the process is there once."""
     gateway = place.running.gateway
-    listener = cast(AdminListener, SimpleNamespace(gateway=gateway, settings=gateway.settings, place=Spot("g", 1, 1)))
+    listener = cast(
+        AdminListener,
+        SimpleNamespace(gateway=gateway, settings=gateway.settings, place=Spot("g", 1, 1), certificates={}),
+    )
 
     def sample(name: str, **labels: str) -> float:
         assert place.running.loop is not None

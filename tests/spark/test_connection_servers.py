@@ -134,7 +134,7 @@ def test_a_server_that_ends_the_connection(answers: tuple[bytes, ...], words: st
 
 def test_a_server_that_stops_after_connect() -> None:
     with listener(says(INFO)) as url:
-        assert "does not go on after CONNECT" in str(refusal(url, connectTimeout=0.5))
+        assert "does not continue after CONNECT" in str(refusal(url, connectTimeout=0.5))
 
 
 def test_news_of_the_server_are_taken_in() -> None:

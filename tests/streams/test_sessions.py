@@ -178,9 +178,9 @@ def poisoned(**changes: object) -> bytes:
         (poisoned(subs__sid=3), "whole number from 0 to 2"),
         (poisoned(subs__sid=True), "whole number"),
         (poisoned(subs__sid=1.0), "whole number"),
-        (poisoned(subs={"a b": 1}), "no subject"),
-        (poisoned(subs={"a..b": 1}), "no subject"),
-        (poisoned(subs={">.a": 1}), "no subject"),
+        (poisoned(subs={"a b": 1}), "not a subject"),
+        (poisoned(subs={"a..b": 1}), "not a subject"),
+        (poisoned(subs={">.a": 1}), "not a subject"),
         (poisoned(cons=1), "cons is not a JSON object"),
         (poisoned(cons__sid="x"), "consumer of 'a.>' is not a JSON object"),
         *(

@@ -145,5 +145,5 @@ class UnderWay:
 
 
 async def test_a_stream_that_is_being_made_is_waited_for() -> None:
-    with pytest.raises(NotAnswering, match="is being made"):
+    with pytest.raises(NotAnswering, match="is being created"):
         await ensure_streams(UnderWay())

@@ -315,7 +315,7 @@ def test_the_terminal_is_closed(nats_server: NatsServer, tmp_path: Path) -> None
         )
     try:
         os.close(slave)
-        eventually(lambda: b"Try in other terminals" in log.read_bytes(), PATIENCE)
+        eventually(lambda: b"serving: MQTT" in log.read_bytes(), PATIENCE)
         process.send_signal(signal.SIGHUP)  # not because of the terminal
         eventually(lambda: b"files are read again" in log.read_bytes(), PATIENCE)
         os.close(master)

@@ -15,7 +15,10 @@ _TLS: Final = "tls_cert, tls_key and tls_client_ca of the listener, from the sam
 _USERS: Final = 'an authenticator of type "nats" lets the same users in, with their permissions: docs/authentication.md'
 
 _MQTT: Final[dict[str, tuple[Kind, str]]] = {
-    "ack_wait": ("changes", "messages are sent again when a client comes back, and not after a time (MQTT-4.4.0-1)"),
+    "ack_wait": (
+        "changes",
+        "messages are sent again when a client comes back, not after a time [MQTT-4.4.0-1] (5.0)",
+    ),
     "api_timeout": ("not needed", "requests to JetStream are repeated until they are answered"),
     "authorization": ("changes", _USERS + "; the user of this block needs an entry in authorization of the server"),
     "consumer_inactive_threshold": ("changes", "session_expiry_interval and max_session_expiry_interval end sessions"),
