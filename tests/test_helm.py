@@ -31,7 +31,7 @@ EVERYTHING: list[str] = [
     *("--set", "image.digest=sha256:" + "0" * 64, "--set", "networkPolicy.natsNamespace=nats"),
 ]
 
-pytestmark = pytest.mark.timeout(BUILD_WAIT + 60)
+pytestmark = [pytest.mark.timeout(BUILD_WAIT + 60), pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

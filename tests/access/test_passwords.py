@@ -208,6 +208,7 @@ def test_hashes_of_other_brokers(file: Path, scheme: str) -> None:
     assert other.replaced(b"pencil", CHEAP).text != new.text
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("mosquitto_passwd") is None, reason="mosquitto_passwd is not installed")
 def test_a_file_of_mosquitto_passwd(file: Path) -> None:
     subprocess.run(["mosquitto_passwd", "-b", "-c", str(file), "ann", "pencil"], check=True, timeout=30)

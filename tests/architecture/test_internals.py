@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/internals: one per package, rules with code and tests, walks with their modules, plain prose."""
+"""The pages of docs/internals: one per package, rules with code and tests, walks with their modules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ RULES_LEAST = 97
 
 SCREEN_LINES = 40
 """Lines of a page before its rules. The state tables of `protocol` are longer."""
-
-PARAGRAPH_WORDS = 90
-BULLET_WORDS = 40
 
 
 class Rule(NamedTuple):
@@ -97,6 +94,20 @@ def test_a_page_names_only_files_that_exist(page: Path) -> None:
         assert (ROOT / name).exists(), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_only_modules_and_classes_that_exist(page: Path) -> None:
+    """As `package/module`, with a class or a function behind it or without; or `module.Class` of the page's package."""
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+)/([a-z0-9_]+)(?:\.py)?(?:\.(\w+))?`", text)
+    named += [(page.stem, module, name) for module, name in re.findall(r"`([a-z0-9_]+)\.([A-Z]\w+)(?:\.\w+)?`", text)]
+    for package, module, name in named:
+        if package not in PACKAGES or (ROOT / "mqtt_nats" / package / module).is_dir():
+            continue
+        source = ROOT / "mqtt_nats" / package / f"{module}.py"
+        assert source.is_file(), f"{package}/{module}"
+        assert re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")), f"{package}/{module}: {name}"
+
+
 def walks() -> Iterator[tuple[str, int, list[str]]]:
     """Each walk of the overview: its title, the number of modules that it says, and the modules that it names."""
     text = text_of("architecture").partition("\n## Walks\n")[2].partition("\n## ")[0]
@@ -111,14 +122,3 @@ def walks() -> Iterator[tuple[str, int, list[str]]]:
 def test_a_walk_names_as_many_modules_as_it_says(title: str, count: int, modules: list[str]) -> None:
     assert len(set(modules)) == count
     assert [one for one in modules if not (ROOT / "mqtt_nats" / f"{one}.py").is_file()] == []
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_paragraphs_and_bullets_are_short(page: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for block in re.split(r"\n\s*\n", text):
-        if re.match(r"\s*(?:\||#|<!--|Code: )", block):
-            continue
-        paragraph, *bullets = re.split(r"^\s*(?:[-*]|\d+\.) ", block, flags=re.MULTILINE)
-        assert len(paragraph.split()) <= PARAGRAPH_WORDS, paragraph[:120]
-        assert [one[:120] for one in bullets if len(one.split()) > BULLET_WORDS] == []

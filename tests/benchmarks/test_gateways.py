@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import gateways
 
+pytestmark = pytest.mark.processes
+
 
 def test_two_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "growth.md"

@@ -173,10 +173,13 @@ async def test_a_wildcard_does_not_show_inboxes() -> None:
 async def test_of_overlapping_subscriptions_one_delivers() -> None:
     """The other acknowledges its copy."""
     setup = Setup("a", "*")
-    setup.bring("*", 7, 1, topic="a")
-    setup.bring("a", 7, 1)
-    assert len(packets(setup)) == 1
-    assert setup.acked() == [7]
+    setup.bring("*", 6, 1, topic="a")
+    setup.bring("a", 6, 1)
+    assert (len(packets(setup)), setup.acked()) == (1, [6])
+    setup.bring("a", 7, 2)
+    assert (packets(setup), setup.acked()) == ([], [7])
+    setup.bring("*", 7, 2, topic="a")
+    assert (len(packets(setup)), setup.acked()) == (1, [])
 
 
 async def test_what_core_nats_has_brought_is_not_sent_again(setup: Setup) -> None:

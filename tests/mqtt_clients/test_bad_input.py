@@ -225,6 +225,7 @@ def test_acknowledgements_that_do_not_come() -> None:
         assert (done.exit_code, done.stderr) == (27, "mqtt-nats: 1 messages are not acknowledged in time\n")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("receive_maximum", "window"), [(None, 20), (3, 3), (1000, 20)])
 def test_at_most_a_window_is_unacknowledged(receive_maximum: int | None, window: int) -> None:
     """The server acknowledges only when no more comes."""
@@ -257,6 +258,7 @@ def test_at_most_a_window_is_unacknowledged(receive_maximum: int | None, window:
     assert sum(seen) == 45
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("command", "text"),
     [
@@ -277,6 +279,7 @@ def test_unusable_files_of_tls(tmp_path: Path) -> None:
         assert failed(*PUB, "-p", str(port), "--cafile", __file__).startswith("a file of --cafile")
 
 
+@pytest.mark.processes
 def test_they_start_without_the_gateway() -> None:
     """A client is a short-lived process: loading these takes longer than its work."""
     slow = ("pydantic", "asyncio", "anyio", "nats", "ssl", "wsproto", "mqtt_nats.cli", "mqtt_nats.config")

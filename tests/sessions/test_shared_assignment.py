@@ -9,6 +9,7 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.sessions.shared_assignment import LateAssignments
 from mqtt_nats.sessions.shared_member import Membership
 from mqtt_streams.gateway_subjects import ASSIGNED
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import SharedSubscription
 from mqtt_streams.shared import assigned_block, assigned_subject, group_hash
 from tests.harness.jetstream import NS
@@ -54,6 +55,7 @@ async def test_it_is_sent_once(setup: Setup) -> None:
         setup.broker.link.fake_bring(ASSIGNED, b"%d client" % setup.record)
     await setup.client.fake_work()
     assert len(setup.published()) == 1
+    assert len([one for one in setup.broker.inbox.asked if one.endswith(MESSAGES)]) == 1
 
 
 async def test_this_gateway_names_it_to_others_and_to_itself(setup: Setup) -> None:

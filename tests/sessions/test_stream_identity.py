@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.backbone.connect import Phase
+from mqtt_nats.base import server_clock
 from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_nats.sessions import stream_identity
 from mqtt_nats.sessions.stream_identity import ADVISORIES, StreamIdentity, adopt, settle
@@ -15,6 +16,12 @@ from mqtt_streams.sessions import V5, Draining, SharedSubscription
 from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, as_side, v5_of
 
 SUBJECT = "$MQTT.msgs.a"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look also learns what time it is at nats-server; other tests keep theirs."""
+    monkeypatch.setattr(server_clock, "learn", lambda *_: None)
 
 
 async def looked(broker: FakeBroker, messages: int = 10) -> StreamIdentity:
@@ -64,10 +71,12 @@ async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_o
     found = await looked(broker)
     before = session(broker, "before", found.id)
     resuming = session(broker, "resuming", found.id, delivered=False)
+    after = session(broker, "after", "nuid2")  # another gateway has seen it first, and the session came from there
     replace(broker, 4)
     await found.check()
     assert (found.id != "nuid1", found.floor) == (True, 4)
     assert [str(one) for one in before.fake_ended] == ["stream $MQTT_msgs was replaced"]
+    assert (found.id, after.fake_ended) == ("nuid2", [])
     # A session without deliveries, which is being resumed or ends with its connection, counts anew.
     assert (resuming.fake_ended, v5_of(resuming).start) == ([], {"a": 5})
 

@@ -61,6 +61,7 @@ def test_rules_of_the_built_in_database(tmp_path: Path) -> None:
     assert "missing: rule of client1: rules are about the filter behind $share/<group>/" in done.output
 
 
+@pytest.mark.processes
 def test_bans(tmp_path: Path) -> None:
     """The script runs in any shell; a ban that has ended is left out."""
     done = run("emqx", EXPORTS / "banned.json", "--output", tmp_path, "--all")

@@ -225,6 +225,7 @@ async def permitted(port: int, user: str | None, topics: tuple[str, ...]) -> dic
     return found
 
 
+@pytest.mark.processes
 def test_the_rules_decide_as_mosquitto_does(judged: tuple[int, Rules]) -> None:
     port, rules = judged
     for user in USERS:
