@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway as its users run it: ``python -m mqtt_nats serve`` in a process of its own."""
 
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,10 +61,8 @@ class Gateway:
 
     @property
     def nats_url(self) -> str:
-        """URL of NATS, as it prints it."""
-        match = re.search(r"\bNATS +(\w+://\S+)", self.log, re.MULTILINE)
-        assert match is not None
-        return match.group(1)
+        """URL of NATS, as it prints it: behind the addresses of its listeners."""
+        return wait_ready(self.process, r"\bNATS +(\w+://\S+)", _START_WAIT)
 
     def start(self, *, port: int | None = None) -> None:
         """Start and wait until it accepts clients. ``port`` 0: a free one; None: the port it had."""

@@ -132,7 +132,7 @@ class Reloads:
 
     def _read(self) -> bool:
         log = self.gateway.log
-        read = log.count("files are read again") == (self.done - self.refused) * self.workers
+        read = log.count(": files are read again") == (self.done - self.refused) * self.workers
         return read and log.count("the former files stay in use: ") == self.refused * self.workers
 
 
