@@ -32,6 +32,8 @@ EVERYTHING: list[str] = [
 ]
 
 pytestmark = [pytest.mark.timeout(BUILD_WAIT + 60), pytest.mark.processes]
+if shutil.which("helm") is None:
+    pytestmark.append(pytest.mark.long)  # to build it takes minutes of CPU: `make test-long`
 
 
 @pytest.fixture(scope="module")
