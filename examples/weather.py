@@ -78,9 +78,9 @@ class Stack:
         seen = []
         for line in self._process.stdout:
             seen.append(line)
-            if found := re.match(r"MQTT +(\S+)", line):
+            if found := re.search(r"\bMQTT +(\S+)", line):
                 self.mqtt = found[1]
-            elif found := re.match(r"NATS +(\S+)", line):
+            elif found := re.search(r"\bNATS +(\w+://\S+)", line):
                 self.nats = found[1]
                 break
         else:

@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.cli import _hints
 from mqtt_nats.config.embedded_login import CONTEXT, SEED, find_login, make_login, seed_for
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.embedded import run_server
@@ -205,8 +206,8 @@ def test_ctl_and_other_gateways_log_in_by_themselves(
 def test_what_it_prints_shows_the_streams(embedded: Gateway, tmp_path: Path) -> None:
     """The commands for the nats CLI work as they are printed; without the context the CLI is a stranger."""
     cli = find_nats_cli()
-    lines = embedded.log.partition("Try ")[2].splitlines()
-    export, command = (line.strip() for line in lines if line.strip().startswith(("export ", "nats ")))
+    data = tmp_path / "data"
+    export, command = _hints(Settings(data=data, nats=(embedded.nats_url,), nats_nkey=data / "nats.nk"), [])[-2:]
     env = {name: value for name, value in os.environ.items() if not name.startswith("NATS_")}
     env |= {"PATH": f"{Path(cli).parent}{os.pathsep}{env['PATH']}", "XDG_CONFIG_HOME": str(tmp_path)}
     for script, status in ((f"{export}\n{command}", 0), (f"nats --server {embedded.nats_url} stream ls -a", 1)):

@@ -125,7 +125,7 @@ def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:
     assert archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet()).messages == 0
     (moved / "_checkpoint" / "mqtt-nats.json").write_text("[]", encoding="utf-8")
     (moved / "_checkpoint" / ".mqtt-nats.json.crc").unlink()
-    with pytest.raises(JobError, match=r"mqtt-nats.json there is not ours"):
+    with pytest.raises(JobError, match=r"mqtt-nats.json there belongs to another program"):
         archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet())
     with pytest.raises(JobError, match=r"^--checkpoint nowhere://x: "):
         archive.run(spark, Archive(**{**vars(job), "checkpoint": "nowhere://x"}), quiet())
