@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gateways without clients cost each other: ``python -m benchmarks.gateways``.
+"""Idle cost of several gateways without clients: ``python -m benchmarks.gateways``.
 
 Each row has so many gateways on one nats-server: the messages that nats-server sends and receives in a second, and the
 processor time of nats-server and of a gateway.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the load generator: what it is to do, and what it took."""
+"""Job of the load generator: one run, with its scenario and its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT: Final = "bench"
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a scenario against one broker. Times in seconds; ``processes``: label → pid of the broker."""
+    """Run of a scenario against one broker. Times in seconds; ``processes``: label → pid of the broker."""
 
     scenario: str
     host: str

@@ -79,5 +79,5 @@ class NatsPublisher(Publisher):
 
 
 def layout_of(topic: str, payload: int, *, received: bool) -> NatsLayout:
-    """What a message looks like that is published, or ``received``."""
+    """Protocol frame of a message that is published, or ``received``."""
     return NatsLayout(subject_of(topic), payload, SID if received else "")

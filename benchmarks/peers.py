@@ -105,7 +105,7 @@ class Running:
 
 @dataclass
 class _Start:
-    """What the starters of one broker share."""
+    """State that the starters of one broker share."""
 
     data: Path
     ports: list[dict[str, int]]
@@ -278,7 +278,7 @@ ALL = ("ours", "nats", "mosquitto", "aedes", "amqtt", "emqx")
 
 
 def version(peer: str, command: str = OURS_COMMAND) -> str:
-    """What a peer's program says of its version; ``command`` starts ours."""
+    """Version of a peer, as its program prints it; ``command`` starts ours."""
     if peer == "ours":
         words = _ours_command(command)
         return _said([*words[: words.index("serve")], "--version"])

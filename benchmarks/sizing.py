@@ -39,7 +39,7 @@ TOPIC: Final = "bench/site07/device/000000/temperature"
 
 @dataclass(frozen=True)
 class Row:
-    """What is counted, how many there are, and how some of them are made: from the first number to the last."""
+    """Row of the table: the thing that is counted, its numbers, and the function that makes some of it."""
 
     title: str
     count: int
@@ -163,7 +163,7 @@ def measure(row: Row) -> list[str]:
 
 
 def begin() -> str:
-    """What the processes take before anybody connects."""
+    """Memory of the processes before a client connects."""
     with peers.running("ours") as broker:
         time.sleep(SETTLE)
         found = _look(broker)

@@ -27,7 +27,7 @@ PATIENCE = 60.0  # seconds without progress
 
 
 class Reading(NamedTuple):
-    """One value on one topic; ``time`` is ISO 8601, in UTC."""
+    """Reading: one value on one topic; ``time`` is ISO 8601, in UTC."""
 
     topic: str
     time: str

@@ -100,7 +100,7 @@ ASKED: Final[TypeAdapter[Subscribing | Unsubscribing | Publishing]] = TypeAdapte
 
 
 class OpenDoor:
-    """Who is here has proved to be an administrator."""
+    """Authenticator of administrators, whose token was checked already."""
 
     immediate = True
     methods: Collection[str] = ()
@@ -139,7 +139,7 @@ class Bridge:
 
 
 class Page:
-    """One page, and its MQTT client: the transport of a connection that no socket has."""
+    """Transport of the MQTT client of one page: a connection without a socket."""
 
     def __init__(self, listener: AdminListener, socket: WebSocket) -> None:
         broker = listener.gateway.broker
@@ -315,7 +315,7 @@ class Page:
     abort = close
 
     def is_closing(self) -> bool:
-        """Whether it has ended."""
+        """Whether the transport has ended."""
         return self._closed
 
     def pause_reading(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask, and how much: in front of everything that the admin listener answers."""
+"""Guard of the admin listener: the token, the origin and the rate of each request, before it is answered."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HEADERS: Final = {
 
 
 def problem(status: int, text: str) -> Response:
-    """One line that says what is wrong."""
+    """Response of one line that names the error."""
     return Response(orjson.dumps({"error": text}), status, media_type="application/json")
 
 

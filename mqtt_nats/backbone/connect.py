@@ -39,7 +39,7 @@ class Phase(IntEnum):
 
 
 class Reconnect:
-    """What is renewed on each further connection of one link: by phases, then in the order of registration."""
+    """Callbacks that renew state on each further connection of a link: by phases, then in order of registration."""
 
     def __init__(self, link: NatsConnection) -> None:
         self._link = link

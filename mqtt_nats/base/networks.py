@@ -52,7 +52,7 @@ def parse_network(text: str) -> Network:
 
 
 class Rule:
-    """One rule about addresses: ``allow NETWORK`` or ``deny NETWORK``; ``all`` is any address."""
+    """Rule about addresses: ``allow NETWORK`` or ``deny NETWORK``; ``all`` is any address."""
 
     __slots__ = ("allow", "network")
 

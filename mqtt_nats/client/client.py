@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.access.authenticator import ANONYMOUS, Allow
+from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refuse
