@@ -165,8 +165,8 @@ def _notes(
     ]
     if less:
         notes.append(
-            "Less than the title says, per second all the same, for brokers that would take minutes or never send all "
-            f"(nats-server's listener stops in the middle of 32,000 retained messages): {', '.join(less)}."
+            "Less than the title says, per second all the same, for brokers that would take minutes, or do not always "
+            f"send all (nats-server's listener and retained messages): {', '.join(less)}."
         )
     if options.v5:
         notes.append(

@@ -54,7 +54,7 @@ def table() -> str:
         ("NATS clients on the same topics", "yes", "yes", "no"),
         ("PUBACK means that the message", "is stored by JetStream", "is stored by JetStream", "has arrived"),
         (
-            f"{kills[0][0]} messages at QoS 2, server killed {times} times: lost, doubled",
+            f"{kills[0][0]} messages at QoS 2, a gateway or the broker killed {times} times: lost, doubled",
             *(f"{one[2]}, {one[3]}" for one in kills),
         ),
         *((text, *map(_rate, cells("benchmarks.md", name, "msg/s")[:3])) for name, text in RATES.items()),

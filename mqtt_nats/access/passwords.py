@@ -119,8 +119,13 @@ class PasswordUsers:
 
     def __init__(self, users: Mapping[str, PasswordHash]) -> None:
         self._users = dict(users)
-        schemes = Counter(one.scheme for one in self._users.values())
-        self._nobody = _nobody(schemes.most_common(1)[0][0] if schemes else f"$argon2id$v=19${DEVICE_COST}")
+        self._schemes = Counter(one.scheme for one in self._users.values())
+        self._nobody = self._unknown_user()
+
+    def _unknown_user(self) -> PasswordHash:
+        """Return a hash for unknown users, of the scheme and cost that most users have."""
+        common = self._schemes.most_common(1)
+        return _nobody(common[0][0] if common else f"$argon2id$v=19${DEVICE_COST}")
 
     def find(self, name: str) -> PasswordHash | None:
         """Return the hash of a user; None for an unknown user."""
@@ -130,6 +135,10 @@ class PasswordUsers:
         """Put ``new`` in the place of ``old``, unless the user has another hash by now."""
         if self._users.get(name) == old:
             self._users[name] = new
+            self._schemes.subtract([old.scheme])
+            self._schemes.update([new.scheme])
+            if self._schemes.most_common(1)[0][0] != self._nobody.scheme:
+                self._nobody = self._unknown_user()
 
     def verify(self, name: str, password: bytes) -> PasswordHash | None:
         """Return the user's hash if the password fits, else None; takes the same time for an unknown user."""
@@ -282,5 +291,5 @@ def replace_hashes(path: Path, changes: Mapping[str, tuple[PasswordHash, Passwor
     Raises:
         StartupError: the file cannot be read or written.
     """
-    with changing(path, load, must_exist=True) as users:
+    with changing(path, load, must_exist=True, private=False) as users:
         users.update({name: new for name, (old, new) in changes.items() if users.get(name) == old})

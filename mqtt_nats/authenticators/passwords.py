@@ -19,6 +19,9 @@ from mqtt_nats.codec import ReasonCode
 
 log = logging.getLogger("mqtt_nats.access")
 
+RETRY_PAUSE: Final = 60.0
+"""Seconds between two attempts to write replaced hashes to a file that cannot be written."""
+
 WRITE_PAUSE: Final = 1.0
 """Seconds in which replaced hashes are collected before the file is written once for all of them."""
 
@@ -118,7 +121,10 @@ class PasswordFile:
                 if not said:
                     log.warning("authenticator %s: hashes of other brokers stay in the file: %s", self.name, error)
                 said = True
+                await asyncio.sleep(RETRY_PAUSE)
+                self._unwritten.set()
                 continue
+            said = False
             log.info("%s: %d hashes of other brokers are replaced by Argon2id", self._file, len(written))
             self._replaced = {name: pair for name, pair in self._replaced.items() if pair != written.get(name)}
 

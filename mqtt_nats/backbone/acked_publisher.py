@@ -33,7 +33,7 @@ from mqtt_nats.backbone.frames import (
     subject_of,
 )
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import (
+from mqtt_nats.backbone.pending_stores import (
     FULL,
     FULL_CODES,
     FULL_MOST,
@@ -211,6 +211,7 @@ class AckedPublisher(PendingStores):
         """Fail all stores that wait for room: maybe what makes room waits behind them."""
         waiting = [item for group in self._outages for item in self._of(group) if item[1].waits()]
         log.warning("%s for %g s: %d stores are refused", FULL, FULL_MOST, len(waiting), extra=once(FULL))
+        self.refusals.room()  # none waits any more; the next one that is refused waits as long again
         for token, op in waiting:
             self._end(token, op)
             op.failed(error)
@@ -296,7 +297,7 @@ class AckedPublisher(PendingStores):
             outage = self._begin(group, stream)
         if outage.note_full(full):
             log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
-        for _, op in self._of(group) if full and had_no_leader else ():
+        for _, op in self._of(group) if full and had_no_leader and outage.looking is None else ():
             if not self._waits(op) and op not in self._withheld:  # it needs no room
                 self._send_again(op)
         if not full and outage.begin_telling():

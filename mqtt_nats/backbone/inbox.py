@@ -144,7 +144,8 @@ class RequestInbox:
     def elected(self, stream: str, consumer: str) -> None:
         """Handle the election of a leader of ``stream``, or of its ``consumer`` unless that is empty."""
         now = asyncio.get_running_loop().time()
-        self._unsettled = now + ELECTIONS
+        if not consumer:  # a new consumer has its first leader elected, too: that says nothing of others
+            self._unsettled = now + ELECTIONS
         self._elected[f"{stream}.{consumer}" if consumer else stream] = now
         if not consumer:
             return
@@ -234,7 +235,7 @@ class RequestInbox:
         assert self._loop is not None
         loop = self._loop
         now = loop.time()
-        if now < self._unsettled:
+        if self._elected or now < self._unsettled:
             self._repeat(now)
         for future, request in list(self._deadlines.items()):
             if now >= request.deadline and not future.done():
@@ -250,7 +251,7 @@ class RequestInbox:
                 continue
             known = REPEATABLE.match(request.subject)
             name = known[1] if known is not None else stream_of(request.frame).decode()
-            if known is not None and (waited > REPEAT or name in self._elected):
+            if known is not None and ((waited > REPEAT and now < self._unsettled) or name in self._elected):
                 self.link.out.append(request.repeat(now))
             elif known is None and request.sent <= self._elected.get(name, -1.0):
                 request.end(now)

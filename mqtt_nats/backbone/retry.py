@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqtt_nats.backbone.pending import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import registered_as
 

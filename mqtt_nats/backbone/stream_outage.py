@@ -60,6 +60,7 @@ class StreamOutage:
     def elected(self, probe: Callable[[StreamOutage], None]) -> None:
         """Probe at once, since the stream has a new leader; soon again if that is too early."""
         self._cancel()
+        self.unanswered = False  # the former leader had the last probe
         self._delay = ELECTED_FIRST
         self._elected = True
         self._probe = asyncio.get_running_loop().call_soon(self._due, probe)

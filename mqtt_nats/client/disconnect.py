@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.connect import refuse
 from mqtt_nats.client.negotiation import bounded_expiry

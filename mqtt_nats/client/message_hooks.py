@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import CountedStore, TooLarge
+from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.client.authorization import look_again
 from mqtt_nats.client.client import Client

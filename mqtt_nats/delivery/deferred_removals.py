@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.pending import STALE, PendingStore
+from mqtt_nats.backbone.pending_stores import STALE, PendingStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.protocol.ack_tokens import ASSIGNED
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_streams import stored

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
-from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.delivery.position_recovery import SETTING, stop
 from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.protocol.requeue import EVER

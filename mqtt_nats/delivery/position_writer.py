@@ -11,8 +11,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore, TooLarge
-from mqtt_nats.backbone.pending import sequence as stored_sequence
+from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
+from mqtt_nats.backbone.pending_stores import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.position import SessionPosition, Step

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:

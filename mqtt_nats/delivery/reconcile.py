@@ -67,7 +67,7 @@ class Reconciling:
         broker = self._broker
         stream, _, name = subject.partition(b".LEADER_ELECTED.")[2].decode().partition(".")
         broker.inbox.elected(stream, name)
-        if broker.live is not None:
+        if broker.live is not None and name in ("", broker.live.reader.name):
             broker.live.reader.suspect()
         if not name:
             broker.store.elected(stream)

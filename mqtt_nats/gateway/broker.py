@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.doubtful_stores import DoubtfulStores, find_stored
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.base.bucket import MemoryBudget
 from mqtt_nats.base.tasks import Tasks
 from mqtt_nats.client.message_hooks import changed, fit

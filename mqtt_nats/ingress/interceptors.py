@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import CountedStore
+    from mqtt_nats.backbone.pending_stores import CountedStore
     from mqtt_nats.ingress.publish import Extras
     from mqtt_nats.pubsub.routing_table import Route
 

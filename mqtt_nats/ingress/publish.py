@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.pending import TooLarge
+from mqtt_nats.backbone.pending_stores import TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import (
     MqttError,

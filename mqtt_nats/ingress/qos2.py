@@ -14,7 +14,7 @@ from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import PAUSE, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import CountedStore, PendingStore, sequence
+from mqtt_nats.backbone.pending_stores import CountedStore, PendingStore, sequence
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError

@@ -13,13 +13,13 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done
-from mqtt_nats.backbone.pending import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import PendingStore
+    from mqtt_nats.backbone.pending_stores import PendingStore
     from mqtt_nats.client.client import Client
     from mqtt_nats.gateway.broker import Broker
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore, sequence
+from mqtt_nats.backbone.pending_stores import PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:

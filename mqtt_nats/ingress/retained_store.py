@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.ingress.retained_deferral import consider
 from mqtt_streams.retained import retained_subject, set_block, tombstone_block

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks

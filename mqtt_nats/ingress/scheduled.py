@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import CountedStore, TooLarge
+from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp

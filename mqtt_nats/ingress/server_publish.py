@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import CountedStore, TooLarge
+from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, checked
 from mqtt_nats.ingress.retained_ops import RetainedOp

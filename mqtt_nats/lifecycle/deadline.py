@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE, PoisonedRecord

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
-from mqtt_nats.backbone.pending import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.server_clock import converted, elapsed
 from mqtt_nats.codec import MqttError, ReasonCode

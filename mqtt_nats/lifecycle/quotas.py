@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import QuotaExceeded

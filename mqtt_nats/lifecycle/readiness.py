@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import FULL, FULL_CODES
+from mqtt_nats.backbone.pending_stores import FULL, FULL_CODES
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.gateways import PREFIX

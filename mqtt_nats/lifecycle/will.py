@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from mqtt_nats.backbone.pending import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
+from mqtt_nats.backbone.pending_stores import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will

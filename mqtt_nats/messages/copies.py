@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import PendingStore, TooLarge
+from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.messages.headers import header

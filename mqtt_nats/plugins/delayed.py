@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from mqtt_nats.backbone.pending import CountedStore
+from mqtt_nats.backbone.pending_stores import CountedStore
 from mqtt_nats.base.limit_settings import DURATION
 from mqtt_nats.codec import TopicNameInvalid
 from mqtt_nats.ingress.interceptors import Taken

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from mqtt_nats.backbone.pending import TooLarge
+from mqtt_nats.backbone.pending_stores import TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.message_hooks import arrange
 from mqtt_nats.client.subscribe import subscribe
@@ -20,7 +20,7 @@ from mqtt_nats.ingress.scheduled import schedule
 from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.pending import CountedStore
+    from mqtt_nats.backbone.pending_stores import CountedStore
     from mqtt_nats.gateway.broker import Broker
 
 E = TypeVar("E")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mqtt_nats.backbone.pending import IgnoredStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.sessions.shared_subscribe import send_assigned
 from mqtt_streams.gateway_subjects import ASSIGNED

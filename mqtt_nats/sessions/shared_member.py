@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import frame
-from mqtt_nats.backbone.pending import STALE, IgnoredStore, PendingStore, sequence
+from mqtt_nats.backbone.pending_stores import STALE, IgnoredStore, PendingStore, sequence
 from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import QuotaExceeded

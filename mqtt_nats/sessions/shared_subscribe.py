@@ -45,6 +45,9 @@ VOUCHED: Final = 0.2
 EXPIRING: Final = 0.3
 """Seconds in which nats-server finds what has expired: it looks a tenth of a second after a change of the AckWait."""
 
+RESTORE_PAUSES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds after each refusal of the former AckWait."""
+
 STEP: Final = 1.0
 """Seconds between two rounds of `look_after`."""
 
@@ -257,17 +260,29 @@ async def _return_lost(broker: Broker, held: dict[str, int]) -> None:
 
 
 async def _expire(broker: Broker, group: str, most: int) -> None:
-    groups = broker.groups
+    """Give the consumer of a group a short AckWait for a moment, if more than ``most`` messages are pending there."""
+    short = True  # also where the outcome is unknown
     try:
-        if not await groups.set_wait(group, EXPIRED_NS, most):
-            return
-        await asyncio.sleep(EXPIRING)
+        short = await broker.groups.set_wait(group, EXPIRED_NS, most)
+        if short:
+            await asyncio.sleep(EXPIRING)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("the consumer of a group: %s", error)
-    try:
-        await ask_once_for_all(partial(groups.set_wait, group, ACK_WAIT_NS, -1))
-    except (ApiError, NoResponders, RequestTimeout) as error:
-        log.warning("the consumer of a group keeps a short AckWait until a member joins: %s", error)
+    finally:
+        if short:
+            await asyncio.shield(_restore_wait(broker, group))  # also when the gateway ends
+
+
+async def _restore_wait(broker: Broker, group: str) -> None:
+    """Give the consumer of a group its AckWait again; a short one has messages delivered twice."""
+    for pause in RESTORE_PAUSES:
+        try:
+            await ask_once_for_all(partial(broker.groups.set_wait, group, ACK_WAIT_NS, -1))
+            return
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.warning("the consumer of a group has a short AckWait still: %s", error)
+        await asyncio.sleep(pause)
+    log.error("the consumer of a group keeps a short AckWait until a member joins")
 
 
 def recover_queues(broker: Broker) -> None:

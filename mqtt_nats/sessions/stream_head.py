@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.batch import parts
-from mqtt_nats.backbone.pending import TRANSIENT, AwaitedStore
+from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.index import shown

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.pending import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_streams import headers as names
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call

@@ -7,7 +7,7 @@ from typing import cast
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.link import Handler, NatsConnection
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError, NoResponders
 
 ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone import pending
+from mqtt_nats.backbone import pending_stores as pending
 from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.backbone.pending import TooLarge, sequence
+from mqtt_nats.backbone.pending_stores import TooLarge, sequence
 from mqtt_nats.lifecycle import pause_detection as standstill
 from mqtt_nats.transport.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.backbone import stream_outage as outage
-from mqtt_nats.backbone.pending import FULL_MOST, REASONS, Refusals, reason_of
+from mqtt_nats.backbone.pending_stores import FULL_MOST, REASONS, Refusals, reason_of
 from mqtt_streams.api import ApiError
 from tests.backbone.bench import NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
@@ -96,10 +96,15 @@ async def test_it_does_not_wait_for_ever() -> None:
     bench.answer("one", FULL)
     assert sorted(map(str, bench.log)) == [f"({name!r}, 10023)" for name in ("held", "one", "three", "two")]
     assert not bench.stalled
+    assert bench.store.full == "", "no store waits for room"
+    bench.store.tick(1000.0 + 100 * FULL_MOST)
     bench.put("four", waits=True)
     assert bench.sent() == ["four"], "and the next may wait as long"
     bench.answer("four", FULL)
+    bench.store.tick(1000.0 + 101 * FULL_MOST - 1)
+    bench.answer("four", FULL)
     assert bench.log[4:] == []
+    assert bench.store.full.startswith("JetStream storage is full")
 
 
 async def test_in_a_cluster_the_leader_without_room_steps_down() -> None:

@@ -184,11 +184,27 @@ async def test_requests_are_repeated_while_leaders_are_elected(
     """Nothing tells of the election of the leader of metadata."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
     monkeypatch.setattr(module, "REPEAT", 0.05)
-    inbox.elected("$MQTT_out", "C")
+    inbox.elected("$MQTT_out", "")
     task = await begin(inbox, "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.C")
     await aeventually(lambda: len(link.out) == 4)
     link.reply(b"here")
     await task
+
+
+async def test_the_first_leader_of_another_consumer_repeats_nothing(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster each new consumer has its leader elected."""
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    monkeypatch.setattr(module, "REPEAT", 0.02)
+    task = await begin(inbox, "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.C")
+    for number in range(10):
+        inbox.elected("$MQTT_msgs", f"other{number}")
+        await asyncio.sleep(0.01)
+    link.reply(b"made")
+    await task
+    assert len(link.out) == 1
 
 
 @pytest.mark.parametrize("stream", ["$MQTT_msgs", "$MQTT_out"])

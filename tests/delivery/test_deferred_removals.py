@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.pending import STALE, IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import STALE, IgnoredStore, PendingStore
 from mqtt_nats.delivery import deferred_removals as lingering
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.protocol.ack_tokens import assigned

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from mqtt_nats.backbone.pending import PendingStore, TooLarge
+from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import position_writer
 from mqtt_nats.delivery.position_writer import Fresh, PositionWriter, keep

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError
 from mqtt_streams.retained import RetainedStore
 from tests.sessions.fakes import FakeBroker, FakeClient, FakeSettings

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.backbone.pending import PendingStore
+from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.ingress import retained_deferral as withholding
 from mqtt_nats.ingress.retained_deferral import consider, withhold

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.ingress.retained_tombstones import HEARD, Tombstones
 from mqtt_streams.api import ApiError

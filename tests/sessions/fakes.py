@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.acked_publisher import AckedPublisher
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.backbone.link import NatsConnection
-    from mqtt_nats.backbone.pending import PendingStore
+    from mqtt_nats.backbone.pending_stores import PendingStore
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.gateway.broker import Broker

@@ -297,3 +297,10 @@ def test_a_shell(spark: SparkSession, store: Store) -> None:
     spark.sparkContext._found = names  # type: ignore[attr-defined]
     ask(f"spark.sparkContext._found += sql('''{count[:-1]}''').first()", python=True)
     assert names == [110]
+    ask(
+        f"whole = sql('SELECT * FROM {store.stream}')",
+        "parts = [whole.where(\"topic = 'a/0'\").count(), whole.where(\"topic <> 'a/0'\").count()]",
+        "spark.sparkContext._found += [*parts, whole.count()]",
+        python=True,
+    )
+    assert names[1] + names[2] == names[3] == 110, "a filter of one action is none of the next"

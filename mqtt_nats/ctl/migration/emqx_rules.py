@@ -30,6 +30,9 @@ class NotMoved(ValueError):
     """A rule has no counterpart; the text says why."""
 
 
+LOST: Final = "a denial before it has no counterpart, so that this rule would allow more than before"
+
+
 def read_acl(path: Path, text: str, migration: Migration) -> None:
     """Add the rules of an `acl.conf`; the first rule about everybody and everything is the default, and the last.
 
@@ -38,6 +41,9 @@ def read_acl(path: Path, text: str, migration: Migration) -> None:
     """
     ended = False
     for line, term in read_terms(text):
+        if migration.lost_denial and isinstance(term, tuple) and term[:1] == ("allow",):
+            migration.find(path, line, "missing", "rule", LOST)
+            continue
         if ended:
             migration.find(path, line, "not needed", "rule", "a rule before it is about everybody and everything")
             continue
@@ -53,6 +59,8 @@ def read_acl(path: Path, text: str, migration: Migration) -> None:
             migration.find(path, line, "moved", "rule", "a rule in acl.toml")
         except NotMoved as error:
             migration.find(path, line, "missing", "rule", str(error))
+            if isinstance(term, tuple) and term[:1] == ("deny",):
+                migration.lose_denial()
 
 
 def _rule(term: tuple[Any, ...]) -> dict[str, Any]:
@@ -128,12 +136,18 @@ def add_stored_rules(path: Path, entries: list[Mapping[str, Any]], migration: Mi
             if (value is None) != (not name) or (not name and ("clientid" in entry or "username" in entry)):
                 continue
             for rule in entry.get("rules", ()):
+                effect = rule.get("permission", rule.get("access")) if isinstance(rule, Mapping) else None
+                if migration.lost_denial and effect == "allow":
+                    migration.find(path, 0, "missing", f"rule of {value or 'all'}", LOST)
+                    continue
                 try:
                     migration.add_rules([_stored(rule, {kind: value} if kind else {})])
                     migration.find(path, 0, "moved", f"rule of {value or 'all'}", "a rule in acl.toml")
                 except (NotMoved, KeyError, TypeError) as error:
                     text = str(error) if isinstance(error, NotMoved) else "it is no rule of the built-in database"
                     migration.find(path, 0, "missing", f"rule of {value or 'all'}", text)
+                    if effect != "allow":
+                        migration.lose_denial()
 
 
 def _stored(rule: Mapping[str, Any], who: dict[str, Any]) -> dict[str, Any]:

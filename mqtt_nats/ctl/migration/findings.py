@@ -54,6 +54,8 @@ class Migration:
     rules_default: Literal["allow", "deny"] = "deny"
     users: dict[str, str] | None = None
     """Hashes by user; None: no password file."""
+    lost_denial: bool = False
+    """Whether a rule that denies has no counterpart: a rule behind it that allows would allow more than before."""
     bans: list[Ban] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -78,6 +80,11 @@ class Migration:
     def decide(self, default: Literal["allow", "deny"]) -> None:
         """Set what is decided where no rule applies."""
         self.rules_default = default
+
+    def lose_denial(self) -> None:
+        """Note that a rule that denies has no counterpart; where no rule applies, access is denied."""
+        self.lost_denial = True
+        self.rules_default, self.rules = "deny", self.rules or []
 
     def files(self) -> dict[str, str]:
         """Return the text of each file to write, by name."""

@@ -230,6 +230,10 @@ def _listener(section: Section, found: Configuration, migration: Migration) -> I
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
         migration.find(head.file, head.line, "missing", f"listener {head.value}", "only TCP ports are listened on")
         return
+    if lost := _lost_restriction(section):
+        text = f"{lost}: without that more clients could connect, so the listener is left out"
+        migration.find(head.file, head.line, "missing", f"listener {head.value}", text)
+        return
     made: dict[str, Any] = {"listen": join_address(host or "0.0.0.0", int(port))}
     _kind(section, head, made, migration)
     _tls(section, made, migration)
@@ -243,6 +247,18 @@ def _listener(section: Section, found: Configuration, migration: Migration) -> I
         migration.find(head.file, head.line, "missing", f"listener {head.value}", text)
     migration.find(head.file, head.line, "moved", f"{head.name} {head.value}", f"[[listeners]] {made['listen']}")
     yield made
+
+
+def _lost_restriction(section: Section) -> str:
+    """Return which restriction of a listener has no counterpart here; empty = there is none."""
+    options = section.options
+    if "bind_interface" in options:
+        return "bind_interface: name the address of the interface"
+    if "certfile" not in options and {"psk_hint", "psk_file"} & options.keys():
+        return "TLS with pre-shared keys: use certificates"
+    if section.on("require_certificate") and "cafile" not in options:
+        return "require_certificate without cafile: put the authorities into one file"
+    return ""
 
 
 def _kind(section: Section, head: Directive, made: dict[str, Any], migration: Migration) -> None:

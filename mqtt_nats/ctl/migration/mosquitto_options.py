@@ -34,7 +34,7 @@ OPTIONS: Final[dict[str, tuple[Kind, str]]] = {
     "ciphers": ("changes", _TLS),
     "ciphers_tls1.3": ("changes", _TLS),
     "clientid_prefixes": ("changes", "clients with other ids are let in; " + _CLIENT_ID),
-    "connection_messages": ("changes", "connections are counted in the metrics, and traced by `mqtt-nats ctl trace`"),
+    "connection_messages": ("changes", "log_connections = false turns the records of connections off"),
     "crlfile": ("missing", "revoked certificates are not looked up; use short-lived ones"),
     "dhparamfile": ("not needed", "only key exchange by elliptic curves is used"),
     "disable_client_cert_date_checks": ("missing", "an expired client certificate is refused"),

@@ -8,7 +8,7 @@ import base64
 import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
 
 import orjson
@@ -37,6 +37,9 @@ _SECONDS_BELOW: Final = 1e11
 """A number below is a time in seconds since 1970; another one is in milliseconds."""
 
 _MILLISECONDS_BELOW: Final = 1e14
+_DIGITS: Final = Context(prec=38)
+"""As many digits as a DECIMAL of Spark has at most."""
+
 _FLOAT_MOST: Final = 3.4028234663852886e38
 
 
@@ -114,9 +117,13 @@ def _decimal(value: Any, kind: DecimalType) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise ValueError("not a number")
     number = Decimal(str(value))
-    if not number.is_finite() or number.adjusted() >= kind.precision - kind.scale:
+    whole = kind.precision - kind.scale
+    if not number.is_finite() or (number and number.adjusted() >= whole):
         raise ValueError("too many digits")
-    return number.quantize(Decimal(1).scaleb(-kind.scale))
+    found = number.quantize(Decimal(1).scaleb(-kind.scale), context=_DIGITS)
+    if found and found.adjusted() >= whole:  # rounding has added a digit
+        raise ValueError("too many digits")
+    return found
 
 
 def _flag(value: Any) -> bool:

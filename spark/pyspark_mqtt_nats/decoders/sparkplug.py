@@ -11,6 +11,21 @@ from typing import Any, Final
 
 PACKAGE: Final = "org.eclipse.tahu.protobuf"
 
+_SCALARS: Final = (
+    ("int_value", "uint32"),
+    ("long_value", "uint64"),
+    ("float_value", "float"),
+    ("double_value", "double"),
+    ("boolean_value", "bool"),
+    ("string_value", "string"),
+)
+
+
+def _values(first: int) -> tuple[tuple[str, int, str], ...]:
+    """Return the fields of a scalar value, whose numbers begin with ``first``."""
+    return tuple((name, number, kind) for number, (name, kind) in enumerate(_SCALARS, first))
+
+
 # label: "" optional, "*" repeated. A type that begins with "." is a message of this file.
 _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "Payload": (
@@ -30,12 +45,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("is_null", 7, "bool"),
         ("metadata", 8, ".MetaData"),
         ("properties", 9, ".PropertySet"),
-        ("int_value", 10, "uint32"),
-        ("long_value", 11, "uint64"),
-        ("float_value", 12, "float"),
-        ("double_value", 13, "double"),
-        ("boolean_value", 14, "bool"),
-        ("string_value", 15, "string"),
+        *_values(10),
         ("bytes_value", 16, "bytes"),
         ("dataset_value", 17, ".DataSet"),
         ("template_value", 18, ".Template"),
@@ -55,12 +65,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "PropertyValue": (
         ("type", 1, "uint32"),
         ("is_null", 2, "bool"),
-        ("int_value", 3, "uint32"),
-        ("long_value", 4, "uint64"),
-        ("float_value", 5, "float"),
-        ("double_value", 6, "double"),
-        ("boolean_value", 7, "bool"),
-        ("string_value", 8, "string"),
+        *_values(3),
         ("propertyset_value", 9, ".PropertySet"),
         ("propertysets_value", 10, ".PropertySetList"),
     ),
@@ -71,14 +76,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
         ("rows", 4, "*.Row"),
     ),
     "Row": (("elements", 1, "*.DataSetValue"),),
-    "DataSetValue": (
-        ("int_value", 1, "uint32"),
-        ("long_value", 2, "uint64"),
-        ("float_value", 3, "float"),
-        ("double_value", 4, "double"),
-        ("boolean_value", 5, "bool"),
-        ("string_value", 6, "string"),
-    ),
+    "DataSetValue": (*_values(1),),
     "Template": (
         ("version", 1, "string"),
         ("metrics", 2, "*.Metric"),
@@ -89,12 +87,7 @@ _MESSAGES: Final[dict[str, tuple[tuple[str, int, str], ...]]] = {
     "Parameter": (
         ("name", 1, "string"),
         ("type", 2, "uint32"),
-        ("int_value", 3, "uint32"),
-        ("long_value", 4, "uint64"),
-        ("float_value", 5, "float"),
-        ("double_value", 6, "double"),
-        ("boolean_value", 7, "bool"),
-        ("string_value", 8, "string"),
+        *_values(3),
     ),
 }
 

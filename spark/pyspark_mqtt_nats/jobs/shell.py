@@ -47,7 +47,7 @@ def run(
     say: Callable[[str], None] = print,
 ) -> Ended:
     """Read statements until the end of the input; an error is printed, and the shell goes on."""
-    views = Views(spark, make_views(job.source, job.streams).values())
+    views = Views(spark, make_views(job.source, job.streams).values(), whole=job.python)
     progress.clear()
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history

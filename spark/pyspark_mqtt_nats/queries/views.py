@@ -24,6 +24,9 @@ _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _LOOKING: Final = ("Show", "Describe", "Explain")
 """How the names of statements begin that make nothing."""
 
+_CONNECTION: Final = frozenset(name for name, one in BY_NAME.items() if one.use == "all")
+"""Options of the connection, in lower case."""
+
 _RETAINED: Final = frozenset(("topics", "decoders", "includeheaders", "readmode", "batchsize", "failondataloss"))
 """Options of reads, in lower case, that mean something for retained messages."""
 
@@ -61,7 +64,7 @@ def make_views(source: Mapping[str, str], streams: Mapping[str, str], follow: bo
         follow: messages and named streams are read as streams.
     """
     messages = dict(source)
-    connection = {name: value for name, value in source.items() if BY_NAME[name.lower()].use == "all"}
+    connection = {name: value for name, value in source.items() if name.lower() in _CONNECTION}
     read = {name: value for name, value in source.items() if name.lower() in _RETAINED}
     found = {
         "messages": _view("messages", messages, follow),
@@ -79,12 +82,17 @@ def _view(name: str, options: Mapping[str, str], streaming: bool) -> View:
 
 
 class Views:
-    """Views in a session of Spark, and the queries over them."""
+    """Views in a session of Spark, and the queries over them.
 
-    def __init__(self, spark: SparkSession, views: Iterable[View]) -> None:
+    Args:
+        whole: every column is read and no filter goes to NATS, since the results of queries are filtered further: Spark
+            keeps what was planned with the filters of one query for others over the same result.
+    """
+
+    def __init__(self, spark: SparkSession, views: Iterable[View], *, whole: bool = False) -> None:
         self._spark = spark
         self._views = {view.name: view for view in views}
-        self._whole = False
+        self._whole = whole
         spark.conf.set(_PUSHDOWN, "true")
 
     def query(self, text: str) -> DataFrame:

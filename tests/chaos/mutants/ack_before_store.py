@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
-from mqtt_nats.backbone.pending import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.cli import main
 from mqtt_nats.ingress.receipts import Acknowledgement
 

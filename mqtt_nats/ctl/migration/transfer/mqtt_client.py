@@ -73,9 +73,12 @@ def parse_broker(url: str, password_file: Path | None, ca: Path | None) -> Broke
         raise StartupError("expected mqtt://[USER@]HOST[:PORT] or mqtts://..., without a password") from None
     try:
         password = None if password_file is None else password_file.read_bytes().removesuffix(b"\n")
-        tls = ssl.create_default_context(cafile=None if ca is None else str(ca)) if secure else None
     except OSError as error:
-        raise StartupError(f"cannot use {password_file or ca}: {error.strerror}") from None
+        raise StartupError(f"cannot read {password_file}: {error.strerror}") from None
+    try:
+        tls = ssl.create_default_context(cafile=None if ca is None else str(ca)) if secure else None
+    except OSError as error:  # an error of TLS is one, too
+        raise StartupError(f"cannot use {ca} as authorities: {error.strerror or error}") from None
     user = None if parts.username is None else unquote(parts.username)
     return Broker(parts.hostname, port, user, password, tls)
 
@@ -124,7 +127,7 @@ class MqttConnection:
             self._writer.write(data)
             await self._writer.drain()
         except OSError as error:
-            raise StartupError(f"{self.broker}: the connection is lost: {error.strerror}") from None
+            raise StartupError(f"{self.broker}: the connection is lost: {error.strerror or error}") from None
 
     async def receive(self, seconds: float = ANSWER_S) -> Packet:
         """Return the next packet.
@@ -140,7 +143,7 @@ class MqttConnection:
             except OSError as error:
                 if isinstance(error, TimeoutError):
                     raise
-                raise StartupError(f"{self.broker}: the connection is lost: {error.strerror}") from None
+                raise StartupError(f"{self.broker}: the connection is lost: {error.strerror or error}") from None
             if not data:
                 raise StartupError(f"{self.broker} has closed the connection")
             self._packets += self._decoder.feed(data)

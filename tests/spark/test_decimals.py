@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of columns of type DECIMAL."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.types import DecimalType
+
+from pyspark_mqtt_nats.decoders import conversion
+
+
+@pytest.mark.parametrize(
+    ("value", "precision", "scale", "expected"),
+    [
+        ("9" * 38, 38, 0, "9" * 38),
+        ("12345678901234567890.1", 38, 10, "12345678901234567890.1000000000"),
+        ("9.94", 3, 1, "9.9"),
+        (0, 3, 3, "0.000"),
+        ("99.99", 3, 1, None),
+        ("100", 3, 1, None),
+        ("1e400", 38, 0, None),
+    ],
+)
+def test_a_decimal_has_as_many_digits_as_its_type(
+    value: object, precision: int, scale: int, expected: str | None
+) -> None:
+    """Also after it is rounded; one that has more is an error of its message, and not of the query."""
+    if expected is None:
+        with pytest.raises(ValueError, match="too many digits"):
+            conversion._decimal(value, DecimalType(precision, scale))
+    else:
+        assert str(conversion._decimal(value, DecimalType(precision, scale))) == expected
