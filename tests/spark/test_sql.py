@@ -299,7 +299,7 @@ def test_a_shell(spark: SparkSession, store: Store) -> None:
     assert names == [110]
     ask(
         f"whole = sql('SELECT * FROM {store.stream}')",
-        "parts = [whole.where(\"topic = 'a/0'\").count(), whole.where(\"topic <> 'a/0'\").count()]",
+        "parts = [whole.where(\"topic <> 'a/0'\").count(), whole.where(\"topic = 'a/0'\").count()]",
         "spark.sparkContext._found += [*parts, whole.count()]",
         python=True,
     )
