@@ -30,6 +30,10 @@ class Bucket:
         self._level, self._since = self.level(now) + amount, now
         return max(0.0, (self._level - self.depth) / self.rate)
 
+    def has_room(self, now: float) -> bool:
+        """Whether there is room for one more."""
+        return self.level(now) + 1 <= self.depth
+
     def take(self, now: float) -> bool:
         """Add one if there is room for it; return whether there was."""
         level = self.level(now)

@@ -85,6 +85,21 @@ def frequent(kind: str, per_s: float, **fields: Any) -> dict[str, Any]:
     return {"kind": kind, "per_s": per_s, "fields": fields}
 
 
+def admits(log: logging.Logger, level: int, kind: str) -> bool:
+    """Whether a record of a :func:`frequent` kind would be written now; count it as omitted if its budget is used up.
+
+    Callers ask before they make the record: making it takes longer than a tenth of a connection's start.
+    """
+    if not log.isEnabledFor(level):
+        return False
+    handlers = _handlers()
+    if not handlers or not all(handler.exhausted(kind) for handler in handlers):
+        return True
+    for handler in handlers:
+        handler.omit(kind)
+    return False
+
+
 def log_failure(
     log: logging.Logger, level: int, kind: str, text: str, *args: object, extra: Mapping[str, Any] | None = None
 ) -> None:
@@ -178,8 +193,12 @@ class _Kind:
         """Whether a record is written; an omitted record is counted."""
         if not repeated and self.bucket.take(now):
             return True
-        self.left_out += 1
+        self.omit()
         return False
+
+    def omit(self) -> None:
+        """Count a record as omitted."""
+        self.left_out += 1
 
     def summary(self) -> logging.LogRecord:
         """Return a record with the number of records omitted since the last summary."""
@@ -233,6 +252,17 @@ class Budgeted(logging.StreamHandler[TextIO]):
                     self._write(one.summary())
         finally:
             self.release()
+
+    def exhausted(self, kind: str) -> bool:
+        """Whether the budget of a kind has no room for a record now."""
+        found = self._kinds.get(kind)
+        return found is not None and not found.bucket.has_room(self._clock())
+
+    def omit(self, kind: str) -> None:
+        """Count a record of a kind as omitted."""
+        self._kinds[kind].omit()
+        self.left_out += 1
+        self.tick()
 
     def close(self) -> None:
         """Write the summaries and close the handler."""

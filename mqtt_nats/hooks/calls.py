@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from mqtt_nats.access.authenticator import IGNORE, Credentials, Denied
-from mqtt_nats.base.logs import frequent, shorten
+from mqtt_nats.base.logs import admits, frequent, shorten
 from mqtt_nats.codec import Connect, MqttError, NotAuthorized, ReasonCode, Subscribe, Subscription, Unsubscribe, Will
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Notice
 from mqtt_nats.hooks.events import (
@@ -157,7 +157,7 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
 def connected(client: Client, present: bool) -> None:
     """Count, log and announce a connection whose CONNACK has been written."""
     client.broker.counters.connect()
-    if client.broker.settings.log_connections:
+    if client.broker.settings.log_connections and admits(log, logging.INFO, "connected"):
         text = "%s from %s is connected: MQTT %s, %s, keep alive %d s, %s"
         version = "5.0" if client.version == 5 else "3.1.1"
         user = "anonymous" if client.user is None else f"user {shorten(client.user)!r}"
@@ -190,7 +190,8 @@ def disconnected(client: Client) -> None:
         return
     cause, reason, text = _end_of(client)
     client.broker.counters.leave(cause)
-    if client.broker.settings.log_connections or client.why is not None:
+    wanted = client.broker.settings.log_connections or client.why is not None
+    if wanted and admits(log, logging.INFO, "disconnected"):
         extra = frequent("disconnected", CONNECTIONS_PER_S, cause=cause, reason_code=f"0x{reason:02X}")
         log.info("%s from %s is disconnected: %s", client, client.connection.peer, text, extra=extra)
     client.broker.presence.disconnected(client, reason, text)

@@ -25,6 +25,7 @@ from mqtt_nats.base.logs import (
     Json,
     Text,
     about,
+    admits,
     frequent,
     levels,
     log_failure,
@@ -116,6 +117,31 @@ def test_a_kind_may_have_a_budget_of_its_own(written: Written) -> None:
     for number in range(300):
         written.log.info("connected: %d", number, extra=frequent("connected", 100.0))
     assert len(written.lines) == 200
+
+
+def test_a_record_beyond_its_budget_is_not_made(written: Written) -> None:
+    """It is counted all the same, and its summary is written."""
+    logging.getLogger().addHandler(written.handler)
+    try:
+        made = 0
+        for number in range(300):
+            if admits(written.log, logging.INFO, "connected"):
+                made += 1
+                written.log.info("connected: %d", number, extra=frequent("connected", 100.0))
+        assert made == len(written.lines) == 100
+        assert written.handler.left_out == 200
+        written.now += SUMMARY_S
+        assert admits(written.log, logging.INFO, "connected"), "the budget fills again"
+        written.handler.tick()
+        assert "200 more records of this kind were omitted: connected: %d" in written.lines[-1]
+        assert not admits(logging.Logger("test", logging.WARNING), logging.INFO, "connected")
+        assert written.handler.left_out == 200, "a level that is not logged is no omission"
+    finally:
+        logging.getLogger().removeHandler(written.handler)
+
+
+def test_without_a_budget_every_record_is_made(written: Written) -> None:
+    assert all(admits(written.log, logging.INFO, "connected") for _ in range(300))
 
 
 def test_levels_of_loggers() -> None:
