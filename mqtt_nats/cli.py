@@ -27,7 +27,7 @@ from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.base.logs import configure
 from mqtt_nats.config import systemd
 from mqtt_nats.config.accounts import AccountSettings
-from mqtt_nats.config.admin_settings import free_dashboard_address
+from mqtt_nats.config.admin_settings import free_dashboard_address, is_free
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, logged_in, seed_for
 from mqtt_nats.config.options import SettingsCommand, setting_options
@@ -263,7 +263,6 @@ async def run(settings: Settings) -> None:
     from mqtt_nats.gateway.sighup import ReloadSignal
     from mqtt_nats.gateway.supervisor import supervise
 
-    settings, token = _with_dashboard(settings)
     stop = anyio.Event()
     starting = anyio.CancelScope()
     hangup = ReloadSignal()
@@ -272,7 +271,7 @@ async def run(settings: Settings) -> None:
     def on_ready(addresses: list[Bound]) -> None:
         nonlocal ready
         ready = True
-        _announce(settings, addresses, token)
+        _announce(served, addresses, token)
         systemd.notify("READY=1")
 
     async def stop_on_signal(*, task_status: TaskStatus[None]) -> None:
@@ -295,10 +294,15 @@ async def run(settings: Settings) -> None:
         group.start_soon(systemd.keep_alive)
         with starting:
             async with _with_server(settings) as settings:
-                if settings.workers > 1:
-                    await supervise(settings, on_ready=on_ready, stop=stop, hangup=hangup)
-                else:
-                    await serve_gateway(settings, on_ready=on_ready, stop=stop, hangup=hangup)
+                serve = supervise if settings.workers > 1 else serve_gateway
+                served, token = _with_dashboard(settings)
+                try:
+                    await serve(served, on_ready=on_ready, stop=stop, hangup=hangup)
+                except StartupError:
+                    if ready or not _has_lost_dashboard(served, token):
+                        raise
+                    served, token = _with_dashboard(settings)
+                    await serve(served, on_ready=on_ready, stop=stop, hangup=hangup)
         group.cancel_scope.cancel()
 
 
@@ -348,6 +352,11 @@ def _with_dashboard(settings: Settings) -> tuple[Settings, str]:
     except StartupError:
         return settings, ""
     return found, token
+
+
+def _has_lost_dashboard(settings: Settings, token: str) -> bool:
+    """Whether another process has taken the port of the dashboard since it was chosen."""
+    return bool(token) and settings.admin_listen is not None and not is_free(parse_address(settings.admin_listen)[1])
 
 
 def _hints(settings: Settings, addresses: list[Bound]) -> list[str]:

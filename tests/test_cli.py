@@ -11,22 +11,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import httpx
 import paho.mqtt.client as mqtt
 import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from mqtt_nats import __version__
+from mqtt_nats import __version__, cli
+from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.cli import _announce, _hints, _with_dashboard
 from mqtt_nats.config.admin_settings import DASHBOARD_PORTS, free_dashboard_address
 from mqtt_nats.config.build_info import build
 from mqtt_nats.config.options import GROUPS
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
-from mqtt_nats.transport.listener_settings import Bound
+from mqtt_nats.transport.listener_settings import Bound, parse_address
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
@@ -362,6 +364,41 @@ def test_the_dashboard_takes_a_port_that_is_free(monkeypatch: pytest.MonkeyPatch
     listeners = [{"listen": f"127.0.0.1:{DASHBOARD_PORTS[0]}", "type": "ws"}]
     settings, _ = _with_dashboard(Settings.load({"embedded": True, "listeners": listeners}))
     assert settings.admin_listen not in (None, f"127.0.0.1:{DASHBOARD_PORTS[0]}")
+
+
+def _is_startup_error(error: BaseException) -> bool:
+    return isinstance(first_error(error), StartupError)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_port_of_the_dashboard_that_is_taken_before_the_gateway_listens(
+    taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets another one; any other error ends the start."""
+    tried: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def without_server(settings: Settings) -> AsyncIterator[Settings]:
+        yield settings
+
+    with contextlib.ExitStack() as others:
+
+        async def serve(settings: Settings, **_: object) -> None:
+            assert settings.admin_listen is not None
+            assert settings.admin_token is not None
+            tried.append(settings.admin_listen)
+            if len(tried) == 1:
+                if taken:
+                    others.enter_context(socket.create_server(parse_address(settings.admin_listen)))
+                raise StartupError("something is wrong")
+
+        monkeypatch.setattr("mqtt_nats.cli._with_server", without_server)
+        monkeypatch.setattr("mqtt_nats.gateway.gateway.serve", serve)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        settings = Settings.load({"embedded": True, "listen": "127.0.0.1:0"})
+        with contextlib.nullcontext() if taken else pytest.raises(ExceptionGroup, check=_is_startup_error):
+            anyio.run(cli.run, settings)
+    assert len(set(tried)) == (2 if taken else 1)
 
 
 def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory: GatewayFactory) -> None:

@@ -103,7 +103,6 @@ class PasswordFile:
             for name, (old, new) in kept.items():
                 users.replace(name, old, new)
             self._users, self._replaced = users, kept
-            self._verified.clear()
 
         return commit
 

@@ -62,9 +62,5 @@ class VerifiedPasswords:
             return False
         return hmac.compare_digest(self._digest(password, entry.salt), entry.digest)
 
-    def clear(self) -> None:
-        """Forget everything: the file of users was read again."""
-        self._entries.clear()
-
     def _digest(self, password: bytes, salt: bytes) -> bytes:
         return hashlib.blake2b(password, key=self._key, salt=salt).digest()

@@ -26,10 +26,16 @@ def free_dashboard_address(taken: Collection[int]) -> str:
         taken: ports of other listeners of the same settings, which do not listen yet.
     """
     for port in DASHBOARD_PORTS:
-        if port not in taken:
-            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-                return f"127.0.0.1:{port}"
+        if port not in taken and is_free(port):
+            return f"127.0.0.1:{port}"
     return "127.0.0.1:0"
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of 127.0.0.1."""
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def _off_is_none(value: Any) -> Any:

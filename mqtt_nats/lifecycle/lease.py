@@ -45,6 +45,12 @@ WATCHING: Final = 4
 """Number of gateways that look at the leases of all others between two renewals, on average: not every gateway does, as
 the cost would grow with the square of their number."""
 
+KNOWN_S: Final = 0.5
+"""Seconds, for each registered gateway, in which :meth:`Lease.registered` reads all of them once.
+
+If every gateway calls it all the time, the cost still grows with their number and not with its square.
+"""
+
 CONFIRMED: Final = 5.0
 """Seconds for which CONNECT waits for the renewal of the lease, or for an update of the registration."""
 
@@ -87,6 +93,10 @@ class Lease:
         self._renewed = 0.0
         self._refusal = ""
         """Reason why the last renewal failed; empty = it succeeded."""
+        self._known: list[Entry] = []
+        """All gateways, as :meth:`registered` has read them."""
+        self._known_at = 0.0
+        """Time of that, monotonic in seconds."""
         self._reaping: set[str] = set()
         self._left: set[str] = set()
         """Dead gateways whose clients are left to a newer gateway."""
@@ -181,6 +191,17 @@ class Lease:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         return random.random() * await self.store.count() < WATCHING
+
+    async def registered(self) -> list[Entry]:
+        """Return all registered gateways, as read at most `KNOWN_S` seconds ago for each of them.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        now = time.monotonic()
+        if now - self._known_at >= len(self._known) * KNOWN_S:
+            self._known, self._known_at = await self.store.entries(), now
+        return self._known
 
     @property
     def obstacle(self) -> str:

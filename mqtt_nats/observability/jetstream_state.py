@@ -13,7 +13,6 @@ from mqtt_streams import stored
 from mqtt_streams.account import AccountStorage, account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
-from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
@@ -81,7 +80,7 @@ async def jetstream_state(broker: Broker) -> JetStreamState:
         return JetStreamState({})
     inbox = broker.inbox
     streams, storage, gateways, absent = await asyncio.gather(
-        _streams(inbox), _answered(_storage(inbox)), _answered(_dead(inbox)), _answered(_absent(inbox))
+        _streams(inbox), _answered(_storage(inbox)), _answered(_dead(broker)), _answered(_absent(inbox))
     )
     dead, with_wills = gateways if gateways is not None else (None, None)
     return JetStreamState(streams, storage, dead, with_wills, absent)
@@ -132,11 +131,10 @@ async def _storage(inbox: RequestInbox) -> AccountStorage:
     return account_storage(await call(inbox, "INFO"))
 
 
-async def _dead(inbox: RequestInbox) -> tuple[int, int]:
+async def _dead(broker: Broker) -> tuple[int, int]:
     """Return the number of dead gateways, and how many of them have a will to be published."""
-    entries = await GatewayStore(inbox).entries()
-    dead = [one.identity for one in entries if one.lapsed or one.reaper]
-    looks = (stored.get_next(inbox, WILLS, will_subject(one, "*"), 1) for one in dead[:DEAD_MOST])
+    dead = [one.identity for one in await broker.lease.registered() if one.lapsed or one.reaper]
+    looks = (stored.get_next(broker.inbox, WILLS, will_subject(one, "*"), 1) for one in dead[:DEAD_MOST])
     wills = await asyncio.gather(*looks)
     return len(dead), sum(one is not None for one in wills)
 

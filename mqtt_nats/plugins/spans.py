@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 from random import random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
@@ -61,6 +61,44 @@ class _Publish(NamedTuple):
 Key = tuple[ClientView, int]
 """Connection and packet identifier."""
 
+V = TypeVar("V")
+
+
+class OpenSpans(Generic[V]):
+    """Open spans, at most `OPEN_MOST` values; those of a connection are found without a look at the others."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[Key, V] = OrderedDict()
+        self._identifiers: dict[ClientView, set[int]] = {}
+        """Packet identifiers in ``_values``, by connection."""
+
+    def add(self, key: Key, value: V) -> V | None:
+        """Add a value; return the value that leaves for it, if any: the former one of the key, or the oldest."""
+        former = self.pop(key)
+        self._values[key] = value
+        self._identifiers.setdefault(key[0], set()).add(key[1])
+        if former is None and len(self._values) > OPEN_MOST:
+            former = self.pop(next(iter(self._values)))
+        return former
+
+    def get(self, key: Key) -> V | None:
+        """Return the value of a key, if there is one."""
+        return self._values.get(key)
+
+    def pop(self, key: Key) -> V | None:
+        """Remove and return the value of a key, if there is one."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            client, identifier = key
+            self._identifiers[client].discard(identifier)
+            if not self._identifiers[client]:
+                del self._identifiers[client]
+        return value
+
+    def pop_all(self, client: ClientView) -> list[V]:
+        """Remove and return all values of a connection."""
+        return [self._values.pop((client, identifier)) for identifier in self._identifiers.pop(client, ())]
+
 
 class Spans:
     """Open spans of publishes and deliveries; the methods are hooks.
@@ -72,8 +110,8 @@ class Spans:
     def __init__(self, tracer: Tracer, ratio: float) -> None:
         self._tracer = tracer
         self._ratio = ratio
-        self._publishes: OrderedDict[Key, _Publish] = OrderedDict()
-        self._deliveries: OrderedDict[Key, Span] = OrderedDict()
+        self._publishes: OpenSpans[_Publish] = OpenSpans()
+        self._deliveries: OpenSpans[Span] = OpenSpans()
         self._contexts: OrderedDict[str, Context] = OrderedDict()
         """Context of a traced message by its id, for subscribers that get no properties (3.1.1)."""
 
@@ -92,11 +130,9 @@ class Spans:
             return None
         context = set_span_in_context(span)
         if message.packet_id:
-            _keep(self._contexts, message.message_id, context)
-            ended = _keep(
-                self._publishes,
-                (event.client, message.packet_id),
-                _Publish(span, self._tracer.start_span("store", context)),
+            self._remember(message.message_id, context)
+            ended = self._publishes.add(
+                (event.client, message.packet_id), _Publish(span, self._tracer.start_span("store", context))
             )
             if ended is not None:
                 _end_publish(ended, "no acknowledgement was seen")
@@ -115,7 +151,7 @@ class Spans:
         if event.kind == PUBREC and event.reason < 0x80:
             found.store.end()
             return
-        del self._publishes[key]
+        self._publishes.pop(key)
         _end_publish(found, f"reason code {event.reason:#04x}" if event.reason >= 0x80 else "")
 
     # -- subscribers ----------------------------------------------------------------------------
@@ -130,9 +166,14 @@ class Spans:
         if not event.qos:
             span.end()
             return
-        ended = _keep(self._deliveries, (event.client, event.packet_id), span)
+        ended = self._deliveries.add((event.client, event.packet_id), span)
         if ended is not None:
             _end(ended, "no acknowledgement was seen")
+
+    def _remember(self, message_id: str, context: Context) -> None:
+        self._contexts[message_id] = context
+        if len(self._contexts) > OPEN_MOST:
+            self._contexts.popitem(last=False)
 
     def _context(self, event: Delivered) -> Context | None:
         """Return the context of a message that is traced; None: it is not, or nothing tells."""
@@ -144,7 +185,7 @@ class Spans:
 
     def acked(self, event: Acked) -> None:
         """End the span of a delivery."""
-        span = self._deliveries.pop((event.client, event.packet_id), None)
+        span = self._deliveries.pop((event.client, event.packet_id))
         if span is not None:
             _end(span, "the client refuses the message" if event.failed else "")
 
@@ -157,10 +198,10 @@ class Spans:
 
     def disconnected(self, event: Disconnected) -> None:
         """End the open spans of a connection."""
-        for key in [one for one in self._publishes if one[0] == event.client]:
-            _end_publish(self._publishes.pop(key), "the connection has ended")
-        for key in [one for one in self._deliveries if one[0] == event.client]:
-            _end(self._deliveries.pop(key), "the connection has ended")
+        for found in self._publishes.pop_all(event.client):
+            _end_publish(found, "the connection has ended")
+        for span in self._deliveries.pop_all(event.client):
+            _end(span, "the connection has ended")
 
 
 def extracted(carrier: dict[str, str]) -> Context:
@@ -183,15 +224,6 @@ def described(client: ClientView, topic: str, qos: int) -> dict[str, Any]:
         "messaging.client.id": client.client_id,
         "mqtt.qos": qos,
     }
-
-
-def _keep(found: OrderedDict[Any, Any], key: Any, value: Any) -> Any:
-    """Add an entry; return the value that leaves for it: the former one of the key, or the oldest. None: no value."""
-    former = found.pop(key, None)
-    found[key] = value
-    if former is None and len(found) > OPEN_MOST:
-        former = found.popitem(last=False)[1]
-    return former
 
 
 def _end(span: Span, error: str) -> None:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import nats
 import pytest
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_trace_id
 
+from mqtt_nats.hooks.events import ClientView
 from mqtt_nats.plugins import spans, tracing
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
@@ -178,11 +178,24 @@ async def test_a_refused_message(start: Start, exported: InMemorySpanExporter, t
         assert found[name].status.description == "reason code 0x87"
 
 
-def test_open_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spans, "OPEN_MOST", 2)
-    found: OrderedDict[object, object] = OrderedDict()
-    assert [spans._keep(found, key, key * 10) for key in (1, 2, 3, 3)] == [None, None, 10, 30]
-    assert list(found) == [2, 3]
+def test_open_spans_are_bounded_and_found_by_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is compared with others: a table of all of them would be read when a client leaves."""
+    monkeypatch.setattr(spans, "OPEN_MOST", 3)
+    compared: list[object] = []
+    monkeypatch.setattr(ClientView, "__eq__", lambda *pair: compared.append(pair) or pair[0]._client is pair[1]._client)
+    one, other, third = (ClientView(cast(Any, name)) for name in ("one", "other", "third"))
+    found: spans.OpenSpans[str] = spans.OpenSpans()
+    added = [found.add((client, number), f"{client._client}{number}") for client in (one, other) for number in (1, 2)]
+    assert added == [None, None, None, "one1"]
+    assert found.add((other, 2), "again") == "other2"
+    assert (found.get((one, 1)), found.get((other, 2))) == (None, "again")
+    assert found.pop((other, 2)) == "again"
+    compared.clear()
+    assert found.pop_all(third) == []
+    assert found.pop_all(ClientView(cast(Any, "other"))) == ["other1"]
+    assert len(compared) <= 2
+    assert found.pop_all(one) == ["one2"]
+    assert found.pop_all(one) == []
 
 
 async def test_spans_are_sent_by_otlp(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
