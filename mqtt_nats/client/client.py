@@ -302,7 +302,8 @@ class Client(JobRunner):
             return
         try:
             if message.expiry >= 0 or late is not None:  # encoded when it is sent: it may wait in the queue
-                side.publish(qos, b"", message.payload, late or encode_for_subscriber(self, message, qos))
+                late = late or encode_for_subscriber(self, message, qos)
+                side.publish(qos, b"", b"", late, size=message.size)
             elif self.version == 5:
                 side.publish(qos, message.head5(qos), message.tail5())
             else:

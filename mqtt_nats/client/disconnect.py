@@ -18,6 +18,7 @@ from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.hooks.calls import disconnected, session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
+from mqtt_nats.ingress.retained_replay import drop_gates
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
 from mqtt_nats.sessions.record import save_record
@@ -134,6 +135,8 @@ def leave(client: Client) -> None:
         waiting = client.regular_side.waiting
         broker.counters.drop("session ended", waiting)
         log.info("%s: its session has ended, and %d queued messages with it", client, waiting)
+        client.regular_side.close()
+    drop_gates(client)
     if side is not None:
         leave_position(client, side)
         side.detach()

@@ -170,8 +170,8 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         default=ByteSize(256 * _MIB),
         ge=1024 * 1024,
         le=MOST_BYTES,
-        description="Bytes that may wait in one gateway process for all clients that do not read; above this those "
-        "with the most get theirs from JetStream again, lose QoS 0 messages, or are disconnected.",
+        description="Bytes that may wait in one gateway process for all clients that do not read or acknowledge; above "
+        "this those with the most get theirs from JetStream again, lose QoS 0 messages, or are disconnected.",
     )
     stall_time: Seconds = Field(
         default=10.0,

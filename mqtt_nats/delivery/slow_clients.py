@@ -19,6 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import retry_until_answered
+from mqtt_nats.base.logs import once
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import returned
 from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
@@ -173,8 +174,14 @@ def publish_id(data: bytes) -> int:
 
 
 def _queued(side: DurableDelivery | None) -> int:
-    """Return the payload bytes of messages that wait for a place in a client's window."""
-    return sum(len(one.body.payload) for one in side.machine.queued) if side is not None else 0
+    """Return the bytes of messages that wait for a place in the window of a durable session's client."""
+    return sum(one.body.size for one in side.machine.queued) if side is not None else 0
+
+
+def _held(client: Client) -> int:
+    """Return the bytes for a client in `FlushRound.held`: unread, or waiting for acknowledgements or replays."""
+    regular = client.regular_side.waiting_bytes if client.regular_side is not None else 0
+    return client.outlet.held + regular + sum(gate.waiting_bytes for gate in (client.gates or {}).values())
 
 
 def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -234,12 +241,13 @@ def relieve(broker: Broker) -> None:
     """Reduce unread bytes: stall sessions, drop QoS 0 messages, end connections if need be; largest clients first."""
     most = broker.settings.max_unread_bytes
     goal = most // 2
-    loads = [(client.outlet.held + _queued(client.durable_side), client) for client in broker.connections]
+    loads = [(_held(client) + _queued(client.durable_side), client) for client in broker.connections]
     loads = sorted((one for one in loads if one[0]), key=lambda one: one[0], reverse=True)
     total = sum(load for load, _ in loads)
     if total <= most:
         return
-    log.warning("%d bytes wait for clients that do not read (max_unread_bytes): the longest queues are emptied", total)
+    text = "%d bytes wait for clients that do not read (max_unread_bytes): the longest queues are emptied"
+    log.warning(text, total, extra=once("max_unread_bytes"))
     for load, client in loads:
         if total <= goal:
             return
@@ -247,10 +255,10 @@ def relieve(broker: Broker) -> None:
             give_up(client, client.durable_side)
         if client.outlet.clogged:
             client.outlet.lose()
-        total -= load - client.outlet.held - _queued(client.durable_side)
+        total -= load - _held(client) - _queued(client.durable_side)
     unread = broker.round.held
-    for client in sorted((client for _, client in loads), key=lambda one: one.outlet.held, reverse=True):
+    for held, client in sorted(((_held(one), one) for _, one in loads), key=lambda one: one[0], reverse=True):
         if unread <= most:
             return
-        unread -= client.outlet.held
-        client.end(QuotaExceeded("the client does not read, and max_unread_bytes is exceeded"))
+        unread -= held
+        client.end(QuotaExceeded("the client does not take its messages, and max_unread_bytes is exceeded"))

@@ -51,7 +51,8 @@ EARLY_LEAST: Final = 64 * 1024
 # Filters of one client whose retained messages are read and sent at the same time: each has two pages in memory.
 AT_ONCE: Final = 4
 
-# Bytes of new messages that are kept back for a subscription while retained messages are sent.
+# Bytes of new messages that are kept back for a subscription while retained messages are sent. All gates count for
+# `max_unread_bytes`.
 GATE_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -328,7 +329,7 @@ def open_gate(client: Client, found: Filter) -> Gate:
     """
     former = gate = client.gate(found)
     if gate is None or gate.after:
-        gate = Gate(found, GATE_BYTES if former is None else former.room, former)
+        gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.outlet.round.hold)
         client.close_by(gate)
         if former is None:
             client.broker.table.changed(found)
@@ -337,6 +338,15 @@ def open_gate(client: Client, found: Filter) -> Gate:
             former.after.append(partial(close_gate, client, gate))
     gate.hold()
     return gate
+
+
+def drop_gates(client: Client) -> None:
+    """Discard what gates have kept back for a client whose connection has ended."""
+    for present in (client.gates or {}).values():
+        gate: Gate | None = present
+        while gate is not None:
+            gate.end()
+            gate = gate.former
 
 
 def drop_gate(client: Client, topic_filter: str) -> None:

@@ -52,6 +52,11 @@ class Message:
         self._tail5 = b""
         self._heads: list[bytes] | None = None
 
+    @property
+    def size(self) -> int:
+        """Bytes of topic, properties and payload."""
+        return len(self.key) + len(self.body) + len(self.payload)
+
     def zero(self) -> bytes:
         """Return the PUBLISH packet at QoS 0 (3.1.1) [MQTT-2.3.1-5] [MQTT-4.3.1-1]."""
         if not self._zero:
@@ -181,6 +186,11 @@ class Stored:
         self._headers = headers
         self._body: bytes | None = None
         self._expiry = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes of topic, headers and payload."""
+        return len(self.key) + len(self._headers) + len(self.payload)
 
     @property
     def headers(self) -> bytes:

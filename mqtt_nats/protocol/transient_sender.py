@@ -32,6 +32,9 @@ PUBREC: Final = 5
 PUBREL: Final = 6
 PUBCOMP: Final = 7
 
+ENTRY_BYTES: Final = 128
+"""Estimated bytes of a waiting message without its packet."""
+
 Late = Callable[[int], bytes]
 """Return a PUBLISH packet for a packet identifier at the moment of sending; empty = it must not be sent any more."""
 
@@ -43,12 +46,13 @@ class TransientSender:
         limit: messages in flight at a time (the client's Receive Maximum, bounded by the gateway's).
         max_queued: most messages that wait beyond that.
         write: sends bytes to the client.
-        max_bytes: most payload bytes of the waiting messages.
+        max_bytes: most bytes of the waiting messages.
         version: protocol version of the client, 4 or 5.
+        hold: counts the bytes of waiting messages, negative when they leave.
     """
 
     __slots__ = (
-        "_bytes",
+        "_hold",
         "_last",
         "_queue",
         "_tokens",
@@ -59,6 +63,7 @@ class TransientSender:
         "on_room",
         "settled",
         "version",
+        "waiting_bytes",
         "write",
     )
 
@@ -69,15 +74,18 @@ class TransientSender:
         write: Callable[[bytes], None],
         max_bytes: int = 16 * 1024 * 1024,
         version: int = 4,
+        hold: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.version = version
         self.limit = limit
         self.max_queued = max_queued
         self.max_bytes = max_bytes
-        self._bytes = 0
+        self.waiting_bytes = 0
+        """Estimated bytes of the messages that are not sent yet."""
+        self._hold = hold
         self.write = write
         self.inflight: dict[int, int] = {}
-        self._queue: deque[tuple[int, bytes, bytes, Late | None, bytes]] | None = None
+        self._queue: deque[tuple[int, int, bytes, bytes, Late | None, bytes]] | None = None
         self._tokens: dict[int, bytes] | None = None
         """Tokens by packet identifier, of messages that other members get if this client does not acknowledge them."""
         self.settled: Callable[[bytes], None] | None = None
@@ -94,12 +102,15 @@ class TransientSender:
         """Have ``callback`` called with the token of each message that is complete."""
         self.settled = callback
 
-    def publish(self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"") -> None:
+    def publish(
+        self, qos: int, head: bytes, payload: bytes, late: Late | None = None, token: bytes = b"", size: int = 0
+    ) -> None:
         """Send a message, or queue it; ``head`` is the packet up to its packet identifier, ``payload`` the rest.
 
         Args:
             late: makes the whole packet when it is sent, in place of ``head`` and ``payload``.
             token: given to ``settled`` when the message is complete; empty = none.
+            size: bytes of what ``late`` keeps.
 
         Raises:
             QuotaExceeded: the queue is full; the session has to end, since a QoS 1 or 2 message would be lost.
@@ -109,12 +120,14 @@ class TransientSender:
         if queue is not None or len(self.inflight) >= self.limit:
             if self.waiting >= self.max_queued:
                 raise QuotaExceeded(f"{self.max_queued} messages wait for a client that does not acknowledge")
-            self._bytes += len(payload)
-            if self._bytes > self.max_bytes:
+            size += ENTRY_BYTES + len(head) + len(payload)
+            if self.waiting_bytes + size > self.max_bytes:
                 raise QuotaExceeded(f"{self.max_bytes} bytes wait for a client that does not acknowledge")
             if queue is None:
                 queue = self._queue = deque()
-            queue.append((qos, head, payload, late, token))
+            queue.append((size, qos, head, payload, late, token))
+            self.waiting_bytes += size
+            self._hold(size)
             return
         self._send(qos, head, payload, late, token)
 
@@ -177,8 +190,9 @@ class TransientSender:
         queue = self._queue
         if queue is not None:
             while queue and len(inflight) < self.limit:
-                qos, head, payload, late, token = queue.popleft()
-                self._bytes -= len(payload)
+                size, qos, head, payload, late, token = queue.popleft()
+                self.waiting_bytes -= size
+                self._hold(-size)
                 self._send(qos, head, payload, late, token)
             if not queue:
                 self._queue = None
@@ -197,7 +211,13 @@ class TransientSender:
         Waiting messages can be sent as soon as acknowledgements come.
         """
         most = min(self.limit, self.max_queued // 2)
-        return self.waiting < most and self._bytes + size <= self.max_bytes // 2
+        return self.waiting < most and self.waiting_bytes + size <= self.max_bytes // 2
+
+    def close(self) -> None:
+        """Forget the waiting messages: the session has ended."""
+        self._hold(-self.waiting_bytes)
+        self.waiting_bytes = 0
+        self._queue = None
 
     @property
     def waiting(self) -> int:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from mqtt_nats.messages.message import Message
     from mqtt_nats.pubsub.granted_options import Choice
     from mqtt_nats.pubsub.routing_table import Filter, Route
+
+
+ENTRY_BYTES: Final = 64
+"""Estimated bytes of a waiting message without topic, properties and payload."""
 
 
 class Backlog:
@@ -49,12 +53,34 @@ class Gate:
     subscription. Without the gate an older message could arrive after a newer one.
     """
 
-    __slots__ = ("_bytes", "_count", "_limit", "after", "dropped", "ended", "former", "found", "users", "waiting")
+    __slots__ = (
+        "_count",
+        "_hold",
+        "_limit",
+        "after",
+        "dropped",
+        "ended",
+        "former",
+        "found",
+        "users",
+        "waiting",
+        "waiting_bytes",
+    )
 
-    def __init__(self, found: Filter, limit: int, former: Gate | None = None) -> None:
-        """``limit`` is in bytes of payload; ``former`` is the same subscription's previous gate, still closed."""
+    def __init__(
+        self, found: Filter, limit: int, former: Gate | None = None, hold: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Make an empty queue.
+
+        Args:
+            limit: bytes that the gate may keep.
+            former: the same subscription's previous gate, still closed.
+            hold: counts the bytes of waiting messages, negative when they leave.
+        """
         self._limit = limit
-        self._bytes = 0
+        self._hold = hold
+        self.waiting_bytes = 0
+        """Estimated bytes of the waiting messages."""
         self._count = 0
         self.dropped = 0
         self.found = found
@@ -82,14 +108,14 @@ class Gate:
     @property
     def room(self) -> int:
         """Number of bytes that the gate may still keep."""
-        return max(self._limit - self._bytes, 0)
+        return max(self._limit - self.waiting_bytes, 0)
 
     def keep(self, choice: Choice, message: Message, known: bytes = b"") -> bool:
         """Keep a message with id ``known``; a full gate drops QoS 0 messages. False: no room for a QoS 1 or 2 one."""
-        if self._bytes + len(message.payload) > self._limit:
+        if self.waiting_bytes + message.size > self._limit:
             self.dropped += 1
             return message.qos == 0 or choice.qos == 0
-        self._bytes += len(message.payload) + 64
+        self._add(message.size + ENTRY_BYTES)
         self._count += 1
         self.waiting[known or self._count] = choice, message
         return True
@@ -98,7 +124,7 @@ class Gate:
         """Drop a waiting message that is sent in another way."""
         kept = self.waiting.pop(known, None)
         if kept is not None:
-            self._bytes -= len(kept[1].payload) + 64
+            self._add(-kept[1].size - ENTRY_BYTES)
 
     def discard_stored(self) -> None:
         """Drop all waiting messages with an id: they are sent in another way."""
@@ -108,8 +134,13 @@ class Gate:
     def end(self) -> list[tuple[Choice, Message]]:
         """Close the queue and return its messages; the caller runs :meth:`let_go` after their delivery."""
         self.ended = True
+        self._add(-self.waiting_bytes)
         waiting, self.waiting = self.waiting, {}
         return list(waiting.values())
+
+    def _add(self, size: int) -> None:
+        self.waiting_bytes += size
+        self._hold(size)
 
     def let_go(self) -> None:
         """Call the functions in `after`."""

@@ -343,7 +343,7 @@ class Membership:
                 client.outlet.write(data)
         elif client.regular_side is not None:
             try:
-                client.regular_side.publish(qos, b"", message.payload, late, token)
+                client.regular_side.publish(qos, b"", b"", late, token, message.size)
             except QuotaExceeded as error:
                 client.end(error)
 

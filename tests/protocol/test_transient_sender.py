@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mqtt_nats.codec import ProtocolError, QuotaExceeded
 from mqtt_nats.protocol.transient_sender import (
+    ENTRY_BYTES,
     PUBACK,
     PUBCOMP,
     PUBLISHED1,
@@ -170,19 +171,41 @@ def test_everything_arrives_once_and_in_order(messages: Iterable[tuple[int, bool
 def test_room_for_a_message_that_may_wait() -> None:
     """Half of what may wait, in messages and in bytes, and no more than one window."""
     outbound, _ = machine(limit=3, queued=10)
-    outbound.max_bytes = 100
+    one = ENTRY_BYTES + len(HEAD) + 1
+    outbound.max_bytes = 6 * one
     for waiting in range(-3, 3):
         assert outbound.has_room_for(1)
         assert outbound.waiting == max(waiting, 0)
         outbound.publish(1, HEAD, b"p")
     assert outbound.has_room_for(1) is False  # a window of 3 waits
     outbound.acknowledged(PUBACK, [1])
-    assert outbound.has_room_for(48)
-    assert not outbound.has_room_for(49)
+    assert outbound.has_room_for(one)
+    assert not outbound.has_room_for(one + 1)
     few, _ = machine(limit=3, queued=3)
     for _ in range(4):
         few.publish(1, HEAD, b"p")
     assert not few.has_room_for(1)
+
+
+def test_bytes_that_wait() -> None:
+    """Topic, properties and what a message keeps until it is encoded count, and are told to whom it concerns."""
+    held: list[int] = []
+    outbound = TransientSender(1, 10, lambda data: None, max_bytes=1000, hold=held.append)
+    sizes = [ENTRY_BYTES + len(HEAD) + 1, ENTRY_BYTES + 500, ENTRY_BYTES + 100]
+    outbound.publish(1, HEAD, b"p")
+    assert held == []
+    outbound.publish(1, HEAD, b"p")
+    for size in (500, 100):
+        outbound.publish(1, b"", b"", lambda identifier: HEAD, size=size)
+    assert held == sizes
+    assert outbound.waiting_bytes == sum(sizes)
+    with pytest.raises(QuotaExceeded, match="1000 bytes wait"):
+        outbound.publish(1, b"", b"x" * 200)
+    assert outbound.waiting_bytes == sum(sizes), "what is refused does not wait"
+    outbound.acknowledged(PUBACK, [1])
+    assert outbound.waiting_bytes == sum(held) == sum(sizes[1:])
+    outbound.close()
+    assert outbound.waiting_bytes == sum(held) == outbound.waiting == 0
 
 
 def test_whoever_waits_for_room_is_told_once() -> None:

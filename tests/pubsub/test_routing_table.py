@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mqtt_nats.codec import NotAuthorized, TopicNameInvalid
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.messages.message import Message
+from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.pubsub import routing_table as module
-from mqtt_nats.pubsub.backlog import Gate
+from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
 from mqtt_nats.pubsub.routing_table import Choice
 from mqtt_streams.subjects import ReservedSubject, topic_to_subject, wire_topic
 from tests.pubsub.support import Bench, Subscriber, key_of
@@ -310,22 +310,36 @@ def test_routes_that_are_not_used_let_go_of_members() -> None:
 def test_gate() -> None:
     bench = Bench()
     found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
-    gate = Gate(found, 200)
+    held: list[int] = []
+    gate = Gate(found, 200, hold=held.append)
     small = Message(key_of("a"), b"x" * 50, 1)
     zero, one, two = (Choice(found, qos, b"", False) for qos in range(3))
     assert gate.keep(one, small)
-    assert gate.keep(one, Message(key_of("a"), b"x" * 86, 0))
+    assert gate.keep(one, Message(key_of("a"), b"x" * 80, 0))
     assert not gate.keep(one, small), "a message at QoS 1 must not be dropped unseen"
     assert gate.keep(zero, small), "one at QoS 0 may be"
     assert gate.keep(two, Message(key_of("a"), b"x" * 50, 0))
-    assert [len(message.payload) for _, message in gate.end()] == [50, 86]
+    assert held == [50 + 3 + ENTRY_BYTES, 80 + 3 + ENTRY_BYTES]
+    assert [len(message.payload) for _, message in gate.end()] == [50, 80]
+    assert sum(held) == gate.waiting_bytes == 0
+
+
+def test_properties_and_topic_of_a_message_at_a_gate_count() -> None:
+    bench = Bench()
+    found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
+    gate = Gate(found, 10_000)
+    zero = Choice(found, 0, b"", False)
+    for _ in range(3):
+        assert gate.keep(zero, Rich(key_of("a" * 1000), b"", 0, body=b"x" * 3000))
+    assert (len(gate.waiting), gate.dropped) == (2, 1)
+    assert gate.waiting_bytes == 2 * (1002 + 3000 + ENTRY_BYTES)
 
 
 def test_what_comes_in_another_way_is_discarded_from_a_gate() -> None:
     """By its id; the room that it took is there again, and a later gate of the same subscription has no more."""
     bench = Bench()
     found = bench.subscribe(Subscriber(bench, "one"), "a", 1)
-    gate = Gate(found, 300)
+    gate = Gate(found, 330)
     zero = Choice(found, 0, b"", False)
     for known in (b"1", b"", b"2", b""):
         assert gate.keep(zero, Message(key_of("a"), known, 1), known)
@@ -334,9 +348,9 @@ def test_what_comes_in_another_way_is_discarded_from_a_gate() -> None:
     gate.discard(b"")
     assert gate.room == room
     gate.discard(b"1")
-    assert gate.room == room + 65
+    assert gate.room == room + 1 + 3 + ENTRY_BYTES
     later = Gate(found, gate.room, gate)
-    assert later.keep(zero, Message(key_of("a"), b"x" * 120, 1), b"4")
+    assert later.keep(zero, Message(key_of("a"), b"x" * 140, 1), b"4")
     assert (later.dropped, list(later.waiting)) == (1, [])
     gate.discard_stored()
     assert [message.payload for _, message in gate.end()] == [b"", b""]
