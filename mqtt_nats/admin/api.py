@@ -21,7 +21,7 @@ from mqtt_nats.admin.results import result_schema
 from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
 from mqtt_nats.ctl.gateway_requests import run_verb
-from mqtt_nats.ctl.verb import OVER_HTTP, Refused, Verb
+from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Paged, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ JSON: Final = "application/json"
 
 LIMITS: Final = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum"}
 """Names in JSON schema of the limits of a value that has several types."""
+
+LISTED: Final = 100
+"""Entries of a list in an answer, where the request names no limit."""
+
+LISTED_MOST: Final = 1000
+"""Most entries of a list in an answer."""
 
 FIELDS_MOST: Final = 100
 """Arguments in a query, each value of a list counted."""
@@ -72,10 +78,7 @@ class Api:
         try:
             verb, values = self._find(request)
             values |= await _given(verb, request, values)
-            try:
-                arguments = verb.arguments(**values)
-            except ValidationError as error:
-                raise BadRequest(_one_line(error)) from None
+            arguments = _validated(verb, values)
         except BadRequest as error:
             found = problem(error.status, str(error))
             if error.status == 405:
@@ -139,6 +142,23 @@ class Api:
             if verb.method == method and not (verb.lines and request.method == "HEAD"):
                 return verb, dict(values)
         raise BadRequest(f"the method {request.method} is not allowed for {request.url.path}", 405)
+
+
+def _validated(verb: Verb, values: dict[str, Any]) -> Arguments:
+    """The arguments of a request. No answer has a whole list, which may be too long: see `LISTED_MOST`.
+
+    Raises:
+        BadRequest: one of them is wrong.
+    """
+    if issubclass(verb.arguments, Paged):
+        values = {"limit": LISTED, **values}
+    try:
+        arguments = verb.arguments(**values)
+    except ValidationError as error:
+        raise BadRequest(_one_line(error)) from None
+    if isinstance(arguments, Paged) and not 0 < arguments.limit <= LISTED_MOST:
+        raise BadRequest(f"limit: input should be from 1 to {LISTED_MOST}; offset leads to the others")
+    return arguments
 
 
 async def _done(verb: Verb, running: Awaitable[Any], receive: Receive) -> Any:
@@ -262,6 +282,9 @@ def _properties(verb: Verb, schema: dict[str, Any] | None = None) -> dict[str, A
             given = verb.arguments.model_fields[name].default
             if isinstance(given, float):  # the command line says it in words
                 properties[name]["default"] = given
+    if issubclass(verb.arguments, Paged):
+        properties["limit"] |= {"default": LISTED, "minimum": 1, "maximum": LISTED_MOST}
+        properties["limit"]["description"] = "So many at most."
     return properties
 
 

@@ -217,7 +217,7 @@ class ConnectedClient(TypedDict):
 
 
 class ConnectedClients(TypedDict):
-    """Connected clients; ``total``: how many there are, also where fewer are listed."""
+    """A part of the list of connected clients; ``total``: how many there are in all."""
 
     clients: list[ConnectedClient]
     silent: list[str]
@@ -268,9 +268,26 @@ class Subscription(ClientSubscription):
 
 
 class Subscriptions(TypedDict):
-    """Subscriptions; ``total``: how many there are, also where fewer are listed."""
+    """A part of the list of subscriptions; ``total``: how many there are in all."""
 
     subscriptions: list[Subscription]
+    silent: list[str]
+    total: int
+
+
+class Group(TypedDict):
+    """The shared subscriptions with one ShareName and filter: how many clients have it, at which gateways."""
+
+    group: str
+    filter: str
+    members: int
+    gateways: list[str]
+
+
+class Groups(TypedDict):
+    """A part of the list of groups with connected members; ``total``: how many there are in all."""
+
+    groups: list[Group]
     silent: list[str]
     total: int
 
@@ -425,6 +442,7 @@ RESULTS: Final[Mapping[str, Any]] = {
     "sessions.show": SessionDetails,
     "sessions.clean": CleanResult,
     "subscriptions": Subscriptions,
+    "groups": Groups,
     "topics": Topics,
     "retained.list": RetainedList,
     "retained.get": RetainedMessage,

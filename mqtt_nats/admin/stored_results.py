@@ -30,7 +30,7 @@ class Session(TypedDict):
 
 
 class Sessions(TypedDict):
-    """Sessions; ``total``: how many there are, also where fewer are listed."""
+    """A part of the list of sessions; ``total``: how many there are in all."""
 
     sessions: list[Session]
     silent: list[str]
@@ -82,7 +82,7 @@ class Topic(TypedDict):
 
 
 class Topics(TypedDict):
-    """Topics; ``total``: how many there are, also where fewer are listed."""
+    """A part of the list of topics; ``total``: how many there are in all."""
 
     topics: list[Topic]
     silent: list[str]
@@ -99,7 +99,7 @@ class RetainedBrief(TypedDict):
 
 
 class RetainedList(TypedDict):
-    """Retained messages; ``total``: how many there are, also where fewer are listed."""
+    """A part of the list of retained messages; ``total``: how many there are in all."""
 
     retained: list[RetainedBrief]
     total: int

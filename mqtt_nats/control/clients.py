@@ -6,10 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from fnmatch import translate
+from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode, matches
+from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.control.selection import SLICE, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
@@ -27,6 +31,9 @@ HEARD: Final = 5.0
 PATIENCE: Final = 20.0
 """Seconds without renewal by the requester after which a gateway stops disconnecting clients."""
 
+SHARE: Final = "$share/"
+"""Beginning of the filter of a shared subscription."""
+
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
 HOLDS: Final = {
@@ -42,6 +49,31 @@ HOLDS: Final = {
     Hold.HOOKS: "a hook looks at what it published",
 }
 """Texts of the reasons why the gateway does not read from a client."""
+
+
+CLIENT_ORDERS: Final[Mapping[str, Callable[[Client], Any]]] = {
+    "slowest": lambda one: (-one.outlet.held, -load(one)[1], one.client_id),
+    "client": lambda one: one.client_id,
+    "user": lambda one: (one.user or "", one.client_id),
+    "since": lambda one: (one.connection.opened, one.client_id),
+    "unread": lambda one: (one.outlet.held, one.client_id),
+    "queued": lambda one: (load(one)[1], one.client_id),
+    "inflight": lambda one: (load(one)[0], one.client_id),
+    "dropped": lambda one: (one.outlet.dropped, one.client_id),
+}
+"""Orders of a list of clients; `client_order` has the same for their entries."""
+
+
+def client_order(sort: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the key of an entry of `brief` in one of `CLIENT_ORDERS`."""
+    if sort == "slowest":
+        return lambda one: (-one["unread"], -one["queued"], one["client"])
+    return lambda one: (one[sort] or "" if sort == "user" else one[sort], one["client"])
+
+
+def subscription_order(sort: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the key of an entry of a list of subscriptions, by ``filter``, ``client`` or ``qos``."""
+    return lambda one: (one[sort], one["filter"], one["client"])
 
 
 def brief(control: Control, client: Client) -> dict[str, Any]:
@@ -75,15 +107,22 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
 
 
 async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Yield the number of clients, and the first ones in an order: ``most`` of them, 0 = all."""
     fits = chosen(control, question)
+    order = CLIENT_ORDERS.get(str(question.get("sort")), CLIENT_ORDERS["slowest"])
+    page = ListPage(0, int(question.get("most") or 0), order, reverse=bool(question.get("reverse")))
     async for client in sliced(list(control.broker.clients.values())):
         if fits(client):
-            yield brief(control, client)
+            page.add(client)
+    yield Total(page.total)
+    async for client in sliced(page.entries()):
+        yield brief(control, client)
 
 
 async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    fits = chosen(control, question)
     async for client in sliced(list(control.broker.clients.values())):
-        if client.alive:
+        if fits(client):
             yield _loaded(client) if question.get("loads") else client.client_id
 
 
@@ -134,23 +173,52 @@ def _subscription(client: Client, text: str, qos: int, nl: bool, rap: bool, iden
 
 
 async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    fits, topic = chosen(control, question), question.get("topic")
+    """Yield the number of subscriptions, and the first ones in an order: ``most`` of them, 0 = all."""
+    fits, wanted = chosen(control, question), filter_test(question)
+    order = subscription_order(str(question.get("sort") or "filter"))
+    page = ListPage(0, int(question.get("most") or 0), order, reverse=bool(question.get("reverse")))
     known: dict[str, bool] = {}
     async for client in sliced(list(control.broker.clients.values())):
-        if not fits(client):
-            continue
-        for one in _subscriptions_of(client):
-            text = one["filter"]
-            if topic and not known.setdefault(text, _reaches(text, topic)):
-                continue
-            yield one
+        if fits(client):
+            for one in _subscriptions_of(client):
+                text = one["filter"]
+                if text not in known:
+                    known[text] = wanted(text)
+                if known[text]:
+                    page.add(one)
+    yield Total(page.total)
+    for one in page.entries():
+        yield one
+
+
+def filter_test(question: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return a test whether a subscription's filter is selected: by ``topic``, ``filter`` (a pattern), ``shared``."""
+    tests: list[Callable[[str], bool]] = []
+    if topic := question.get("topic"):
+        tests.append(lambda text: _reaches(text, topic))
+    if pattern := question.get("filter"):
+        fits = compile_pattern(translate(pattern)).fullmatch
+        tests.append(lambda text: fits(text) is not None)
+    if question.get("shared"):
+        tests.append(lambda text: text.startswith(SHARE))
+    return lambda text: all(test(text) for test in tests)
 
 
 def _reaches(topic_filter: str, topic: str) -> bool:
     """Whether a subscription, perhaps a shared one, matches a topic."""
-    if topic_filter.startswith("$share/"):
+    if topic_filter.startswith(SHARE):
         topic_filter = topic_filter.split("/", 2)[2]
-    return matches(topic_filter, topic)
+    return bool(topic_filter) and matches(topic_filter, topic)
+
+
+async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Yield the shared subscriptions, each with the number of its members that are connected here."""
+    members: Counter[str] = Counter()
+    async for client in sliced(list(control.broker.clients.values())):
+        if client.alive:
+            members.update(list(client.shares or ()))
+    for text, count in members.items():
+        yield {"filter": text, "members": count}
 
 
 async def _topics(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -223,6 +291,7 @@ ANSWERS: Final = {
     "subscriptions": _subscriptions,
     "topics": _topics,
     "filters": _filters,
+    "groups": _groups,
     "kick": _kick,
     "kicking": _kicking,
 }

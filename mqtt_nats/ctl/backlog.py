@@ -8,20 +8,17 @@ docs/internals/delivery.md#positions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.ctl.records import STREAM_NOT_FOUND, Found, consumers, pages
+from mqtt_nats.ctl.records import AT_ONCE, STREAM_NOT_FOUND, Found, consumers, pages
 from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import positions, stored
 from mqtt_streams.api import ApiError, NoResponders, call
 from mqtt_streams.consumers import ConsumerRef, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import Position, position_subject
-
-AT_ONCE: Final = 32
-"""Most requests at the same time."""
 
 
 class State(NamedTuple):
@@ -67,11 +64,26 @@ async def queues(inbox: RequestInbox, names: Collection[str] | None = None) -> d
             )
             async for one in consumers(inbox, MESSAGES)
         }
+    found, wanted = {}, list(names)
+    for start in range(0, len(wanted), AT_ONCE):
+        some = wanted[start : start + AT_ONCE]
+        infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, name) for name in some))
+        for name, info in zip(some, infos, strict=True):
+            if info is not None:
+                found[name] = State(info.num_pending, info.num_ack_pending, info.delivered_seq)
+    return found
+
+
+async def _positions(inbox: RequestInbox, key: str) -> dict[str, Position]:
+    """Return the positions by session key, of the session with this key or of all (``*``)."""
     found = {}
-    for name in names:
-        info = await consumer_info(inbox, MESSAGES, name)
-        if info is not None:
-            found[name] = State(info.num_pending, info.num_ack_pending, info.delivered_seq)
+    try:
+        async for message in pages(inbox, positions.STREAM, position_subject(key)):
+            position = positions.decode(message.payload)
+            if position is not None:
+                found[message.subject.rpartition(".")[2]] = position
+    except NoResponders:
+        pass  # the stream exists only where a shared reader is used
     return found
 
 
@@ -88,20 +100,16 @@ class Waiting:
         """Stream sequence of the oldest stored message."""
 
     @classmethod
-    async def look(cls, inbox: RequestInbox, one: Found | None = None) -> Waiting:
-        """Read the states of all sessions, or of one session. Raises ApiError, NoResponders, RequestTimeout."""
-        record = one.record if one is not None else None
-        own = [] if record is None else [each.durable_name for each in record.cons.values()]
-        states = await queues(inbox, own if one is not None else None)
-        found = {}
-        subject = position_subject("*" if one is None else one.hash)
-        try:
-            async for message in pages(inbox, positions.STREAM, subject):
-                position = positions.decode(message.payload)
-                if position is not None:
-                    found[message.subject.rpartition(".")[2]] = position
-        except NoResponders:
-            pass  # the stream exists only where a shared reader is used
+    async def look(cls, inbox: RequestInbox, some: Sequence[Found] | None = None) -> Waiting:
+        """Read the states of all sessions, or of some. Raises ApiError, NoResponders, RequestTimeout."""
+        if some is None:
+            states, found = await queues(inbox), await _positions(inbox, "*")
+        else:
+            own = [each.durable_name for one in some if one.record is not None for each in one.record.cons.values()]
+            states, found = await queues(inbox, own), {}
+            for start in range(0, len(some), AT_ONCE):
+                for each in await asyncio.gather(*(_positions(inbox, one.hash) for one in some[start:][:AT_ONCE])):
+                    found |= each
         first = 0
         try:
             first = int((await call(inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["first_seq"])

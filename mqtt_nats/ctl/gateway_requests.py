@@ -53,6 +53,8 @@ class Answers:
     """Gateways that hold a lease and have not answered completely."""
     heard: set[str] = field(default_factory=set)
     """Gateways that have answered completely."""
+    total: int = 0
+    """Number of items that there are, also where gateways have answered with the first ones only."""
 
 
 class Known(NamedTuple):
@@ -179,13 +181,21 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
     refused = sorted({page["error"] for each in pages.values() for page in each if page.get("error")})
     if refused:
         raise Refused("; ".join(refused))
-    answers = Answers(silent=sorted((wanted or set()) - pages.keys()), heard=set(pages))
+    answers = Answers(
+        silent=sorted((wanted or set()) - pages.keys()), heard=set(pages), total=sum(map(_total, pages.values()))
+    )
     for identity, each in sorted(pages.items()):
         for page in each:
             for item in page["items"]:
                 one = item if isinstance(item, dict) else {"value": item}
                 answers.items.append({"gateway": identity, **one})
     return answers
+
+
+def _total(pages: list[dict[str, Any]]) -> int:
+    """Return the number of items that a gateway has; an older one answers all, and does not say how many."""
+    counts = [page["of"] for page in pages if page.get("of") is not None]
+    return counts[-1] if counts else sum(len(page["items"]) for page in pages)
 
 
 def tell(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ MODULES: Final = {
     "clients": "clients",
     "cluster": "cluster",
     "drain": "gateways",
+    "groups": "topics",
     "hooks": "gateways",
     "listeners": "gateways",
     "log": "gateways",

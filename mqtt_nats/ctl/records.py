@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import progress
@@ -19,6 +22,9 @@ from mqtt_streams.timers import STREAM as TIMERS
 
 PAGE: Final = 256
 PAGE_BYTES: Final = 512 * 1024
+
+AT_ONCE: Final = 32
+"""Most requests at the same time."""
 
 STREAM_NOT_FOUND: Final = 10059
 
@@ -37,6 +43,17 @@ class Found(NamedTuple):
     """None: the record cannot be read."""
     problem: str
     """Reason why the record cannot be read; else empty."""
+
+
+class Entry(NamedTuple):
+    """A session record of which only the client id was read."""
+
+    client_id: str
+    """Client id; the key in brackets if the record has none."""
+    written: float
+    """Store time, Unix time in seconds."""
+    seq: int
+    """Sequence of the record."""
 
 
 def fits(pattern: str, client_id: str) -> bool:
@@ -73,16 +90,47 @@ async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIte
 
 async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
     async for message in pages(inbox, STREAM, subject):
-        key = message.subject.rpartition(".")[2]
-        own = key == name_hash(client_id or "")
-        problem, record, name = "", None, client_id if own and client_id else f"({key})"
+        found = _read(message, client_id)
+        if client_id is None or found.client_id == client_id:
+            yield found
+
+
+def _read(message: stored.StoredMessage, client_id: str | None = None) -> Found:
+    key = message.subject.rpartition(".")[2]
+    own = key == name_hash(client_id or "")
+    problem, record, name = "", None, client_id if own and client_id else f"({key})"
+    try:
+        record = decode(message.payload, key=key)
+        name = record.client_id
+    except PoisonedRecord as error:
+        problem = str(error)
+    return Found(name, key, message.seq, message.time_ns / 1e9, record, problem)
+
+
+async def entries(inbox: RequestInbox) -> AsyncGenerator[Entry, None]:
+    """Yield an entry for each session record, oldest record first. Raises ApiError, NoResponders, RequestTimeout."""
+    async for message in pages(inbox, STREAM, PREFIX + ">"):
         try:
-            record = decode(message.payload, key=key)
-            name = record.client_id
-        except PoisonedRecord as error:
-            problem = str(error)
-        if client_id is None or name == client_id:
-            yield Found(name, key, message.seq, message.time_ns / 1e9, record, problem)
+            name = orjson.loads(message.payload)["id"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            name = None
+        if not isinstance(name, str):
+            name = f"({message.subject.rpartition('.')[2]})"
+        yield Entry(name, message.time_ns / 1e9, message.seq)
+
+
+async def records_of(inbox: RequestInbox, some: Sequence[Entry]) -> list[Found]:
+    """Return the records of entries that have not been replaced or removed since, in the order of the entries."""
+    found = []
+    for start in range(0, len(some), AT_ONCE):
+        looks = (stored.get_sequence(inbox, STREAM, one.seq) for one in some[start : start + AT_ONCE])
+        found += [_read(message) for message in await asyncio.gather(*looks) if message is not None]
+    return found
+
+
+async def count(inbox: RequestInbox) -> int:
+    """Return the number of session records. Raises ApiError, NoResponders, RequestTimeout."""
+    return int((await call(inbox, f"STREAM.INFO.{STREAM}"))["state"]["messages"])
 
 
 async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, float]:

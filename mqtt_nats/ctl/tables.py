@@ -106,13 +106,11 @@ def _seen(one: str) -> str:
     return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
 
 
-def cut(found: dict[str, Any], name: str, limit: int) -> dict[str, Any]:
-    """Return a result with at most ``limit`` entries of a list (0: all), and the total number of entries."""
-    total = len(found[name])
-    return {**found, name: found[name][:limit] if limit else found[name], "total": total}
-
-
 def rest(found: dict[str, Any], name: str) -> list[str]:
-    """Return the line below a table that does not contain all entries; empty for a complete table."""
+    """Return the line below a table that does not contain all entries; empty for a complete table.
+
+    Args:
+        found: a result with a list of this name, and the ``total`` number of entries.
+    """
     there = len(found[name])
     return [] if there == found["total"] else [f"{there:,} of {found['total']:,} are shown"]

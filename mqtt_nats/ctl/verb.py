@@ -18,6 +18,9 @@ from mqtt_nats.base.limit_settings import parse_duration
 TEXT_LENGTH: Final = 65_535
 """Most characters of a text argument; no MQTT string is longer."""
 
+OFFSET_MOST: Final = 100_000
+"""Most entries that a list leaves out: it holds their keys in memory, and a search narrows it."""
+
 OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
 """Whether the verb runs in a gateway for an HTTP request; False: for a command line."""
 
@@ -34,6 +37,20 @@ class Arguments(BaseModel):
     """Arguments of a verb. A model is built when its verb is used: a command line uses one of them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=TEXT_LENGTH, defer_build=True)
+
+
+class Paged(Arguments):
+    """Arguments of a list: which part of it is returned."""
+
+    offset: int = Field(
+        default=0,
+        ge=0,
+        le=OFFSET_MOST,
+        description="Without so many at the beginning.",
+        json_schema_extra={"metavar": "N"},
+    )
+    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+    reverse: bool = Field(default=False, description="In the opposite order.")
 
 
 def _nothing(asked: Any, found: Any) -> str:

@@ -21,7 +21,7 @@ from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Refused, Verb
+from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -60,6 +60,7 @@ TABLE = (
     verb("things.remove", "DELETE", "/things/{name}", Some),
     verb("things.send", "POST", "/things/{name}/send", Some),
     verb("list", "GET", "/list", Nothing),
+    verb("pages", "GET", "/pages", Paged),
     verb("refused", "GET", "/refused", Nothing, failing(Refused("there is none", 404))),
     verb("silent", "GET", "/silent", Nothing, failing(NoResponders("x"))),
     verb("late", "GET", "/late", Nothing, failing(RequestTimeout("no reply"))),
@@ -107,6 +108,8 @@ RIGHT = [
     ),
     ("POST", "/things/x%2Fy/send", {}, {"name": "x/y", "count": 1, "tags": [], "deep": False}),
     ("GET", "/list", {}, {}),
+    ("GET", "/pages", {}, {"offset": 0, "limit": 100, "reverse": False}),
+    ("GET", "/pages?offset=7&limit=1000&reverse=true", {}, {"offset": 7, "limit": 1000, "reverse": True}),
 ]
 
 WRONG = [
@@ -116,6 +119,10 @@ WRONG = [
     ("GET", "/things/a/b", {}, 404, "does not exist"),
     ("PUT", "/things/x", {}, 405, "the method PUT is not allowed for /api/v1/things/x"),
     ("GET", "/list?x=1", {}, 400, "x: there is no such argument"),
+    ("GET", "/pages?limit=0", {}, 400, "limit: input should be from 1 to 1000; offset leads to the others"),
+    ("GET", "/pages?limit=1001", {}, 400, "limit: input should be from 1 to 1000"),
+    ("GET", "/pages?offset=-1", {}, 400, "offset: input should be greater than or equal to 0"),
+    ("GET", "/pages?offset=100001", {}, 400, "offset: input should be less than or equal to 100000"),
     ("GET", "/things/x?count=0", {}, 400, "count: input should be greater than or equal to 1"),
     ("GET", "/things/x?count=a&deep=b", {}, 400, "count: input should be a valid integer, unable to parse"),
     ("GET", "/things/x?count=1&count=2", {}, 400, "count is given twice"),
@@ -275,6 +282,21 @@ def test_limits_of_arguments_are_named() -> None:
         for operation in operations.values():
             for one in operation["parameters"]:
                 assert not {"metavar", "flag", "ge", "le", "gt"} & set(one["schema"]), operation["operationId"]
+
+
+def test_lists_have_pages() -> None:
+    """Every list that grows with clients or messages: a part of it, its total, and an order."""
+    found = describe(VERBS, False)
+    paged = {verb.name for verb in VERBS if issubclass(verb.arguments, Paged)}
+    assert paged == {"clients.list", "sessions.list", "subscriptions", "groups", "topics", "retained.list"}
+    for path in ("clients", "sessions", "subscriptions", "groups", "topics", "retained"):
+        operation = found["paths"][f"/api/v1/{path}"]["get"]
+        parameters = {one["name"]: one["schema"] for one in operation["parameters"]}
+        assert (parameters["limit"]["default"], parameters["limit"]["maximum"]) == (100, 1000)
+        assert parameters["offset"]["maximum"] == 100_000
+        assert len(parameters["sort"]["enum"]) > 1
+        name = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert "total" in found["components"]["schemas"][name]["required"]
 
 
 async def test_a_text_that_is_too_long() -> None:

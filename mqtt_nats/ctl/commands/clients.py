@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.control.clients import client_order
+from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
-from mqtt_nats.ctl.tables import ago, cell, cut, plain, quantity, rest, sheet, table
-from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
+from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.verb import Arguments, Length, Paged, Refused, Verb
 
 RENEWED: Final = 5.0
 """Seconds between two renewals of a disconnection in progress at the gateways."""
@@ -42,10 +44,12 @@ class Selection(Arguments):
     slow: bool = Field(default=False, description="Those that do not take what is there for them.")
 
 
-class Listing(Selection):
-    """Selection of clients, with a limit of their number."""
+class Listing(Selection, Paged):
+    """Selection of clients, and of a part of their list."""
 
-    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+    sort: Literal["slowest", "client", "user", "since", "unread", "queued", "inflight", "dropped"] = Field(
+        default="slowest", description="Order of the list."
+    )
 
 
 class Who(Arguments):
@@ -74,10 +78,14 @@ class Kicked(Selection):
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """Return the clients, the slowest first, then by name, and the gateways that have not answered."""
-    answers = await ask(inbox, "clients", asked.model_dump(exclude={"gateway", "limit"}), gateway=asked.gateway)
-    found = sorted(answers.items, key=lambda one: (-one["unread"], -one["queued"], one["client"]))
-    return cut({"clients": found, "silent": answers.silent}, "clients", asked.limit)
+    """Return clients in an order, their total number, and the gateways that have not answered."""
+    question = asked.model_dump(exclude={"gateway", "limit", "offset"})
+    question["most"] = asked.offset + asked.limit if asked.limit else 0
+    answers = await ask(inbox, "clients", question, gateway=asked.gateway)
+    page = ListPage(asked.offset, asked.limit, client_order(asked.sort), reverse=asked.reverse)
+    for one in answers.items:
+        page.add(one)
+    return {"clients": page.entries(), "silent": answers.silent, "total": answers.total}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -211,7 +219,15 @@ def left(asked: Kicked, found: dict[str, Any]) -> str:
 
 
 VERBS: Final = (
-    Verb("clients.list", "GET", "/clients", Listing, listed, "Show who is connected, the slowest first.", shown),
+    Verb(
+        "clients.list",
+        "GET",
+        "/clients",
+        Listing,
+        listed,
+        "Show who is connected, the slowest first or in another order.",
+        shown,
+    ),
     Verb(
         "clients.show",
         "GET",

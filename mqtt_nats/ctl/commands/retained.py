@@ -3,34 +3,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from base64 import b64decode, b64encode
-from heapq import nsmallest
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, field_validator
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.ctl.commands.topics import checked, checked_topic
 from mqtt_nats.ctl.gateway_requests import ask_one, progress
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
-from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Refused, Verb
-from mqtt_streams.retained import RetainedMessage, RetainedStore
+from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
+from mqtt_streams.retained import RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
-
-HELD: Final = 20_000
-"""Entries in memory beyond twice the wanted number at which `All` is cut to the wanted number."""
 
 AT_ONCE: Final = 100
 """Number of topics in one request to a gateway."""
 
 
-class Listing(Arguments):
+class Listing(Paged):
     """Selection of retained messages."""
 
     filter: str = Field(default="#", description="A topic filter.")
-    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+    sort: Literal["topic", "bytes", "stored", "qos"] = Field(default="topic", description="Order of the list.")
 
 
 class Which(Arguments):
@@ -67,53 +64,33 @@ class Message(Arguments):
 class Brief(NamedTuple):
     """Entry of a retained message in a list; without the payload, since a list may have a million messages."""
 
+    topic: str
     qos: int
-    size: int
+    bytes: int
     stored: float
 
 
-class All:
-    """Retained messages read so far that match a filter; only the first ``most`` by topic are needed (0: all)."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._found: dict[str, Brief] = {}
-        self.total = 0
-
-    def add(self, page: list[RetainedMessage]) -> bool:
-        """Add a page; return whether so many entries are in memory that `first` has to be called."""
-        for one in page:
-            topic = subject_to_topic(one.subject)
-            self.total += topic not in self._found
-            self._found[topic] = Brief(one.qos, len(one.payload), one.time_ns / 1e9)
-        return bool(self._most) and len(self._found) > 2 * self._most + HELD
-
-    def first(self) -> list[tuple[str, Brief]]:
-        """Return the first entries by topic, and drop the others."""
-        if self._most:
-            found = nsmallest(self._most, self._found.items(), key=lambda one: one[0])
-        else:
-            found = sorted(self._found.items(), key=lambda one: one[0])
-        self._found = dict(found)
-        return found
+def order(sort: str) -> Callable[[Brief], Any]:
+    """Return the key of an entry, by the name of one of its fields, then by topic."""
+    return lambda one: (getattr(one, sort), one.topic)
 
 
-async def _all(inbox: RequestInbox, topic_filter: str, most: int = 0) -> tuple[list[tuple[str, Brief]], int]:
-    """Return the first entries by topic, and the total number. Sorting runs in a thread, beside the event loop."""
-    found = All(most)
+async def collect(inbox: RequestInbox, topic_filter: str, page: ListPage[Brief]) -> None:
+    """Add the retained messages of all topics that match. One that changes meanwhile may be added twice."""
     for subject in filter_to_subjects(checked(topic_filter)):
-        async for page in RetainedStore(inbox).matching(subject):
-            if found.add(page):
-                await asyncio.to_thread(found.first)
-            progress(found.total)
-    return await asyncio.to_thread(found.first), found.total
+        async for messages in RetainedStore(inbox).matching(subject):
+            for one in messages:
+                topic = subject_to_topic(one.subject)
+                page.add(Brief(topic, one.qos, len(one.payload), one.time_ns / 1e9))
+            progress(page.total)
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """Return the retained messages, sorted by topic."""
-    found, total = await _all(inbox, asked.filter, asked.limit)
-    shown = [{"topic": topic, "qos": one.qos, "bytes": one.size, "stored": one.stored} for topic, one in found]
-    return {"retained": shown, "total": total}
+    """Return retained messages in an order, and their total number."""
+    page = ListPage(asked.offset, asked.limit, order(asked.sort), reverse=asked.reverse)
+    await collect(inbox, asked.filter, page)
+    found = {one.topic: one._asdict() for one in page.entries()}
+    return {"retained": list(found.values()), "total": page.total}
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -168,7 +145,9 @@ async def delete(inbox: RequestInbox, asked: Deleted) -> dict[str, Any]:
     Raises:
         Refused: there is no such message, or no gateway answers.
     """
-    topics = [topic for topic, _ in (await _all(inbox, asked.topic))[0]]
+    page = ListPage(0, 0, order("topic"))
+    await collect(inbox, asked.topic, page)
+    topics = list(dict.fromkeys(one.topic for one in page.entries()))
     if not topics:
         raise Refused(f"nothing is retained on {plain(asked.topic)}: `mqtt-nats ctl retained list` shows what is", 404)
     if not asked.dry_run:

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.control.selection import CONNECTED, RECONNECTED
-from mqtt_nats.ctl.backlog import AT_ONCE as LOOKS
 from mqtt_nats.ctl.backlog import Load, Waiting, Waits
 from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
-from mqtt_nats.ctl.records import Found, deadlines, fits, records
-from mqtt_nats.ctl.tables import ago, cell, cut, plain, rest, sheet, span, table
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.records import AT_ONCE as LOOKS
+from mqtt_nats.ctl.records import Entry, Found, count, deadlines, entries, fits, records, records_of
+from mqtt_nats.ctl.tables import ago, cell, plain, rest, sheet, span, table
+from mqtt_nats.ctl.verb import Arguments, Paged, Refused, Verb
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
@@ -28,8 +31,8 @@ RETURNED: Final = frozenset((CONNECTED, RECONNECTED))
 """Reasons why a session is not ended: its client is connected, or has connected since."""
 
 
-class Listing(Arguments):
-    """Selection of sessions."""
+class Listing(Paged):
+    """Selection of sessions, and of a part of their list."""
 
     match: str = Field(
         default="",
@@ -40,7 +43,11 @@ class Listing(Arguments):
         default="all", description="Only those whose clients are connected, or are not."
     )
     quick: bool = Field(default=False, description="Without the lengths of queues, which are asked of every consumer.")
-    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+    sort: Literal["client", "written", "queued"] = Field(
+        default="client",
+        description="Order of the list. `queued` reads all sessions and consumers; `written` (when their records were) "
+        "of all clients reads the first ones only.",
+    )
 
 
 class Who(Arguments):
@@ -76,22 +83,23 @@ class Client(NamedTuple):
 
 
 async def _connected(
-    inbox: RequestInbox, *, surely: bool = False, loads: bool = False
+    inbox: RequestInbox, *, surely: bool = False, loads: bool = False, clients: Sequence[str] = ()
 ) -> tuple[dict[str, Client], list[str]]:
-    """Return all connected clients with their gateways, and the gateways that have not answered.
+    """Return the connected clients with their gateways, and the gateways that have not answered.
 
     Without a running gateway no client is connected.
 
     Args:
         surely: gateways with a lapsed lease have to answer too, as they may run nevertheless.
         loads: request the numbers of messages in the gateways' memory.
+        clients: only these; otherwise all.
 
     Raises:
         Refused: no gateway answers, and with ``surely`` a gateway may run.
     """
     there = await known(inbox) if surely else None
     try:
-        answers = await ask(inbox, "connected", {"loads": loads})
+        answers = await ask(inbox, "connected", {"loads": loads, "clients": clients})
     except Refused as refused:
         if refused.status != 503 or (surely and (there is None or there.live or there.lapsed)):
             raise
@@ -102,22 +110,86 @@ async def _connected(
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
-    """Return the sessions, most waiting messages first, and the gateways that have not answered."""
-    waiting = None if asked.quick else await Waiting.look(inbox)
-    connected, silent = await _connected(inbox, loads=not asked.quick)
+    """Return sessions in an order, their total number, and the gateways that have not answered."""
+    if asked.sort == "queued":
+        return await _listed_by_queue(inbox, asked)
+    if asked.sort == "written" and not asked.reverse and not asked.match and asked.state == "all":
+        page, total = await _oldest(inbox, asked), await count(inbox)
+        silent: list[str] = []
+    else:
+        found, silent = await _chosen(inbox, asked)
+        page, total = found.entries(), found.total
+    some = await records_of(inbox, page)
+    waiting = None if asked.quick else await Waiting.look(inbox, some)
+    names = [one.client_id for one in some]
+    connected, late = await _connected(inbox, loads=not asked.quick, clients=names) if names else ({}, [])
+    due: dict[str, float] = {}
+    for start in range(0, len(some), LOOKS):
+        for each in await asyncio.gather(*(deadlines(inbox, one.hash) for one in some[start:][:LOOKS])):
+            due |= each
+    shown = await _briefs(some, connected, due, waiting)
+    return {"sessions": shown, "silent": sorted({*silent, *late}), "total": total}
+
+
+async def _oldest(inbox: RequestInbox, asked: Listing) -> list[Entry]:
+    """Return entries in the order of the stream, of which only the first ones are read."""
+    page = ListPage[Entry](asked.offset, asked.limit, lambda one: one.seq)
+    async with aclosing(entries(inbox)) as every:
+        async for one in every:
+            page.add(one)
+            if page.total == asked.offset + asked.limit:
+                break
+    return page.entries()
+
+
+async def _chosen(inbox: RequestInbox, asked: Listing) -> tuple[ListPage[Entry], list[str]]:
+    """Return the part of the list of all records that match, and the gateways that have not answered."""
+    by_client = asked.sort == "client"
+    page = ListPage[Entry](
+        asked.offset,
+        asked.limit,
+        lambda one: (one.client_id, one.seq) if by_client else (one.seq, one.client_id),
+        reverse=asked.reverse,
+    )
+    connected, silent = await _connected(inbox) if asked.state != "all" else ({}, [])
+    async for one in entries(inbox):
+        state = "connected" if one.client_id in connected else "disconnected"
+        if fits(asked.match, one.client_id) and asked.state in ("all", state):
+            page.add(one)
+    return page, silent
+
+
+async def _listed_by_queue(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
+    """Return sessions by the number of messages that wait, for which all records and consumers are read."""
+    waiting = await Waiting.look(inbox)
+    connected, silent = await _connected(inbox, loads=True)
     due = await deadlines(inbox)
-    chosen = []
+    page = ListPage[dict[str, Any]](
+        asked.offset, asked.limit, lambda one: (one["queued"] or 0, one["client"]), reverse=asked.reverse
+    )
+    some: list[Found] = []
     async for one in records(inbox):
         state = "connected" if one.client_id in connected else "disconnected"
         if fits(asked.match, one.client_id) and asked.state in ("all", state):
-            chosen.append(one)
+            some.append(one)
+        if len(some) == LOOKS:
+            for each in await _briefs(some, connected, due, waiting):
+                page.add(each)
+            some.clear()
+    for each in await _briefs(some, connected, due, waiting):
+        page.add(each)
+    return {"sessions": page.entries(), "silent": silent, "total": page.total}
+
+
+async def _briefs(
+    some: Sequence[Found], connected: dict[str, Client], due: dict[str, float], waiting: Waiting | None
+) -> list[dict[str, Any]]:
     found = []
-    for start in range(0, len(chosen), LOOKS):
-        some = chosen[start : start + LOOKS]
-        each = await asyncio.gather(*(_waits(one, connected, waiting) for one in some))
-        found += [_brief(one, connected, due, waits) for one, waits in zip(some, each, strict=True)]
-    found.sort(key=lambda one: (-(one["queued"] or 0), one["client"]))
-    return cut({"sessions": found, "silent": silent}, "sessions", asked.limit)
+    for start in range(0, len(some), LOOKS):
+        few = some[start : start + LOOKS]
+        each = await asyncio.gather(*(_waits(one, connected, waiting) for one in few))
+        found += [_brief(one, connected, due, waits) for one, waits in zip(few, each, strict=True)]
+    return found
 
 
 async def _waits(one: Found, connected: dict[str, Client], waiting: Waiting | None) -> Waits | None:
@@ -197,8 +269,8 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
         found = one
     if found is None:
         raise Refused(f"there is no session of {plain(asked.client_id)}: `mqtt-nats ctl sessions list` shows all", 404)
-    waiting = await Waiting.look(inbox, found)
-    connected, silent = await _connected(inbox, loads=True)
+    waiting = await Waiting.look(inbox, [found])
+    connected, silent = await _connected(inbox, loads=True, clients=[found.client_id])
     record = found.record
     waits = await _waits(found, connected, waiting)
     about = _brief(found, connected, await deadlines(inbox, found.hash), waits)

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl subscriptions`` and ``ctl topics``: list subscriptions of clients, and known topics."""
+"""``ctl subscriptions``, ``groups`` and ``topics``: list subscriptions of clients, their groups, and known topics."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
-from mqtt_nats.ctl.commands.clients import Listing as ClientListing
+from mqtt_nats.control.clients import SHARE, filter_test, subscription_order
+from mqtt_nats.control.list_page import ListPage
+from mqtt_nats.ctl.commands.clients import Selection as ClientSelection
 from mqtt_nats.ctl.gateway_requests import ask, missing
 from mqtt_nats.ctl.records import fits, records
-from mqtt_nats.ctl.tables import cell, cut, plain, rest, table
-from mqtt_nats.ctl.verb import Arguments, Refused, Verb
+from mqtt_nats.ctl.tables import cell, plain, rest, table
+from mqtt_nats.ctl.verb import Paged, Refused, Verb
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -23,8 +26,14 @@ from mqtt_streams.subjects import filter_to_subjects, subject_to_filter, subject
 
 STREAM_NOT_FOUND: Final = 10059
 
+Found = TypeVar("Found", bound=Collection[str])
 
-class Subscriptions(ClientListing):
+
+TOPICS_MOST: Final = 200_000
+"""Most topics that are compared with each other to count them; a longer filter selects fewer."""
+
+
+class Subscriptions(ClientSelection, Paged):
     """Selection of subscriptions."""
 
     topic: str = Field(
@@ -32,14 +41,32 @@ class Subscriptions(ClientListing):
         description="Only those that bring messages of this topic.",
         json_schema_extra={"metavar": "TOPIC"},
     )
+    filter: str = Field(
+        default="",
+        description="Only those with a filter like this: * stands for any characters, ? for one.",
+        json_schema_extra={"metavar": "PATTERN"},
+    )
+    shared: bool = Field(default=False, description="Only shared subscriptions.")
     stored: bool = Field(default=False, description="Also those of sessions whose clients are not connected.")
+    sort: Literal["filter", "client", "qos"] = Field(default="filter", description="Order of the list.")
 
 
-class Topics(Arguments):
+class Groups(Paged):
+    """Selection of groups of shared subscriptions."""
+
+    filter: str = Field(
+        default="",
+        description="Only those with a filter like this: * stands for any characters, ? for one.",
+        json_schema_extra={"metavar": "PATTERN"},
+    )
+    sort: Literal["filter", "members"] = Field(default="filter", description="Order of the list.")
+
+
+class Topics(Paged):
     """Selection of topics."""
 
     filter: str = Field(default="#", description="A topic filter.")
-    limit: int = Field(default=0, ge=0, description="So many at most; 0 for all.", json_schema_extra={"metavar": "N"})
+    sort: Literal["topic", "stored"] = Field(default="topic", description="Order of the list.")
 
 
 def checked(topic_filter: str) -> str:
@@ -60,24 +87,27 @@ def checked_topic(topic: str) -> str:
 
 
 async def subscriptions(inbox: RequestInbox, asked: Subscriptions) -> dict[str, Any]:
-    """Return the subscriptions, sorted by filter and client, and the gateways that have not answered."""
+    """Return subscriptions in an order, their total number, and the gateways that have not answered."""
     if asked.topic:
         checked_topic(asked.topic)
-    question = asked.model_dump(exclude={"gateway", "limit", "stored"})
+    question = asked.model_dump(exclude={"gateway", "limit", "offset", "stored"})
+    question["most"] = asked.offset + asked.limit if asked.limit else 0
     answers = await ask(inbox, "subscriptions", question, gateway=asked.gateway)
-    found = answers.items
-    if asked.stored:
+    page = ListPage(asked.offset, asked.limit, subscription_order(asked.sort), reverse=asked.reverse)
+    for one in answers.items:
+        page.add(one)
+    unseen = answers.total - page.total
+    if asked.stored and not (asked.user or asked.address or asked.listener or asked.gateway or asked.slow):
         everybody = await ask(inbox, "connected")
-        found += await _stored(inbox, asked, {one["value"] for one in everybody.items})
-    found.sort(key=lambda one: (one["filter"], one["client"]))
-    return cut({"subscriptions": found, "silent": answers.silent}, "subscriptions", asked.limit)
+        await _add_stored(inbox, asked, {one["value"] for one in everybody.items}, page)
+    return {"subscriptions": page.entries(), "silent": answers.silent, "total": page.total + unseen}
 
 
-async def _stored(inbox: RequestInbox, asked: Subscriptions, connected: set[str]) -> list[dict[str, Any]]:
-    """Return the stored subscriptions of disconnected clients; none where a criterion needs a connection."""
-    found: list[dict[str, Any]] = []
-    if asked.user or asked.address or asked.listener or asked.gateway or asked.slow:
-        return found
+async def _add_stored(
+    inbox: RequestInbox, asked: Subscriptions, connected: set[str], page: ListPage[dict[str, Any]]
+) -> None:
+    """Add the stored subscriptions of disconnected clients."""
+    wanted = filter_test(asked.model_dump(include={"topic", "filter", "shared"}))
     async for one in records(inbox):
         record = one.record
         if record is None or record.clean or one.client_id in connected or not fits(asked.match, one.client_id):
@@ -88,24 +118,21 @@ async def _stored(inbox: RequestInbox, asked: Subscriptions, connected: set[str]
             for subject, qos in record.subs.items()
         }
         shared = record.v5.shared if record.v5 is not None else {}
+        about = {"gateway": "", "client": one.client_id}
         for text, (qos, option) in filters.items():
-            if not asked.topic or _reaches(text, asked.topic):
-                found.append(
-                    {
-                        "gateway": "",
-                        "client": one.client_id,
-                        "filter": text,
-                        "qos": qos,
-                        "no_local": option is not None and option.nl,
-                        "retain_as_published": option is not None and option.rap,
-                        "identifier": None if option is None else option.id,
-                    }
-                )
+            if wanted(text):
+                own = {
+                    "filter": text,
+                    "qos": qos,
+                    "no_local": option is not None and option.nl,
+                    "retain_as_published": option is not None and option.rap,
+                    "identifier": None if option is None else option.id,
+                }
+                page.add(about | own)
         for text, share in shared.items():
-            if not asked.topic or _reaches(text.split("/", 2)[2], asked.topic):
-                about = {"no_local": False, "retain_as_published": share.rap, "identifier": share.id}
-                found.append({"gateway": "", "client": one.client_id, "filter": text, "qos": share.qos, **about})
-    return found
+            if wanted(text):
+                own = {"no_local": False, "retain_as_published": share.rap, "identifier": share.id}
+                page.add(about | {"filter": text, "qos": share.qos} | own)
 
 
 def _text(subject: str) -> str:
@@ -113,10 +140,6 @@ def _text(subject: str) -> str:
         return subject_to_filter(subject)
     except ValueError:
         return subject
-
-
-def _reaches(topic_filter: str, topic: str) -> bool:
-    return bool(topic_filter) and matches(topic_filter, topic)
 
 
 def shown_subscriptions(found: dict[str, Any]) -> str:
@@ -144,8 +167,43 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
     )
 
 
+async def groups(inbox: RequestInbox, asked: Groups) -> dict[str, Any]:
+    """Return the groups that have connected members, their total number, and the gateways that have not answered."""
+    answers = await ask(inbox, "groups")
+    wanted = filter_test(asked.model_dump(include={"filter"}))
+    found: dict[str, dict[str, Any]] = {}
+    for one in answers.items:
+        if wanted(text := one["filter"]):
+            name, topic_filter = text.removeprefix(SHARE).split("/", 1)
+            group = found.setdefault(text, {"group": name, "filter": topic_filter, "members": 0, "gateways": []})
+            group["members"] += one["members"]
+            group["gateways"].append(one["gateway"])
+    page = ListPage[dict[str, Any]](asked.offset, asked.limit, _group_order(asked.sort), reverse=asked.reverse)
+    for group in found.values():
+        page.add(group)
+    return {"groups": page.entries(), "silent": answers.silent, "total": page.total}
+
+
+def _group_order(sort: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda one: (one[sort], one["filter"], one["group"])
+
+
+def shown_groups(found: dict[str, Any]) -> str:
+    """Return the result as text for a terminal."""
+    rows = [
+        [cell(one["group"]), cell(one["filter"]), f"{one['members']:,}", ", ".join(one["gateways"])]
+        for one in found["groups"]
+    ]
+    lines = table(["group", "filter", "connected members", "gateways"], rows, "gateways")
+    return "\n".join([*lines, *missing(found["silent"], "its members"), *rest(found, "groups")])
+
+
 async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
-    """Return topics that have stored messages or a retained message, or were used lately at a gateway."""
+    """Return topics that have stored messages or a retained message, or were used lately at a gateway.
+
+    Raises:
+        Refused: more than `TOPICS_MOST` topics match the filter.
+    """
     wanted = checked(asked.filter)
     stored = await _counts(inbox, MESSAGES, MESSAGE_PREFIX, wanted)
     retained = await _counts(inbox, RETAINED, RETAINED_PREFIX, wanted)
@@ -153,6 +211,9 @@ async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
     gateways: dict[str, list[str]] = {}
     for one in answers.items:
         gateways.setdefault(one["value"], []).append(one["gateway"])
+    page = ListPage[str](asked.offset, asked.limit, _topic_order(asked.sort, stored), reverse=asked.reverse)
+    for topic in _few({*stored, *retained, *gateways}):
+        page.add(topic)
     found = [
         {
             "topic": topic,
@@ -160,9 +221,20 @@ async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
             "retained": topic in retained,
             "gateways": gateways.get(topic, []),
         }
-        for topic in sorted({*stored, *retained, *gateways})
+        for topic in page.entries()
     ]
-    return cut({"topics": found, "silent": answers.silent}, "topics", asked.limit)
+    return {"topics": found, "silent": answers.silent, "total": page.total}
+
+
+def _topic_order(sort: str, stored: Mapping[str, int]) -> Callable[[str], Any]:
+    return (lambda topic: (stored.get(topic, 0), topic)) if sort == "stored" else lambda topic: topic
+
+
+def _few(found: Found) -> Found:
+    """Return topics as they are. Raises Refused: there are too many."""
+    if len(found) > TOPICS_MOST:
+        raise Refused(f"more than {TOPICS_MOST:,} topics match: give a filter that matches fewer")
+    return found
 
 
 async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) -> dict[str, int]:
@@ -183,6 +255,7 @@ async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) ->
                 topic = subject_to_topic(one.removeprefix(prefix))
                 if topic and matches(wanted, topic):
                     found[topic] = count
+            _few(found)
             offset += len(page)
             if not page or offset >= answer.get("total", 0):
                 break
@@ -215,6 +288,15 @@ VERBS: Final = (
         subscriptions,
         "Show who has subscribed what.",
         shown_subscriptions,
+    ),
+    Verb(
+        "groups",
+        "GET",
+        "/groups",
+        Groups,
+        groups,
+        "Show the groups of shared subscriptions that have connected members.",
+        shown_groups,
     ),
     Verb(
         "topics",
