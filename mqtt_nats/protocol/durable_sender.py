@@ -416,4 +416,6 @@ class DurableSender(OwedPubrels):
         sequence = delivery.sequence
         if sequence > 0:
             delivery.source.done.append(sequence)
+        elif delivery.reply and delivery.qos == 1:
+            delivery.source.settle(delivery.reply)
         self._ended(delivery)

@@ -44,6 +44,7 @@ class SubscriptionState:
         "place",
         "qos",
         "reach",
+        "settled",
         "start",
         "until",
         "was_qos",
@@ -103,6 +104,9 @@ class SubscriptionState:
     one window of the consumer, and to a few more messages where its next leader lags behind."""
     left: deque[int]
     """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
+    settled: deque[bytes] | None
+    """Acknowledgement subjects of a shared subscription's QoS 1 messages that were acknowledged last: they are used
+    again after a loss; None = there are none."""
 
     def __init__(
         self, qos: int, start: int, window: int, end: int = 0, *, whole: bool = False, was: tuple[int, int] = (0, 0)
@@ -123,6 +127,7 @@ class SubscriptionState:
         self.backlog = deque()
         self.done = deque(maxlen=max(window, self.KNOWN_LEAST))
         self.left = deque(maxlen=max(window, self.KNOWN_LEAST))
+        self.settled = None
 
     # -- what was granted -----------------------------------------------------------------------
 
@@ -201,6 +206,12 @@ class SubscriptionState:
     def deliver_to(self, sequence: int) -> None:
         """Note that all messages up to a stream sequence were delivered."""
         self.first = self.last = sequence
+
+    def settle(self, reply: bytes) -> None:
+        """Note that a shared subscription's QoS 1 message is being acknowledged."""
+        if self.settled is None:
+            self.settled = deque(maxlen=self.KNOWN_LEAST)
+        self.settled.append(reply)
 
     def seen(self, sequence: int, attempt: int) -> None:
         """Note a delivery: the ``attempt``-th one of a message, from 1."""

@@ -145,10 +145,10 @@ class Membership:
         record = client.record
         assert record is not None
         assert record.v5 is not None
-        self.note = await groups.join(self.group, client.hash, client.client_id, self.text)
+        threshold = backstop(client.expiry)
+        self.note = await groups.join(self.group, client.hash, client.client_id, self.text, threshold)
         subjects = filter_to_subjects(self.filter)
-        start = record.v5.shared[self.text].start
-        await groups.ensure_consumer(self.group, self.text, subjects, start, backstop(client.expiry))
+        await groups.ensure_consumer(self.group, self.text, subjects, record.v5.shared[self.text].start, threshold)
         present, sequence = await self._record()
         # A record write under way may be stored (then its nonce is known), or the record is still that of the epoch.
         if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
@@ -184,10 +184,9 @@ class Membership:
 
     def renew_inbox(self) -> None:
         """Subscribe the address again on a new connection for requests, and ask for messages."""
-        self.asked = 0
         if self.inbox:  # else there is no id yet: nats-server ends a connection that subscribes without an id
             self.client.broker.link.renew(self.inbox, self.address)
-            self.ask()
+            self.ask_again()
 
     def ask(self) -> None:
         """Ask for as many messages as the client has room for."""
@@ -205,7 +204,9 @@ class Membership:
             broker.link.kick()
 
     def ask_again(self) -> None:
-        """Ask again: the last request was lost with the leader of the consumer."""
+        """Ask again: the last request was lost, and so may be the last acknowledgements at QoS 1."""
+        for reply in self.source.settled or ():
+            answer(self.client.broker, reply, b"")
         self.asked = 0
         self.ask()
 

@@ -23,7 +23,6 @@ from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_nats.sessions.stream_head import mark
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import ACK_WAIT_NS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.shared import EXPIRED_NS, Assignment
 
@@ -126,7 +125,9 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
 def settled(client: Client, token: bytes) -> None:
     """Acknowledge a message that a regular session's client has acknowledged or refused [MQTT-4.8.2-6] (5.0)."""
     for member in (client.shares or {}).values():
-        member.held.discard(token)
+        if token in member.held:
+            member.held.discard(token)
+            member.source.settle(token)
     answer(client.broker, token, b"")
 
 
@@ -277,7 +278,7 @@ async def _restore_wait(broker: Broker, group: str) -> None:
     """Give the consumer of a group its AckWait again; a short one has messages delivered twice."""
     for pause in RESTORE_PAUSES:
         try:
-            await ask_once_for_all(partial(broker.groups.set_wait, group, ACK_WAIT_NS, -1))
+            await ask_once_for_all(partial(broker.groups.restore_wait, group))
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.warning("the consumer of a group has a short AckWait still: %s", error)

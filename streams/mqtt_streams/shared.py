@@ -40,6 +40,9 @@ IN_TIME_NS: Final = ACK_WAIT_NS // 2
 EXPIRED_NS: Final = 2_000_000_000
 """AckWait in nanoseconds that is set for a moment: what nobody has asked more time for is delivered again."""
 
+ATTEMPTS: Final = 3
+"""Times that a group's consumer is written, while other gateways write it at the same time."""
+
 _SOLE: Final = (
     b"Nats-Expected-Last-Subject-Sequence:0\r\nNats-Expected-Last-Subject-Sequence-Subject:"
     + ASSIGNED.encode()
@@ -152,9 +155,12 @@ class SharedStore:
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
-    async def join(self, group: str, client_hash: str, client_id: str, subscription: str) -> int:
-        """Write a member's record and return its sequence; raises ApiError, NoResponders, RequestTimeout (all do)."""
-        body = orjson.dumps({"client": client_id, "filter": subscription})
+    async def join(self, group: str, client_hash: str, client_id: str, subscription: str, threshold: int) -> int:
+        """Write a member's record and return its sequence; raises ApiError, NoResponders, RequestTimeout (all do).
+
+        `threshold`: what the member needs of the group's consumer; see `ensure_consumer`.
+        """
+        body = orjson.dumps({"client": client_id, "filter": subscription, "threshold": threshold})
         return await publish(self._js, members_subject(group, client_hash), body)
 
     async def leave(self, group: str, client_hash: str, note: int = 0) -> None:
@@ -181,26 +187,24 @@ class SharedStore:
         """Create the group's consumer from stream sequence `start`, or from the end of the stream if that is lower.
 
         `threshold`: nanoseconds without a request until nats-server may remove the consumer, 0 = never; it only grows.
+        The member's record is there already: see `_needed`.
         """
         name = CONSUMER_PREFIX + group
-        for _ in range(3):
+        for _ in range(ATTEMPTS):
             info = await consumer_info(self._js, MESSAGES, name)
-            if info is None:
-                state = (await call(self._js, f"STREAM.INFO.{MESSAGES}"))["state"]
-                start = min(start, int(state["last_seq"]) + 1)
-                config = _config(name, subscription, subjects, start, threshold)
-                config["max_ack_pending"] = bounded_ack_pending(self._js, WINDOW)
-                action = "create"
-            else:
-                config = info.config
-                present = int(config.get("inactive_threshold", 0))
-                enough = not present or (threshold and threshold <= present)
-                if enough and config.get("ack_wait") == ACK_WAIT_NS:  # else a gateway has died within `set_wait`
+            if info is not None:
+                # Else a gateway has died within `set_wait`.
+                sound = info.config.get("ack_wait") == ACK_WAIT_NS
+                if sound and _suffices(info.config, [threshold]):
                     return
-                config |= {"inactive_threshold": present if enough else threshold, "ack_wait": ACK_WAIT_NS}
-                action = "update"
+                await self._update(group, info.config, [threshold])
+                continue
+            state = (await call(self._js, f"STREAM.INFO.{MESSAGES}"))["state"]
+            start = min(start, int(state["last_seq"]) + 1)
+            config = _config(name, subscription, subjects, start, threshold)
+            config["max_ack_pending"] = bounded_ack_pending(self._js, WINDOW)
             try:
-                await self._write(name, config, action)
+                await self._write(name, config, "create")
                 return
             except ApiError as error:
                 if error.err_code not in CONSUMER_EXISTS:  # otherwise another gateway has created it: look again
@@ -218,6 +222,39 @@ class SharedStore:
             return False
         await self._write(name, info.config | {"ack_wait": ack_wait}, "update")
         return True
+
+    async def restore_wait(self, group: str) -> None:
+        """Set the AckWait of a group's consumer to what it always is, after `set_wait`."""
+        info = await consumer_info(self._js, MESSAGES, CONSUMER_PREFIX + group)
+        if info is not None:
+            await self._update(group, info.config, await self._needed(group))
+
+    async def _update(self, group: str, config: dict[str, Any], needed: list[int]) -> None:
+        """Write a consumer's configuration with the longest of its own inactive threshold and ``needed``.
+
+        A change between the read and the write of ``config``, by another gateway, is undone by the write: JetStream
+        takes the configuration as a whole. So whoever has written looks whether the consumer is as all members need
+        it. Their records are older than their changes.
+        """
+        for _ in range(ATTEMPTS):
+            threshold = _longest([*needed, int(config.get("inactive_threshold", 0))])
+            config = config | {"inactive_threshold": threshold, "ack_wait": ACK_WAIT_NS}
+            await self._write(CONSUMER_PREFIX + group, config, "update")
+            needed = await self._needed(group)
+            info = await consumer_info(self._js, MESSAGES, CONSUMER_PREFIX + group)
+            if info is None or _suffices(info.config, needed):
+                return
+            config = info.config
+
+    async def _needed(self, group: str) -> list[int]:
+        """Return the inactive thresholds that the members of a group need; older gateways have not stored them."""
+        found = []
+        for record in await stored.all_of(self._js, STREAM, members_subject(group)):
+            with suppress(orjson.JSONDecodeError, AttributeError):
+                threshold = orjson.loads(record.payload).get("threshold")
+                if isinstance(threshold, int):
+                    found.append(threshold)
+        return found
 
     async def _write(self, name: str, config: dict[str, Any], action: str) -> None:
         body = {"stream_name": MESSAGES, "config": config, "action": action}
@@ -267,6 +304,17 @@ class SharedStore:
             if share == subscription and (owner := _owner(found, stored_ns)) is not None:
                 return owner
         return None
+
+
+def _longest(thresholds: list[int]) -> int:
+    """Return the longest inactive threshold in nanoseconds; 0 stands for one without an end."""
+    return 0 if 0 in thresholds else max(thresholds)
+
+
+def _suffices(config: dict[str, Any], needed: list[int]) -> bool:
+    """Whether a consumer's inactive threshold is as long as each of ``needed``."""
+    present = int(config.get("inactive_threshold", 0))
+    return _longest([present, *needed]) == present
 
 
 def _owner(found: stored.StoredMessage, stored_ns: int) -> Owner | None:

@@ -101,9 +101,10 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
 
 
 async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:
-    """Return all messages of a subject in sequence order, as the leader has them; needs `allow_direct` for speed.
+    """Return all messages of a subject (wildcards allowed) in sequence order, as the leader has them.
 
-    Any replica may send several in one page; the page counts if the leader has as many and the same last message.
+    It needs `allow_direct` for speed: any replica may send several in one page. The page counts if the leader has as
+    many and the same last message.
     """
     first = await _get(js, stream, {"next_by_subj": subject, "seq": 1})
     last = await get_last(js, stream, subject) if first is not None else None
@@ -112,7 +113,7 @@ async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage
     if first.seq == last.seq:
         return [first]
     info = await call(js, f"STREAM.INFO.{stream}", {"subjects_filter": subject})
-    count = (info["state"].get("subjects") or {}).get(subject, 0)
+    count = sum((info["state"].get("subjects") or {}).values())
     if info["config"].get("allow_direct"):
         try:
             page, _ = await direct_page(js, stream, subject, {"seq": first.seq}, messages=count, size=_PAGE)

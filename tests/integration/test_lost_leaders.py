@@ -97,6 +97,41 @@ async def test_a_message_of_a_group(
         await aeventually(as_before)
 
 
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("lost", ["with the leader", "with the connection"])
+async def test_an_acknowledgement_of_a_group(
+    local: Gateway, gateway: Gateway, proxy: NatsProxy, stored: Stored, name: str, clean: bool, lost: str
+) -> None:
+    """It is repeated: no member gets again what a client has acknowledged."""
+    await asyncio.to_thread(local.start)
+    consumer = f"{CONSUMER_PREFIX}{group_hash(name, name)}"
+    async with (
+        await RawClient.connect(local.port, f"near-{name}", clean=clean) as near,
+        await RawClient.connect(gateway.port, f"far-{name}") as far,
+        await RawClient.connect(gateway.port, f"publisher-{name}") as publisher,
+    ):
+        await near.subscribe(f"$share/{name}/{name}", qos=1)
+        trap = proxy.set("up", f"$JS.ACK.$MQTT_msgs.{consumer}.", Action.DROP)
+        await publisher.deliver(name, b"once", 1)
+        await near.receive(name, b"once")
+        await trap.sprung.wait()
+        await far.subscribe(f"$share/{name}/{name}", qos=1)
+        assert (await stored.js.consumer_info("$MQTT_msgs", consumer)).num_ack_pending == 1
+        if lost == "with the leader":
+            await stored.nats.publish(f"{ELECTED}$MQTT_msgs.{consumer}", b"{}")
+        else:
+            proxy.cut()
+
+        async def acknowledged() -> bool:
+            info = await stored.js.consumer_info("$MQTT_msgs", consumer)
+            assert not info.num_redelivered
+            return bool(info.num_ack_pending == 0)
+
+        await aeventually(acknowledged)
+        await near.quiet()
+        await far.quiet()
+
+
 async def test_a_timer(
     local: Gateway, proxy: NatsProxy, stored: Stored, gateway_factory: GatewayFactory, name: str
 ) -> None:

@@ -22,6 +22,12 @@ class Groups:
         self.set: list[int] = []
 
     async def set_wait(self, group: str, ack_wait: int, most: int = 0) -> bool:
+        return self._outcome(ack_wait)
+
+    async def restore_wait(self, group: str) -> None:
+        self._outcome(ACK_WAIT_NS)
+
+    def _outcome(self, ack_wait: int) -> bool:
         self.set.append(ack_wait)
         outcome = self.outcomes.pop(0) if self.outcomes else True
         if isinstance(outcome, Exception):
