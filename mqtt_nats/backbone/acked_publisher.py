@@ -208,8 +208,16 @@ class AckedPublisher(PendingStores):
             self.stall(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
 
     def _give_up(self, error: ApiError) -> None:
-        """Fail all stores that wait for room: maybe what makes room waits behind them."""
-        waiting = [item for group in self._outages for item in self._of(group) if item[1].waits()]
+        """Fail stores that wait for room: maybe what makes room waits behind them.
+
+        Those that nobody would repeat go on waiting, unless so many wait that publishers are not read from.
+        """
+        waiting = [
+            (token, op)
+            for group in self._outages
+            for token, op in self._of(group)
+            if op.waits() and (self._pressed or not op.outlasts())
+        ]
         log.warning("%s for %g s: %d stores are refused", FULL, FULL_MOST, len(waiting), extra=once(FULL))
         self.refusals.room()  # none waits any more; the next one that is refused waits as long again
         for token, op in waiting:

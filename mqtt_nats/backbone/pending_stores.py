@@ -107,6 +107,10 @@ class PendingStore:
         """Return whether the store waits for room while JetStream's storage is full; otherwise it fails at once."""
         return False
 
+    def outlasts(self) -> bool:
+        """Return whether the store goes on waiting for room after `FULL_MOST`: nobody would repeat it."""
+        return False
+
     def stale(self) -> bool:
         """Return whether it is too late to send the message again; an earlier attempt may have stored it."""
         return False

@@ -47,6 +47,10 @@ class RetainedOp(PendingStore):
         """Return whether the publish waits for room."""
         return self.parent is not None and self.parent.waits()
 
+    def outlasts(self) -> bool:
+        """Return whether the publish goes on waiting for room."""
+        return self.parent is not None and self.parent.outlasts()
+
     def failed(self, error: ApiError) -> None:
         """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
         self.broker.retained_now(self)

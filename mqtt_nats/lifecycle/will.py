@@ -358,6 +358,10 @@ class WillOp(CountedStore):
         """Return True: nobody would publish the will later."""
         return True
 
+    def outlasts(self) -> bool:
+        """Return True: the client has gone and does not repeat the will."""
+        return True
+
     def failed(self, error: ApiError) -> None:
         """Log that a store is refused, and count it as finished: the client has gone."""
         log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)

@@ -43,14 +43,20 @@ class FakeLink:
 class Note(PendingStore):
     """Writes its end down."""
 
-    def __init__(self, log: list[object], name: str, optional: bool = False, waits: bool = False) -> None:
+    def __init__(
+        self, log: list[object], name: str, optional: bool = False, waits: bool = False, outlasts: bool = False
+    ) -> None:
         self.log = log
         self.name = name
         self.optional = optional
         self._waits = waits
+        self._outlasts = outlasts
 
     def waits(self) -> bool:
         return self._waits
+
+    def outlasts(self) -> bool:
+        return self._outlasts
 
     def stored(self, ack: bytes) -> None:
         self.log.append((self.name, ack))
@@ -77,10 +83,11 @@ class Bench:
         identity: bytes = b"",
         subject: bytes = b"$MQTT.msgs.s",
         waits: bool = False,
+        outlasts: bool = False,
     ) -> None:
         before = set(self.store.pending)
         headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name, waits=waits))
+        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name, waits=waits, outlasts=outlasts))
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.backbone import pending_stores
 from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.pending_stores import FULL_MOST, REASONS, Refusals, reason_of
 from mqtt_streams.api import ApiError
@@ -105,6 +106,37 @@ async def test_it_does_not_wait_for_ever() -> None:
     bench.answer("four", FULL)
     assert bench.log[4:] == []
     assert bench.store.full.startswith("JetStream storage is full")
+
+
+@pytest.mark.parametrize("many", [False, True])
+async def test_what_nobody_would_repeat_goes_on_waiting(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    """Such as a will; unless so many stores wait that publishers are not read from, who might make room."""
+    monkeypatch.setattr(pending_stores, "MAX_PENDING", 1 if many else 100)
+    bench = Bench()
+    bench.store.tick(1000.0)
+    bench.put("will", waits=True, outlasts=True)
+    bench.put("publish", waits=True)
+    bench.answer("will", FULL)
+    bench.sent()
+    bench.store.tick(1000.0 + FULL_MOST)
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("will", FULL)
+    if many:
+        assert bench.log == [("will", 10023), ("publish", 10023)]
+        return
+    assert bench.log == [("publish", 10023)]
+    assert bench.sent() == ["will"]
+    bench.answer("will", FULL)
+    assert bench.store.full
+    bench.store.tick(1000.0 + 2 * FULL_MOST)
+    await aeventually(lambda: bool(bench.link.out))
+    bench.sent()
+    bench.answer("will", FULL)
+    assert bench.sent() == ["will"]
+    bench.answer("will")
+    assert bench.log == [("publish", 10023), ("will", b'{"seq":1}')]
+    assert bench.store.full == ""
 
 
 async def test_in_a_cluster_the_leader_without_room_steps_down() -> None:
