@@ -47,13 +47,13 @@ def check(settings: Settings) -> None:
         StartupError: the extra is not installed, or a file cannot be used.
     """
     if settings.admin_listen is not None:
-        _, tls_of = _parts()
-        tls_of(settings)
+        _, check_files = _parts()
+        check_files(settings)
 
 
 def _parts() -> tuple[type[AdminListener], Callable[[Settings], object]]:
     try:
-        from mqtt_nats.admin.listener import AdminListener, tls_of
+        from mqtt_nats.admin.listener import AdminListener, check_files
     except ImportError as error:
         raise StartupError(f"admin_listen needs the extra `admin`: pip install 'mqtt-nats[admin]' ({error})") from None
-    return AdminListener, tls_of
+    return AdminListener, check_files

@@ -16,12 +16,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mqtt_nats import __version__
-from mqtt_nats.admin.guard import BODY_MOST, problem, read_body
+from mqtt_nats.admin.access.guard import BODY_MOST, administrator_of, begin_deed, problem, read_body
 from mqtt_nats.admin.results import result_schema
 from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
+from mqtt_nats.control.deeds import DONE, Deeds
 from mqtt_nats.ctl.gateway_requests import run_verb
-from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Paged, Refused, Verb
+from mqtt_nats.ctl.verb import ADMINISTRATOR, Arguments, Paged, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
@@ -60,12 +61,17 @@ class BadRequest(Exception):
 
 
 class Api:
-    """Answers for all verbs of a table."""
+    """Answers for all verbs of a table.
 
-    def __init__(self, listener: AdminListener, verbs: Sequence[Verb]) -> None:
+    Args:
+        deeds: where it is noted what administrators do.
+    """
+
+    def __init__(self, listener: AdminListener, verbs: Sequence[Verb], deeds: Deeds) -> None:
         self._listener = listener
         # What a path says literally goes before what stands for anything.
         self._verbs = sorted(verbs, key=lambda one: len(one.in_path))
+        self._deeds = deeds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -78,17 +84,29 @@ class Api:
         try:
             verb, values = self._find(request)
             values |= await _given(verb, request, values)
-            arguments = _validated(verb, values)
         except BadRequest as error:
             found = problem(error.status, str(error))
             if error.status == 405:
                 found.headers["allow"] = ", ".join(self._methods(request))
             return found
-        if verb.method != "GET":
-            log.warning("%s by %s over HTTP", verb.name, request.client.host if request.client else "somebody")
-        OVER_HTTP.set(True)  # each request has a task, so a context, of its own
+        if verb.role == "viewer":
+            return await self._run(verb, values, request)
+        deed = begin_deed(self._deeds, request.scope, verb.name, values)
+        found = await self._run(verb, values, request)
+        deed.end(DONE if found.status_code == 200 else str(orjson.loads(found.body)["error"]))
+        return found
+
+    async def _run(self, verb: Verb, values: dict[str, Any], request: Request) -> Response:
+        """The response of a verb to somebody who may use it, or the error."""
+        administrator = administrator_of(request.scope)
+        if verb.role == "administrator" and administrator.role != verb.role:
+            return problem(403, f"{verb.name} is for administrators: {administrator.name} has the role viewer")
+        ADMINISTRATOR.set(administrator.name)  # each request has a task, so a context, of its own
         try:
+            arguments = _validated(verb, values)
             result = await _done(verb, run_verb(verb, await self._listener.inbox(), arguments), request.receive)
+        except BadRequest as error:
+            return problem(error.status, str(error))
         except Refused as error:
             return self._failed(error.status, str(error))
         except StartupError as error:  # NATS cannot be reached
@@ -345,6 +363,7 @@ def _operation(verb: Verb, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": verb.name,
         "summary": verb.summary,
+        "description": "For viewers and administrators." if verb.role == "viewer" else "For administrators.",
         "tags": [verb.name.partition(".")[0]],
         "parameters": [_parameter(name, properties[name], "path", True) for name in verb.in_path],
         "responses": {

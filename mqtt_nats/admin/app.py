@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from mqtt_nats.admin.access.guard import Guard, administrator_of, problem
 from mqtt_nats.admin.api import PREFIX, Api, describe
 from mqtt_nats.admin.bridge import Bridge
-from mqtt_nats.admin.guard import Guard, problem
 from mqtt_nats.admin.metrics import collect
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.base.errors import StartupError
@@ -62,18 +62,20 @@ def make_app(listener: AdminListener) -> ASGIApp:
         return Response(body, headers={"content-type": kind, "vary": "accept"})
 
     async def openapi(request: Request) -> Response:
-        return _json(describe((*VERBS, TRACE), listener.settings.admin_token is not None))
+        return _json(describe((*VERBS, TRACE), listener.administrators.have_tokens))
 
     async def about(request: Request) -> Response:
         """Return the settings that the page reads first."""
-        return _json({"gateway": listener.gateway.name(), "obstacle": listener.obstacle})
+        who = administrator_of(request.scope)
+        about = {"gateway": listener.gateway.name(), "obstacle": listener.obstacle}
+        return _json({**about, "administrator": who.name, "role": who.role})
 
     async def page(request: Request) -> Response:
         name, kind = PAGE[request.url.path]
         body = (files("mqtt_nats.admin") / "static" / name).read_bytes()
         return Response(body, headers={"content-type": kind})
 
-    api = Api(listener, (*VERBS, TRACE))
+    api = Api(listener, (*VERBS, TRACE), listener.gateway.deeds)
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),
@@ -85,13 +87,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         *(Route(path, page) for path in PAGE),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _wrong})
-    token = listener.settings.admin_token
-    return Guard(
-        app,
-        OPEN,
-        "" if token is None else token.get_secret_value(),
-        listener.settings.admin_tls_client_ca is not None,
-    )
+    return Guard(app, OPEN, lambda: listener.administrators, proved=listener.settings.admin_tls_client_ca is not None)
 
 
 def _json(found: Any) -> Response:

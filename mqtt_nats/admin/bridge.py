@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mqtt_nats.access.authenticator import ADMINISTRATOR, Allow, Credentials, Denied, Exchange
-from mqtt_nats.admin.guard import SUBPROTOCOL
+from mqtt_nats.admin.access.guard import SUBPROTOCOL, administrator_of, begin_deed
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.codec import (
@@ -44,6 +44,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
     validate_topic_name,
 )
+from mqtt_nats.control.deeds import DONE
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import decoder_limits
 
@@ -124,6 +125,9 @@ class Bridge:
     async def serve(self, socket: WebSocket) -> None:
         """Serve one page until it goes."""
         broker = self._listener.gateway.broker
+        if administrator_of(socket.scope).role != "administrator":
+            await socket.close()  # before it is accepted: status 403
+            return
         chosen = SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None
         await socket.accept(chosen)
         if broker is None or self._listener.obstacle or self._count >= BRIDGES:
@@ -146,6 +150,7 @@ class Page:
         assert broker is not None
         settings = listener.settings
         self._socket = socket
+        self._deeds = listener.gateway.deeds
         self._waiting: deque[dict[str, Any]] = deque()
         self._more = asyncio.Event()
         self._readable = asyncio.Event()
@@ -209,12 +214,19 @@ class Page:
     def _take(self, text: str | bytes) -> None:
         try:
             asked = ASKED.validate_json(text)
+            self._note(asked)
             self._do(asked)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             self._tell(**{"is": "error", "text": f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"})
         except (MqttError, ValueError) as error:
             self._tell(**{"is": "error", "text": " ".join(str(error).split())})
+
+    def _note(self, asked: Subscribing | Unsubscribing | Publishing) -> None:
+        """Note for the audit trail what is published and subscribed; the page is told whether it is done."""
+        if not isinstance(asked, Unsubscribing):
+            values = asked.model_dump(exclude={"do"})
+            begin_deed(self._deeds, self._socket.scope, f"dashboard.{asked.do}", values).end(DONE)
 
     def _do(self, asked: Subscribing | Unsubscribing | Publishing) -> None:
         levels = self._connection.settings.max_topic_levels

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import uvicorn
 
+from mqtt_nats.admin.access.administrators import Administrators
 from mqtt_nats.admin.app import make_app
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
 from mqtt_nats.admin.handshakes import Handshakes
@@ -108,6 +109,16 @@ def tls_of(settings: Settings) -> tuple[ssl.SSLContext | None, float]:
     return make_context(own), certificate_end(own)
 
 
+def check_files(settings: Settings) -> None:
+    """Read the files that the settings name for the admin listener.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+    tls_of(settings)
+    Administrators.load(settings)
+
+
 class AdminListener:
     """Listens from before the gateway is connected to NATS until it has ended, so that it can say how far that is."""
 
@@ -120,6 +131,7 @@ class AdminListener:
         assert self.settings.admin_listen is not None
         self.listen = self.settings.admin_listen
         self.bound = Bound(*parse_address(self.listen), "admin")
+        self.administrators = Administrators({})
         self._certificate_end = math.inf
         self._link: NatsConnection | None = None
         self._inbox: RequestInbox | None = None
@@ -135,10 +147,11 @@ class AdminListener:
         """
         settings = self.settings
         tls, self._certificate_end = tls_of(settings)
+        self.administrators = Administrators.load(settings)
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
-        if tls is None and settings.admin_token is not None and not settings.admin_is_near:
+        if tls is None and settings.admin_has_tokens and not settings.admin_is_near:
             log.warning("admin listener %s: the token is sent without encryption: set admin_tls_cert", self.listen)
         config = uvicorn.Config(
             make_app(self),
@@ -163,14 +176,16 @@ class AdminListener:
         return self
 
     def reload(self) -> None:
-        """Read certificate and authorities again, for connections to come.
+        """Read certificate and authorities again, for connections to come, and tokens, for requests to come.
 
         Raises:
             StartupError: they cannot be used.
         """
         if self._server is not None:
+            administrators = Administrators.load(self.settings)
             tls, self._certificate_end = tls_of(self.settings)
             self._server.renew(tls)
+            self.administrators = administrators
 
     def _bind(self) -> socket.socket:
         """A socket that listens; workers share its address, and the kernel deals connections out."""

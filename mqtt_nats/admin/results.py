@@ -14,6 +14,7 @@ from typing import Any, Final, NotRequired
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from mqtt_nats.admin.counted_results import Audit, History, Status
 from mqtt_nats.admin.stored_results import (
     Ban,
     BannedWho,
@@ -28,98 +29,6 @@ from mqtt_nats.admin.stored_results import (
     Streams,
     Topics,
 )
-
-
-class Histogram(TypedDict):
-    """Observations in classes: how many were up to each bound, and not up to the one before; the last is without.
-
-    ``last``: the last observation.
-    """
-
-    bounds: list[float]
-    counts: list[int]
-    sum: float
-    last: NotRequired[float]
-
-
-class NatsLink(TypedDict):
-    """A connection of a gateway to NATS."""
-
-    link: str
-    online: bool
-    writable: bool
-
-
-class Counters(TypedDict):
-    """Counters of a gateway since its start, and present numbers; lists have a number for each QoS."""
-
-    gateway: str
-    id: str
-    name: str
-    time: float
-    since: float
-    received: list[int]
-    received_bytes: list[int]
-    sent: list[int]
-    sent_bytes: list[int]
-    connections: int
-    clients: int
-    connects: int
-    refused: dict[str, int]
-    disconnects: dict[str, int]
-    dropped: dict[str, int]
-    limited: dict[str, int]
-    filters_refused: dict[str, int]
-    failures: dict[str, int]
-    log_records_left_out: int
-    filters: int
-    copies_stored: int
-    pending_stores: int
-    pending_store_bytes: int
-    resent_stores: int
-    refused_stores: NotRequired[dict[str, int]]
-    unread_bytes: int
-    nats: list[NatsLink]
-    reconnects: int
-    stored: Histogram
-    lag: Histogram
-    cpu: float
-    memory: int
-    tasks: int
-    draining: bool
-    obstacle: str
-    durable: int
-    regular: int
-    inflight: int
-    queued: int
-    unacknowledged: int
-    subscriptions: int
-    slow: int
-    stalled: int
-
-
-class StoredCounts(TypedDict):
-    """How many there are in JetStream; null: that is not known."""
-
-    messages: int | None
-    retained: int | None
-    sessions: int | None
-
-
-class Storage(TypedDict):
-    """Bytes of JetStream's file storage; null: not known, or (``allowed``) the account has no limit of its own."""
-
-    used: int | None
-    allowed: int | None
-
-
-class Status(TypedDict):
-    """Present work of the gateways; ``silent`` are the gateways that have not answered."""
-
-    gateways: list[Counters]
-    stored: StoredCounts
-    storage: Storage
-    silent: list[str]
 
 
 class Listener(TypedDict):
@@ -429,6 +338,8 @@ class Reloaded(TypedDict):
 
 RESULTS: Final[Mapping[str, Any]] = {
     "status": Status,
+    "history": History,
+    "audit": Audit,
     "listeners": Listeners,
     "hooks": Hooks,
     "acl.check": Decisions,

@@ -103,5 +103,6 @@ TRACE: Final = Verb(
     "Follow the packets of a client, or the messages on a topic: JSON objects, one to a line, and empty lines between.",
     str,
     lines=True,
+    confidential=True,
 )
 """The verb of which the command line has a form of its own."""

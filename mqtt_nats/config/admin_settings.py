@@ -38,12 +38,20 @@ def is_free(port: int) -> bool:
     return False
 
 
+def can_be_presented(token: SecretStr) -> SecretStr:
+    """Return a token as it is. Raises ValueError: it cannot be a bearer token."""
+    text = token.get_secret_value()
+    if not (text.isascii() and text.isprintable()) or " " in text:
+        raise ValueError("it has white space, control or non-ASCII characters, perhaps a line break at its end")
+    return token
+
+
 def _off_is_none(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() == "off" else value
 
 
 class AdminSettings(BaseModel):
-    """Settings of the admin listener: address, token and TLS."""
+    """Settings of the admin listener: address, tokens and TLS."""
 
     model_config = ConfigDict(defer_build=True)  # only models that inherit from this one are built
 
@@ -56,8 +64,12 @@ class AdminSettings(BaseModel):
     admin_token: SecretStr | None = Field(
         default=None,
         min_length=TOKEN_LEAST,
-        description="What administrators have to present as a bearer token; without it, and without "
-        "`admin_tls_client_ca`, `admin_listen` has to be an address of this machine only.",
+        description="What administrators have to present as a bearer token; without it, `admin_tls_client_ca` and "
+        "`admin_tokens_file`, `admin_listen` has to be an address of this machine only.",
+    )
+    admin_tokens_file: FilePath | None = Field(
+        default=None,
+        description="TOML file with tokens of named administrators, each with the role `administrator` or `viewer`.",
     )
     admin_tls_cert: FilePath | None = Field(
         default=None, description="PEM file with the certificate of the admin listener, which then speaks TLS."
@@ -72,10 +84,7 @@ class AdminSettings(BaseModel):
     @field_validator("admin_token")
     @classmethod
     def _can_be_presented(cls, token: SecretStr | None) -> SecretStr | None:
-        text = "" if token is None else token.get_secret_value()
-        if not text.isprintable() or " " in text:
-            raise ValueError("it has white space or control characters, perhaps a line break at its end")
-        return token
+        return token if token is None else can_be_presented(token)
 
     def check_admin(self, taken: list[str]) -> None:
         """Check that only administrators can use the admin listener.
@@ -100,14 +109,19 @@ class AdminSettings(BaseModel):
             raise ValueError(f"admin_listen has the address of an MQTT listener, {listen}")
         if not self.admin_is_proved and not self.admin_is_near:
             raise ValueError(
-                f"admin_listen {listen} can be reached from other machines: set admin_token or admin_tls_client_ca, or "
-                "listen on 127.0.0.1"
+                f"admin_listen {listen} can be reached from other machines: set admin_token, admin_tokens_file or "
+                "admin_tls_client_ca, or listen on 127.0.0.1"
             )
 
     @property
     def admin_is_proved(self) -> bool:
         """Whether administrators have to authenticate, by token or certificate."""
-        return self.admin_token is not None or self.admin_tls_client_ca is not None
+        return self.admin_has_tokens or self.admin_tls_client_ca is not None
+
+    @property
+    def admin_has_tokens(self) -> bool:
+        """Whether administrators have to present a token."""
+        return self.admin_token is not None or self.admin_tokens_file is not None
 
     @property
     def admin_is_near(self) -> bool:

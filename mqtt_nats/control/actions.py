@@ -39,6 +39,13 @@ async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator
     yield await snapshot(control.broker)
 
 
+async def _history(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    if control.powers.history is None:
+        raise Refusal("the history of a gateway is shown in its own account only")
+    for point in control.powers.history.since(float(question.get("since") or 0.0)):
+        yield point
+
+
 async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     general = control.broker.settings
     for listener in control.powers.doors:
@@ -269,6 +276,7 @@ async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterat
 ANSWERS: Final = {
     "log.levels": _log_levels,
     "counters": _counters,
+    "history": _history,
     "listeners": _listeners,
     "hooks": _hooks,
     "acl": _acl,

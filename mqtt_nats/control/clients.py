@@ -8,12 +8,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from fnmatch import translate
-from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode, matches
-from mqtt_nats.control.list_page import ListPage
+from mqtt_nats.control.filter_selection import filter_test
+from mqtt_nats.control.list_page import ListPage, subscription_order
 from mqtt_nats.control.selection import SLICE, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
@@ -30,9 +29,6 @@ HEARD: Final = 5.0
 
 PATIENCE: Final = 20.0
 """Seconds without renewal by the requester after which a gateway stops disconnecting clients."""
-
-SHARE: Final = "$share/"
-"""Beginning of the filter of a shared subscription."""
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
@@ -62,18 +58,6 @@ CLIENT_ORDERS: Final[Mapping[str, Callable[[Client], Any]]] = {
     "dropped": lambda one: (one.outlet.dropped, one.client_id),
 }
 """Orders of a list of clients; `client_order` has the same for their entries."""
-
-
-def client_order(sort: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the key of an entry of `brief` in one of `CLIENT_ORDERS`."""
-    if sort == "slowest":
-        return lambda one: (-one["unread"], -one["queued"], one["client"])
-    return lambda one: (one[sort] or "" if sort == "user" else one[sort], one["client"])
-
-
-def subscription_order(sort: str) -> Callable[[dict[str, Any]], Any]:
-    """Return the key of an entry of a list of subscriptions, by ``filter``, ``client`` or ``qos``."""
-    return lambda one: (one[sort], one["filter"], one["client"])
 
 
 def brief(control: Control, client: Client) -> dict[str, Any]:
@@ -189,26 +173,6 @@ async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIte
     yield Total(page.total)
     for one in page.entries():
         yield one
-
-
-def filter_test(question: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return a test whether a subscription's filter is selected: by ``topic``, ``filter`` (a pattern), ``shared``."""
-    tests: list[Callable[[str], bool]] = []
-    if topic := question.get("topic"):
-        tests.append(lambda text: _reaches(text, topic))
-    if pattern := question.get("filter"):
-        fits = compile_pattern(translate(pattern)).fullmatch
-        tests.append(lambda text: fits(text) is not None)
-    if question.get("shared"):
-        tests.append(lambda text: text.startswith(SHARE))
-    return lambda text: all(test(text) for test in tests)
-
-
-def _reaches(topic_filter: str, topic: str) -> bool:
-    """Whether a subscription, perhaps a shared one, matches a topic."""
-    if topic_filter.startswith(SHARE):
-        topic_filter = topic_filter.split("/", 2)[2]
-    return bool(topic_filter) and matches(topic_filter, topic)
 
 
 async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page of a long list, in an order, without the whole list in memory."""
+"""Pages of long lists: orders, and one page without the whole list in memory."""
 
 from __future__ import annotations
 
@@ -43,3 +43,15 @@ class ListPage(Generic[T]):
         self._held.sort(key=self._key, reverse=self._reverse)
         if self._most:
             del self._held[self._most :]
+
+
+def client_order(sort: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the key of an entry of `brief` in one of `CLIENT_ORDERS`."""
+    if sort == "slowest":
+        return lambda one: (-one["unread"], -one["queued"], one["client"])
+    return lambda one: (one[sort] or "" if sort == "user" else one[sort], one["client"])
+
+
+def subscription_order(sort: str) -> Callable[[dict[str, Any]], Any]:
+    """Return the key of an entry of a list of subscriptions, by ``filter``, ``client`` or ``qos``."""
+    return lambda one: (one[sort], one["filter"], one["client"])

@@ -18,9 +18,12 @@ import orjson
 from mqtt_nats.codec import MqttError
 from mqtt_nats.control import actions as controlrules
 from mqtt_nats.control import clients as controlclients
+from mqtt_nats.control import deeds as controldeeds
 from mqtt_nats.control import trace as controltrace
+from mqtt_nats.control.deeds import Deeds
 from mqtt_nats.control.selection import Refusal, Total
 from mqtt_nats.lifecycle.predecessor import PROCESS
+from mqtt_nats.observability.history import History
 from mqtt_nats.observability.report import reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
@@ -39,6 +42,7 @@ ANSWERS: Final[dict[str, Answering]] = {
     **controlclients.ANSWERS,
     **controlrules.ANSWERS,
     **controltrace.ANSWERS,
+    "deeds": controldeeds.answer,
 }
 """Answering functions by the name of the question."""
 
@@ -57,6 +61,10 @@ class Powers(NamedTuple):
     """Listeners of the gateway, each with its authentication."""
     stop: Callable[[], None] | None
     """Stops the gateway in good order; None in the account of a tenant, where it is not allowed."""
+    deeds: Deeds | None = None
+    """Deeds of administrators; None in the account of a tenant."""
+    history: History | None = None
+    """The last hour; None in the account of a tenant."""
 
 
 class Control:

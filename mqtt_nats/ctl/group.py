@@ -9,11 +9,13 @@ import click
 
 MODULES: Final = {
     "acl": "gateways",
+    "audit": "fleet",
     "bans": "bans",
     "clients": "clients",
     "cluster": "cluster",
     "drain": "gateways",
     "groups": "topics",
+    "history": "fleet",
     "hooks": "gateways",
     "listeners": "gateways",
     "log": "gateways",

@@ -21,8 +21,11 @@ TEXT_LENGTH: Final = 65_535
 OFFSET_MOST: Final = 100_000
 """Most entries that a list leaves out: it holds their keys in memory, and a search narrows it."""
 
-OVER_HTTP: Final[ContextVar[bool]] = ContextVar("mqtt_nats_over_http", default=False)
-"""Whether the verb runs in a gateway for an HTTP request; False: for a command line."""
+Role = Literal["viewer", "administrator"]
+"""Role of somebody who uses the HTTP API: a viewer changes nothing, and sees no messages."""
+
+ADMINISTRATOR: Final[ContextVar[str]] = ContextVar("mqtt_nats_administrator", default="")
+"""Name of the administrator for whose HTTP request the verb runs in a gateway; empty: for a command line."""
 
 
 class Refused(StartupError):
@@ -67,7 +70,8 @@ class Verb:
     besides the arguments in ``path``, all in the order of the model. ``lines``: the result consists of lines that come
     one after the other, not of one object; for HTTP only. ``lacking`` returns one line, from arguments and result,
     about everything that was not done; the command line prints the result and then fails. ``waits``: the verb is
-    cancelled when its HTTP client disconnects.
+    cancelled when its HTTP client disconnects. ``confidential``: the result has messages or packets of clients, so
+    viewers do not get it.
     """
 
     name: str
@@ -81,6 +85,12 @@ class Verb:
     lines: bool = False
     lacking: Callable[[Any, Any], str] = _nothing
     waits: bool = False
+    confidential: bool = False
+
+    @property
+    def role(self) -> Role:
+        """The least role that may use the verb over HTTP."""
+        return "viewer" if self.method == "GET" and not self.confidential else "administrator"
 
     @property
     def in_path(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ def _unsafe(settings: Settings) -> Iterator[str]:
             yield f"listener {one.listen}: passwords are sent without encryption: use TLS"
         if not settings.is_near(one) and settings.is_open(one) and one.tls_client_ca is None:
             yield f"listener {one.listen}: every client that reaches it is accepted (allow_anonymous)"
-    if settings.admin_token is not None and settings.admin_tls_cert is None and not settings.admin_is_near:
+    if settings.admin_has_tokens and settings.admin_tls_cert is None and not settings.admin_is_near:
         yield f"admin_listen {settings.admin_listen}: the token is sent without encryption: set admin_tls_cert"
     secret = settings.nats_password or settings.nats_token or any("@" in url for url in settings.nats)
     hosts = [urlsplit(url).hostname or "" for url in settings.nats]

@@ -26,10 +26,13 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.process_limits import within_process
 from mqtt_nats.config.settings import Settings, cannot_listen
+from mqtt_nats.control.deeds import Deeds
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.gateway.sighup import ReloadSignal
+from mqtt_nats.observability.history import History
+from mqtt_nats.observability.report import progress
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import Listener
 from mqtt_nats.transport.listener_settings import Bound
@@ -85,6 +88,7 @@ class Gateway:
             self.access.reload,
         ]
         """Functions that :meth:`reload` calls. Each raises StartupError when it has to keep its former state."""
+        self.deeds, self.history = Deeds(), History()
         self.own = Tenant("", settings)
         """The gateway's own account, which serves clients without a tenant."""
         self.tenants = [self.own, *(Tenant(name, settings.of(name)) for name in settings.tenants)]
@@ -143,7 +147,7 @@ class Gateway:
     async def run(self, on_ready: Callable[[list[Bound]], None], stop: anyio.Event) -> None:
         """Serve clients until ``stop`` is set."""
         async with asyncio.TaskGroup() as tasks:
-            powers = Powers(self.doors, stop.set)
+            powers = Powers(self.doors, stop.set, self.deeds, self.history)
             brokers: dict[str, Broker] = {}
             for tenant in self.tenants:
                 brokers[tenant.name] = tenant.open(tasks, self.reload, powers, brokers, self.access.rules)
@@ -160,6 +164,7 @@ class Gateway:
                         await tenant.look_for(self.tenants)
                 background += [task for tenant in reversed(self.tenants) for task in tenant.keep(tasks)]
                 background.append(tasks.create_task(self.access.keep(), name="authenticators"))
+                background.append(tasks.create_task(self.history.keep(partial(progress, brokers[""])), name="history"))
                 addresses = await self._listen(brokers)
                 # Objects that live as long as the gateway are not collected again, and the rest less often: nearly
                 # all other objects are freed by reference counts.

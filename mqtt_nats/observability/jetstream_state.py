@@ -86,6 +86,11 @@ async def jetstream_state(broker: Broker) -> JetStreamState:
     return JetStreamState(streams, storage, dead, with_wills, absent)
 
 
+async def storage(broker: Broker) -> AccountStorage | None:
+    """Return the file storage of the account of ``broker``; None: JetStream has not answered in `PATIENCE` seconds."""
+    return await _answered(_storage(broker.inbox)) if broker.online.is_set() else None
+
+
 async def _answered(question: Awaitable[T]) -> T | None:
     try:
         async with asyncio.timeout(PATIENCE):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of a gateway for the other workers of its supervisor, over NATS."""
+"""Counters of a gateway, for the other workers of its supervisor (over NATS) and for its history."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from mqtt_nats.observability.counters import snapshot
+from mqtt_nats.observability.jetstream_state import storage
 from mqtt_nats.observability.process_usage import process_usage
 
 if TYPE_CHECKING:
@@ -40,6 +41,30 @@ async def report(broker: Broker) -> dict[str, Any]:
         "tenants": tenants,
         "process": await asyncio.to_thread(process_usage),
     }
+
+
+async def progress(broker: Broker) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the totals of the gateway since its start, and its present numbers, for a point of its history."""
+    counters = broker.counters
+    usage = await asyncio.to_thread(process_usage)
+    totals = {
+        "connects": counters.connects,
+        "received": sum(counters.received),
+        "sent": sum(counters.sent),
+        "received_bytes": sum(counters.received_bytes),
+        "sent_bytes": sum(counters.sent_bytes),
+        "cpu": usage["cpu_seconds_total"],
+        "dropped": counters.drops(broker),
+        "stored": (counters.stored.sum, counters.stored.count),
+        "lag": (counters.lag.sum, counters.lag.count),
+    }
+    used = await storage(broker)
+    present = {
+        "clients": len(broker.clients),
+        "memory": usage.get("resident_memory_bytes"),
+        "storage": None if used is None else used.used,
+    }
+    return totals, present
 
 
 async def _report(broker: Broker, reply: bytes) -> None:

@@ -64,10 +64,14 @@ class Admin:
 
 
 @contextmanager
-def serving(nats: str) -> Iterator[Admin]:
-    """A gateway in this process, in a thread of its own, that asks administrators for a token."""
+def serving(nats: str, **others: Any) -> Iterator[Admin]:
+    """A gateway in this process, in a thread of its own, that asks administrators for a token.
+
+    Args:
+        others: more settings.
+    """
     settings = Settings.load(
-        {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "nats": nats, "admin_token": TOKEN}
+        {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "nats": nats, "admin_token": TOKEN, **others}
     )
     ready = threading.Event()
     bound: list[Bound] = []

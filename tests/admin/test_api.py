@@ -14,13 +14,16 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
+from mqtt_nats.admin.access.administrators import LOCAL
+from mqtt_nats.admin.access.guard import ADMINISTRATOR
 from mqtt_nats.admin.api import PREFIX, Api, _done, describe
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.control.deeds import Deeds
 from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -74,8 +77,12 @@ async def ask(method: str, path: str, obstacle: str = "", **given: Any) -> httpx
         return None
 
     listener = cast(AdminListener, SimpleNamespace(inbox=inbox, obstacle=obstacle))
-    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE))])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE, Deeds()))])
+
+    async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, ADMINISTRATOR: LOCAL}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(let_through), base_url="http://localhost") as client:
         return await client.request(method, PREFIX + path, **given)
 
 
@@ -288,7 +295,7 @@ def test_lists_have_pages() -> None:
     """Every list that grows with clients or messages: a part of it, its total, and an order."""
     found = describe(VERBS, False)
     paged = {verb.name for verb in VERBS if issubclass(verb.arguments, Paged)}
-    assert paged == {"clients.list", "sessions.list", "subscriptions", "groups", "topics", "retained.list"}
+    assert paged == {"clients.list", "sessions.list", "subscriptions", "groups", "topics", "retained.list", "audit"}
     for path in ("clients", "sessions", "subscriptions", "groups", "topics", "retained"):
         operation = found["paths"][f"/api/v1/{path}"]["get"]
         parameters = {one["name"]: one["schema"] for one in operation["parameters"]}

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from mqtt_nats.admin import guard as guards
-from mqtt_nats.admin.guard import BODY_MOST, HEADERS, Guard, read_body
+from mqtt_nats.admin.access import guard as guards
+from mqtt_nats.admin.access.administrators import SETTING, Administrators
+from mqtt_nats.admin.access.guard import BODY_MOST, HEADERS, Guard, read_body
 from tests.admin.support import TOKEN
 
 NEAR = "http://127.0.0.1:9883"
@@ -41,7 +42,11 @@ async def status(guard: Guard, path: str = "/metrics", base: str = NEAR, **given
 
 
 def guard(token: str = "", proved: bool = False) -> Guard:
-    return Guard(behind, {"/healthz"}, token, proved)
+    return Guard(behind, {"/healthz"}, lambda: administrators(token), proved)
+
+
+def administrators(token: str = "") -> Administrators:
+    return Administrators({token.encode(): SETTING} if token else {})
 
 
 async def test_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +59,7 @@ async def test_too_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
             await gate.wait()
         await behind(scope, receive, send)
 
-    found = Guard(slow, {"/healthz"}, "", False)
+    found = Guard(slow, {"/healthz"}, administrators, False)
     under_way = [asyncio.ensure_future(status(found, "/slow")) for _ in range(2)]
     await asyncio.sleep(0.05)
     assert await status(found) == 503

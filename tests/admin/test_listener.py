@@ -110,7 +110,7 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
         client.expect(raw5.DISCONNECT)
     assert admin.http.get(f"/api/v1{path}").status_code == 404
     assert admin.post("/clients/kick").status_code == 400
-    assert "clients.kick by 127.0.0.1 over HTTP" in caplog.text
+    assert "clients.kick by admin (administrator) from 127.0.0.1 over HTTP: " in caplog.text
     with httpx.Client(base_url=admin.url, timeout=PATIENCE) as stranger:
         for where in ("/metrics", "/api/v1/status", "/openapi.json", "/about"):
             assert stranger.get(where).status_code == 401
@@ -124,7 +124,7 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
     banned = admin.post("/bans", kind="user", who="mallory")
-    assert (banned.status_code, banned.json()["by"]) == (200, "an administrator, over HTTP")
+    assert (banned.status_code, banned.json()["by"]) == (200, "admin, over HTTP")
     assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann"
     check_result(("bans", "add"), banned.json())
     check_result(("bans", "list"), admin.http.get("/api/v1/bans").json())

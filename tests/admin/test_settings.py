@@ -18,16 +18,22 @@ from tests.admin.support import TOKEN
 FILES = {"admin_tls_cert": Path(__file__), "admin_tls_key": Path(__file__)}
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"admin_listen": "0.0.0.0:9883"}, "can be reached from other machines: set admin_token or admin_tls_client_ca"),
+    (
+        {"admin_listen": "0.0.0.0:9883"},
+        "can be reached from other machines: set admin_token, admin_tokens_file or",
+    ),
     ({"admin_listen": "gateway.test:9883"}, "can be reached from other machines"),
     ({"admin_listen": "[::]:9883", **FILES}, "can be reached from other machines"),
     ({"admin_listen": "127.0.0.1:9883", "admin_token": "short"}, "admin_token: "),
-    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\n"}, "admin_token: it has white space or control"),
-    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"a {TOKEN}"}, "admin_token: it has white space or control"),
-    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\x7f"}, "admin_token: it has white space or control"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\n"}, "admin_token: it has white space, control or"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}ü"}, "admin_token: it has white space, control or"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"a {TOKEN}"}, "admin_token: it has white space, control or"),
+    ({"admin_listen": "127.0.0.1:9883", "admin_token": f"{TOKEN}\x7f"}, "admin_token: it has white space, control or"),
     ({"admin_listen": "9883"}, "expected HOST:PORT"),
     ({"admin_token": TOKEN}, "admin_token needs admin_listen"),
     ({"admin_listen": "off", "admin_token": TOKEN}, "admin_token needs admin_listen"),
+    ({"admin_tokens_file": __file__}, "admin_tokens_file needs admin_listen"),
+    ({"admin_listen": "127.0.0.1:1", "admin_tokens_file": "/no/such/file"}, "admin_tokens_file"),
     (FILES, "admin_tls_cert needs admin_listen"),
     ({"admin_listen": "127.0.0.1:1", "admin_tls_cert": __file__}, "admin_tls_cert and admin_tls_key need each other"),
     ({"admin_listen": "127.0.0.1:1", "admin_tls_client_ca": __file__}, "needs admin_tls_cert and admin_tls_key"),
@@ -41,6 +47,7 @@ RIGHT: list[dict[str, Any]] = [
     {"admin_listen": "[::1]:9883"},
     {"admin_listen": "localhost:9883"},
     {"admin_listen": "0.0.0.0:9883", "admin_token": TOKEN},
+    {"admin_listen": "0.0.0.0:9883", "admin_tokens_file": Path(__file__)},
     {"admin_listen": "0.0.0.0:9883", **FILES, "admin_tls_client_ca": Path(__file__)},
 ]
 

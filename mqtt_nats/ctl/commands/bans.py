@@ -14,7 +14,7 @@ from pydantic import Field
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.bans import Ban, ban
 from mqtt_nats.ctl.tables import cell, plain, table
-from mqtt_nats.ctl.verb import OVER_HTTP, Arguments, Length, Refused, Verb
+from mqtt_nats.ctl.verb import ADMINISTRATOR, Arguments, Length, Refused, Verb
 from mqtt_streams.bans import BanStore
 
 
@@ -51,8 +51,8 @@ def _checked(kind: str, value: str, until: float = 0.0, reason: str = "", by: st
 
 def _somebody() -> str:
     """Return the default setter of a ban: an administrator over HTTP, or the user of this machine."""
-    if OVER_HTTP.get():
-        return "an administrator, over HTTP"
+    if administrator := ADMINISTRATOR.get():
+        return f"{administrator}, over HTTP"
     try:
         return f"{getpass.getuser()}, by hand"
     except (KeyError, OSError):  # the user id has no name, as in many containers

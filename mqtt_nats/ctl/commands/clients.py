@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.control.clients import client_order
-from mqtt_nats.control.list_page import ListPage
+from mqtt_nats.control.list_page import ListPage, client_order
 from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import Arguments, Length, Paged, Refused, Verb

@@ -199,7 +199,16 @@ VERBS: Final = (
         shown,
         ("filter",),
     ),
-    Verb("retained.get", "GET", "/retained/{topic}", Which, get, "Show the retained message of a TOPIC.", shown_one),
+    Verb(
+        "retained.get",
+        "GET",
+        "/retained/{topic}",
+        Which,
+        get,
+        "Show the retained message of a TOPIC.",
+        shown_one,
+        confidential=True,
+    ),
     Verb(
         "retained.delete",
         "DELETE",

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
-from mqtt_nats.control.clients import SHARE, filter_test, subscription_order
-from mqtt_nats.control.list_page import ListPage
+from mqtt_nats.control.filter_selection import SHARE, filter_test
+from mqtt_nats.control.list_page import ListPage, subscription_order
 from mqtt_nats.ctl.commands.clients import Selection as ClientSelection
 from mqtt_nats.ctl.gateway_requests import ask, missing
 from mqtt_nats.ctl.records import fits, records

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guard of the admin listener: the token, the origin and the rate of each request, before it is answered."""
+"""Guard of the admin listener: who asks, from which page, and how many at a time, before a request is answered."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import logging
-from collections.abc import Set
-from typing import Final
+from collections.abc import Callable, Set
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import orjson
@@ -17,7 +16,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mqtt_nats.access.settings import is_loopback
+from mqtt_nats.admin.access.administrators import Administrator, Administrators
 from mqtt_nats.base.logs import log_failure, once
+from mqtt_nats.control.deeds import Deed, Deeds
 
 log = logging.getLogger("mqtt_nats.admin")
 
@@ -29,6 +30,9 @@ REQUESTS_MOST: Final = 200
 
 LIVE: Final = "/healthz"
 """Is answered anyhow: who watches over processes would end a gateway that is only asked too much."""
+
+ADMINISTRATOR: Final = "mqtt_nats.administrator"
+"""Key, in the scope of a request, of who has made it."""
 
 SUBPROTOCOL: Final = "mqtt-nats"
 
@@ -60,14 +64,16 @@ class Guard:
 
     Args:
         open_paths: what is answered without a token.
-        token: has to be presented; empty: nobody is asked for one.
+        administrators: returns those of the present, who have tokens or not.
         proved: there is another proof, a certificate.
     """
 
-    def __init__(self, app: ASGIApp, open_paths: Set[str], token: str, proved: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, open_paths: Set[str], administrators: Callable[[], Administrators], proved: bool
+    ) -> None:
         self._app = app
         self._open = open_paths
-        self._token = token.encode()
+        self._administrators = administrators
         self._proved = proved
         self._busy = 0
 
@@ -90,12 +96,16 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if not self._token and not self._proved and not _near(host):
+        administrators = self._administrators()
+        if not administrators.have_tokens and not self._proved and not _near(host):
             # A name of somebody else's that leads here: a page in a browser of this machine would get in by it.
             return problem(403, "without a token, requests must name 127.0.0.1, ::1 or localhost as their host")
         if any(_netloc(origin) != host for origin in headers.getlist("origin")) or self._is_foreign(scope, headers):
             return problem(403, "the request comes from a page of another origin")
-        if scope["path"] not in self._open and self._token and not self._presents(scope, headers):
+        administrator = administrators.of(_presented(scope, headers))
+        if administrator is not None:
+            scope[ADMINISTRATOR] = administrator
+        elif scope["path"] not in self._open:
             client = scope.get("client")
             text = "admin listener: request from %s without a valid token"
             log_failure(
@@ -121,21 +131,34 @@ class Guard:
         followed = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
         return not (followed and scope["type"] == "http" and scope["method"] == "GET" and scope["path"] in self._open)
 
-    def _presents(self, scope: Scope, headers: Headers) -> bool:
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            return hmac.compare_digest(given.strip(" \t").encode("latin-1", "replace"), self._token)
-        if scope["type"] != "websocket":
-            return False
-        for one in scope["subprotocols"]:
-            if one.startswith(TOKEN):
-                text = one.removeprefix(TOKEN)
-                try:
-                    token = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-                except (binascii.Error, ValueError):
-                    return False
-                return hmac.compare_digest(token, self._token)
-        return False
+
+def administrator_of(scope: Scope) -> Administrator:
+    """Return who has made a request that the guard has let through."""
+    found: Administrator = scope[ADMINISTRATOR]
+    return found
+
+
+def begin_deed(deeds: Deeds, scope: Scope, operation: str, values: dict[str, Any]) -> Deed:
+    """Note that whoever has made a request does something. A payload is not noted, only its size."""
+    who, client = administrator_of(scope), scope.get("client")
+    told = {name: f"{len(one)} characters" if name == "payload" else one for name, one in values.items()}
+    arguments = orjson.dumps(told, default=str).decode(errors="replace")
+    return deeds.begin(who.name, who.role, client[0] if client else "unknown", operation, arguments)
+
+
+def _presented(scope: Scope, headers: Headers) -> bytes | None:
+    """Return the token of a request; None: there is none."""
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip(" \t").encode("latin-1", "replace")
+    for one in scope["subprotocols"] if scope["type"] == "websocket" else ():
+        if one.startswith(TOKEN):
+            text = one.removeprefix(TOKEN)
+            try:
+                return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            except (binascii.Error, ValueError):
+                return None
+    return None
 
 
 def _netloc(origin: str) -> str | None:

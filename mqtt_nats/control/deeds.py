@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What administrators have done over HTTP: the last ones, for the audit trail. Each is a line of the log too."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from mqtt_nats.control.selection import Refusal, Total
+
+if TYPE_CHECKING:
+    from mqtt_nats.control.server import Control
+
+log = logging.getLogger("mqtt_nats.audit")
+
+DEEDS_MOST: Final = 1000
+"""Most deeds in memory; the log has all of them."""
+
+TEXT_MOST: Final = 500
+"""Most characters of the arguments, and of the outcome."""
+
+
+class Deed:
+    """Something that an administrator has asked for. ``outcome`` is empty until it has ended."""
+
+    def __init__(self, who: str, role: str, address: str, operation: str, arguments: str) -> None:
+        self.time = time.time()
+        """Unix time in seconds."""
+        self.who, self.role, self.address = who, role, address
+        self.operation = operation
+        """Name of the verb, such as ``clients.kick``."""
+        self.arguments = _short(arguments)
+        self.outcome = ""
+        log.warning("%s by %s (%s) from %s over HTTP: %s", operation, who, role, address, self.arguments)
+
+    def end(self, outcome: str) -> None:
+        """Note how it has ended: ``done``, or why not."""
+        self.outcome = _short(outcome)
+        if outcome != DONE:
+            log.warning("%s by %s from %s: %s", self.operation, self.who, self.address, self.outcome)
+
+    def state(self) -> dict[str, Any]:
+        """Return the deed as JSON values."""
+        return dict(vars(self))
+
+
+DONE: Final = "done"
+
+
+class Deeds:
+    """The last deeds at one gateway, the newest last."""
+
+    def __init__(self) -> None:
+        self._deeds: deque[Deed] = deque(maxlen=DEEDS_MOST)
+
+    def begin(self, who: str, role: str, address: str, operation: str, arguments: str) -> Deed:
+        """Note that an administrator asks for something. The caller ends the deed."""
+        deed = Deed(who, role, address, operation, arguments)
+        self._deeds.append(deed)
+        return deed
+
+    def latest(self) -> list[Deed]:
+        """Return the deeds, the newest first."""
+        return list(reversed(self._deeds))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MOST else text[:TEXT_MOST] + "…"
+
+
+async def answer(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+    """Yield the number of deeds, of ``who`` or of all, and the newest ones: ``most`` of them, 0 = all.
+
+    Raises:
+        Refusal: the question comes from the account of a tenant.
+    """
+    if control.powers.deeds is None:
+        raise Refusal("deeds of administrators are shown in the gateway's own account only")
+    who, most = question.get("who"), int(question.get("most") or 0)
+    found = [deed for deed in control.powers.deeds.latest() if not who or deed.who == who]
+    yield Total(len(found))
+    for deed in found[:most] if most else found:
+        yield deed.state()

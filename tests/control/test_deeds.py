@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit trail of a gateway: bounded, and in the log."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqtt_nats.control.deeds import DEEDS_MOST, DONE, TEXT_MOST, Deeds, answer
+from mqtt_nats.control.selection import Refusal, Total
+
+
+async def answers(deeds: Deeds | None, **question: Any) -> list[Any]:
+    control: Any = SimpleNamespace(powers=SimpleNamespace(deeds=deeds))
+    return [one async for one in answer(control, question)]
+
+
+async def test_the_newest_are_kept() -> None:
+    deeds = Deeds()
+    for number in range(DEEDS_MOST + 5):
+        deeds.begin(f"who-{number % 2}", "administrator", "::1", "publish", f"{number}").end(DONE)
+    total, *found = await answers(deeds, most=2)
+    assert total == Total(DEEDS_MOST)
+    assert [one["arguments"] for one in found] == [f"{DEEDS_MOST + 4}", f"{DEEDS_MOST + 3}"]
+    total, *found = await answers(deeds, who="who-1")
+    assert total == Total(DEEDS_MOST // 2)
+    assert {one["who"] for one in found} == {"who-1"}
+
+
+async def test_a_deed_is_logged_and_short(caplog: pytest.LogCaptureFixture) -> None:
+    deeds = Deeds()
+    deed = deeds.begin("alice", "administrator", "10.0.0.1", "clients.kick", "x" * 10_000)
+    assert [one["outcome"] for one in (await answers(deeds))[1:]] == [""]
+    deed.end("not connected: nobody")
+    (found,) = (await answers(deeds))[1:]
+    assert len(found["arguments"]) == TEXT_MOST + 1
+    assert found["outcome"] == "not connected: nobody"
+    assert "clients.kick by alice (administrator) from 10.0.0.1 over HTTP: xxx" in caplog.text
+    assert "clients.kick by alice from 10.0.0.1: not connected: nobody" in caplog.text
+
+
+async def test_tenants_do_not_see_deeds() -> None:
+    with pytest.raises(Refusal, match="own account only"):
+        await answers(None)
