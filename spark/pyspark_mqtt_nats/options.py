@@ -287,6 +287,12 @@ class Options:
         default="1000",
         use="write",
     )
+    dead_letter_topic: str | None = _option(
+        "deadLetterTopic",
+        values.mqtt_topic,
+        "Topic of a message about each row that cannot be published; without it such a row fails the write",
+        use="write",
+    )
     files: tuple[tuple[str, str], ...] = ()
     """Attributes whose values were read from files, with the names of the files."""
 

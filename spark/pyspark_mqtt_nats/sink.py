@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,6 +24,7 @@ from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import api, stream_info
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing import columns
+from pyspark_mqtt_nats.publishing.dead_letters import dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Identities, Refused, check_topic
 from pyspark_mqtt_nats.publishing.publisher import Publisher
 
@@ -62,6 +63,7 @@ class Sink:
         self.options = options
         self.made_up = secrets.token_hex(8)
         stores = options.qos or options.retain or not {"qos", "retain"}.isdisjoint(self.names)
+        stores = stores or options.dead_letter_topic is not None
         self.window = self._window() if stores else 0.0
 
     def _window(self) -> float:
@@ -104,12 +106,21 @@ class Sink:
                 options.qos,
                 options.retain,
             )
+
+            def publish(row: tuple[Any, ...]) -> None:
+                message = encoder.message(row)
+                identity = identities.next(message) if message.qos or message.retain else b""
+                publisher.publish(encoder, message, identity, number)
+
             try:
                 for batch in chain((first,), filled):
                     for row in columns.rows(batch, self.names):
-                        message = encoder.message(row)
-                        identity = identities.next(message) if message.qos or message.retain else b""
-                        publisher.publish(encoder, message, identity, number)
+                        try:
+                            publish(row)
+                        except Refused as error:
+                            if options.dead_letter_topic is None:
+                                raise
+                            publish(dead_letter(options.dead_letter_topic, row, error))
                         number += 1
                     publisher.push()
                     if time.monotonic() > deadline:

@@ -67,6 +67,15 @@ def seconds(value: str) -> float:
     return found
 
 
+def span(value: str) -> int:
+    """Return the seconds of a time span such as `10 minutes`."""
+    match = re.fullmatch(r"([0-9]{1,9})\s*(s|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)", value.strip().lower())
+    if match is None or not int(match[1]):
+        expected = "expected a time span such as '30 seconds', '10 minutes', '1 hour' or '1 day'"
+        raise ValueError(f"{expected}, not {value[:40]!r}")
+    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}[match[2][0]]
+
+
 def flag(value: str) -> bool:
     """Return the value of `true` or `false`."""
     return one_of("true", "false")(value) == "true"

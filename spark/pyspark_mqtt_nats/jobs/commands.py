@@ -69,7 +69,7 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
             progress.clear()
             if text := outcome.text():
                 click.echo(text)
-        if progress.stopping and given.get("every") is None and not given.get("follow"):
+        if progress.stopping and given.get("every") is None and not given.get("follow") and name != "rule":
             sys.exit(130)
     except KeyboardInterrupt:
         progress.clear()
@@ -197,19 +197,11 @@ def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Pat
 
 def _view_flags(command: flags.F) -> flags.F:
     """Add the flags of jobs that make views to a command."""
-    connection = tuple(name for name in flags.CONNECTION if name not in flags.OF_A_STREAM)
     decorators: tuple[Callable[[flags.F], flags.F], ...] = (
         flags.spark_flags,
-        flags.source_flags("Connection", *connection),
+        flags.source_flags("Connection", *flags.OF_VIEWS),
         flags.source_flags("Messages", *flags.READING, *flags.ENDING, *flags.LIMITS, *flags.QUERYING),
-        click.option(
-            "--stream",
-            "streams",
-            multiple=True,
-            metavar="NAME[=PREFIX]",
-            callback=flags.streams,
-            help="A view of this stream, of its name; PREFIX is what its subjects begin with. May be repeated.",
-        ),
+        flags.stream_flag,
         click.option(
             "--rows", type=click.IntRange(1), default=50, show_default=True, help="Rows that are printed, at most."
         ),
@@ -285,6 +277,36 @@ def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows
         return job.run(spark, job.Shell(source, streams, rows, python), progress)
 
     _run("shell", context, run)
+
+
+@jobs.command(cls=flags.Job)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65_535), metavar="PORT", help="Metrics for Prometheus on 127.0.0.1:PORT."
+)
+@flags.stream_flag
+@flags.source_flags("Messages", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
+@flags.source_flags("Messages", *flags.LIMITS, "includeHeaders", "readMode")
+@flags.source_flags("Connection", *flags.OF_VIEWS)
+@flags.spark_flags
+@click.pass_context
+def rule(context: click.Context, /, file: Path, metrics_port: int | None, streams: dict[str, str], **_: Any) -> None:
+    """Publish the results of queries over what comes, until Ctrl-C.
+
+    FILE has the rules, as docs/spark-rules.md says. A change of FILE is put in force at once.
+    """
+    source = _view_options(context, "stream")
+    for name in source:
+        if name.lower() in ("topics", "decoders"):
+            raise click.UsageError(f"--option {name}: FILE has it", context)
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import rule as job
+        from pyspark_mqtt_nats.rules.planning import Reads
+
+        return job.run(spark, job.RuleJob(file, Reads(source, streams), metrics_port), progress)
+
+    _run("rule", context, run)
 
 
 def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:

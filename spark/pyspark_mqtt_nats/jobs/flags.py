@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.options import DEFAULT_SERVERS, OPTIONS, Option, Options
 
@@ -34,6 +35,9 @@ FindNkey = Callable[[tuple[str, ...]], Path | None]
 
 OF_A_STREAM: Final = ("stream", "subjectPrefix")
 """Options that `sql` and `shell` give to each view."""
+
+OF_VIEWS: Final = tuple(name for name in CONNECTION if name not in OF_A_STREAM)
+"""Options of the connection for jobs that make views."""
 
 LOGINS: Final = frozenset(("user", "token", "creds", "nkey"))
 """Options that are ways to log in."""
@@ -106,9 +110,9 @@ def _source_flag(option: Option, section: str) -> Callable[[F], F]:
     )
 
 
-def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _pairs(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     found = {}
-    for value in values:
+    for value in given:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
             raise click.BadParameter(f"expected KEY=VALUE, not {key[:80]!r}", context, parameter)
@@ -116,8 +120,8 @@ def _pairs(context: click.Context, parameter: click.Parameter, values: tuple[str
     return found
 
 
-def _keep_pairs(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> None:
-    context.meta.setdefault(SOURCE, {}).update(_pairs(context, parameter, values))
+def _keep_pairs(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> None:
+    context.meta.setdefault(SOURCE, {}).update(_pairs(context, parameter, given))
 
 
 def spark_flags(command: F) -> F:
@@ -187,10 +191,10 @@ def source_options(
     return given
 
 
-def streams(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def streams(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     """Return streams by name with the prefixes of their subjects: a callback for NAME or NAME=PREFIX."""
     found: dict[str, str] = {}
-    for value in values:
+    for value in given:
         name, _, prefix = value.partition("=")
         try:
             Options.parse({"stream": name, "subjectPrefix": prefix})
@@ -200,6 +204,18 @@ def streams(context: click.Context, parameter: click.Parameter, values: tuple[st
             raise click.BadParameter(f"there is a view {name} already", context, parameter)
         found[name] = prefix
     return found
+
+
+def stream_flag(command: F) -> F:
+    """Add the flag `--stream` to a command."""
+    return click.option(
+        "--stream",
+        "streams",
+        multiple=True,
+        metavar="NAME[=PREFIX]",
+        callback=streams,
+        help="A view of this stream, of its name; PREFIX is what its subjects begin with. May be repeated.",
+    )(command)
 
 
 def positive(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -213,8 +229,7 @@ def interval(context: click.Context, parameter: click.Parameter, value: str | No
     """Return the seconds of a time span such as `10 minutes`: a callback."""
     if value is None:
         return None
-    match = re.fullmatch(r"([0-9]{1,9})\s*(s|min|h|d|w|seconds?|minutes?|hours?|days?|weeks?)", value.strip().lower())
-    if match is None:
-        text = f"expected a time span such as '30 seconds', '10 minutes', '1 hour' or '1 day', not {value[:40]!r}"
-        raise click.BadParameter(text, context, parameter)
-    return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}[match[2][0]]
+    try:
+        return values.span(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job ``rule``: publishes the results of queries over what comes, until it is stopped."""
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pyspark_mqtt_nats.jobs.progress import Progress, count, plural
+from pyspark_mqtt_nats.rules.metrics import serving
+from pyspark_mqtt_nats.rules.planning import Reads
+from pyspark_mqtt_nats.rules.ruleset import Ruleset
+
+_POLL: Final = 0.5  # seconds
+
+
+@dataclass(frozen=True)
+class RuleJob:
+    """What to run: a file of rules. `metrics_port`: of loopback, 0 for any, None for no metrics."""
+
+    file: Path
+    reads: Reads
+    metrics_port: int | None = None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the rules have done."""
+
+    read: int
+    published: int
+    rules: int
+
+    def text(self) -> str:
+        """Return the summary."""
+        done = f"{plural(self.published, 'message')} published from {plural(self.read, 'message')}"
+        return f"{done} by {plural(self.rules, 'rule')}"
+
+
+def run(spark: SparkSession, job: RuleJob, progress: Progress) -> Ran:
+    """Run the rules until the user stops the job.
+
+    Raises JobError for a file that cannot be put in force at the start.
+    """
+    rules = Ruleset(spark, job.file, job.reads, progress.say)
+    with contextlib.ExitStack() as ending:
+        page = None
+        if job.metrics_port is not None:
+            page = ending.enter_context(serving(job.metrics_port))
+            progress.say(f"metrics at http://127.0.0.1:{page.port}/metrics")
+        ending.callback(rules.stop)
+        while not progress.stopping:
+            rules.check()
+            rules.reload()
+            figures = rules.figures
+            if page is not None:
+                page.set(figures)
+            failing = sum(bool(one.error) for one in figures.values())
+            published = sum(one.published for one in figures.values())
+            state = f"{plural(len(figures), 'rule')}, {count(failing)} failing, {count(published)} messages published"
+            progress.show(state)
+            time.sleep(_POLL)
+    figures = rules.figures
+    totals = [sum(getattr(one, name) for one in figures.values()) for name in ("read", "published")]
+    return Ran(*totals, len(figures))

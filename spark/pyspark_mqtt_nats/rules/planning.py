@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rule as a DataFrame whose rows are messages; whatever is wrong with the rule shows here, before it is started."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.failures import explain
+from pyspark_mqtt_nats.options import BY_NAME
+from pyspark_mqtt_nats.queries.views import Views, make_views, register
+from pyspark_mqtt_nats.rules import stateful, templates
+from pyspark_mqtt_nats.rules.definitions import Definitions, Rule, Table
+
+OBSERVED: Final = "published"
+"""Name under which the progress of a query has the number of its messages, `rows`."""
+
+TABLE_MOST: Final = 100_000
+"""Rows of a static table; they are in the plan of each micro-batch."""
+
+BATCH: Final = 100_000
+"""Most messages of a micro-batch when no limit is given."""
+
+_CSV: Final = {"header": "true", "inferSchema": "true"}
+
+_SETTINGS: Final = {
+    # A value that cannot be converted is null: what a stranger has published must not stop a rule.
+    "spark.sql.ansi.enabled": "false",
+    **stateful.STATE_STORE,
+}
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Options of the source, and streams by name with the prefixes of their subjects, for all rules."""
+
+    source: Mapping[str, str]
+    streams: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan(spark: SparkSession, definitions: Definitions, rule: Rule, reads: Reads) -> DataFrame:
+    """Return the messages of a rule as a streaming DataFrame in a session of its own.
+
+    Raises JobError, one line that names the key to change.
+    """
+    key = f"rules[{rule.name}]"
+    session = spark.newSession()
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    for name, table in definitions.shared.tables.items():
+        register(session, name, _table(session, definitions, table, f"tables.{name}.path"))
+    views = Views(session, make_views(_source(definitions, rule, reads), reads.streams, follow=True).values())
+    try:
+        found = views.query(rule.query)
+    except Exception as error:
+        raise JobError(f"{key}.query: {explain(error)}") from None
+    if not found.isStreaming:
+        raise JobError(f"{key}.query: it reads no stream: use the view messages, or a stream of --stream")
+    made = messages(stateful.apply(found, rule, key), rule, key)
+    _check(made, rule.mode, key)
+    return made.observe(OBSERVED, F.count(F.lit(1)).alias("rows"))
+
+
+def sink_options(definitions: Definitions, rule: Rule, source: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the sink: those of the source's connection, and those of the file."""
+    found = {name: value for name, value in source.items() if BY_NAME[name.lower()].use == "all"}
+    if (topic := rule.dead_letter or definitions.shared.dead_letter) is not None:
+        found["deadLetterTopic"] = topic
+    if definitions.shared.duplicate_window is not None:
+        found["duplicateWindow"] = str(definitions.shared.duplicate_window)
+    return found
+
+
+def messages(frame: DataFrame, rule: Rule, key: str) -> DataFrame:
+    """Return rows with the columns that the sink writes; raises JobError for a column that is not there."""
+
+    def expand(name: str, text: str) -> Column:
+        return templates.expand(frame, text, f"{key}.{name}")
+
+    columns = [expand("topic", rule.topic).alias("topic"), _payload(frame, rule, key).alias("payload")]
+    columns += [F.lit(rule.qos).alias("qos"), F.lit(rule.retain).alias("retain")]
+    for name in ("content_type", "response_topic"):
+        if (text := getattr(rule, name)) is not None:
+            columns.append(expand(name, text).alias(name))
+    if rule.message_expiry is not None:
+        columns.append(F.lit(rule.message_expiry).cast("bigint").alias("message_expiry"))
+    if rule.user_properties:
+        pairs = [
+            F.struct(F.lit(name).alias("key"), expand(f"user_properties.{name}", text).alias("value"))
+            for name, text in rule.user_properties.items()
+        ]
+        columns.append(F.array(*pairs).alias("user_properties"))
+    return frame.select(*columns)
+
+
+def _payload(frame: DataFrame, rule: Rule, key: str) -> Column:
+    """Return the payload: the template, or the column `payload`, or all columns as a JSON object."""
+    if rule.payload is not None:
+        return templates.expand(frame, rule.payload, f"{key}.payload")
+    if "payload" not in frame.columns:
+        return F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
+    kind = frame.schema["payload"].dataType.simpleString()
+    return F.col("payload") if kind == "binary" else F.col("payload").cast("string")
+
+
+def _source(definitions: Definitions, rule: Rule, reads: Reads) -> dict[str, str]:
+    found = dict(reads.source) | {"topics": orjson.dumps(rule.topics).decode()}
+    if definitions.shared.decoders:
+        found["decoders"] = orjson.dumps(definitions.shared.decoders).decode()
+    if not {"maxmessagespertrigger", "maxbytespertrigger"} & {name.lower() for name in found}:
+        found["maxMessagesPerTrigger"] = str(BATCH)
+    return found
+
+
+def _table(session: SparkSession, definitions: Definitions, table: Table, key: str) -> DataFrame:
+    """Return a static table from the driver's memory: a file that is replaced changes no rule that runs."""
+    options = (_CSV if table.kind == "csv" else {}) | table.options
+    try:
+        rows = session.read.format(table.kind).options(**options).load(definitions.place(table.path))
+        found = rows.limit(TABLE_MOST + 1).toArrow()
+    except Exception as error:
+        raise JobError(f"{key}: {explain(error)}") from None
+    if found.num_rows > TABLE_MOST:
+        raise JobError(f"{key}: {table.path} has more than {TABLE_MOST:,} rows")
+    return session.createDataFrame(found)
+
+
+def _check(frame: DataFrame, mode: str, key: str) -> None:
+    """Raise JobError for a query that Spark cannot run as a stream in this output mode."""
+    jvm: Any = frame.sparkSession._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    wanted = modes.Append() if mode == "append" else modes.Complete()
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    try:
+        checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), wanted)
+    except Exception as error:
+        advice = 'give messages a WATERMARK, or mode = "complete"' if mode == "append" else 'change mode = "complete"'
+        raise JobError(f"{key}.query: {explain(error)}; {advice}") from None
