@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -23,10 +27,37 @@ from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, 
 from tests.integration.conftest import Connector, Connector5
 
 ROUNDS = 50
+"""Rounds of one session; with ``--rounds``, further sessions have the others."""
 
 DURABLE: dict[str, Any] = {"session_expiry_interval": 60}
 
 KINDS = ["3.1.1", "3.1.1 durable", "5.0", "5.0 durable"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat each test with a session of its own, until there were so many rounds."""
+    sessions = -(-metafunc.config.getoption("--rounds") // ROUNDS)
+    metafunc.parametrize("session", range(sessions), indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With ``--load``, as many processes as there are processors compute all the time."""
+    count = (os.cpu_count() or 1) if request.config.getoption("--load") else 0
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    yield
+    for one in processes:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture(autouse=True)
+async def session(request: pytest.FixtureRequest, connect: Connector, name: str) -> AsyncIterator[int]:
+    """Number of the session, which is removed at the end: the next one finds no more consumers."""
+    number: int = request.param
+    yield number
+    (await connect(name)).drop()
 
 
 async def connected(connect: Connector, connect5: Connector5, kind: str, name: str) -> RawClient:
