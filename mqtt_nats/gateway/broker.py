@@ -188,7 +188,7 @@ class Broker:
         self.replying = Replying(self)
         self.fanout.tell_response_topics(self.replying.response_topic)
         self.copies = Copies(link, self.inbox, store, self.online, self.spawn, self.counters.drop)
-        self.fanout.begin_looking(self.copies.suspect)
+        self.fanout.begin_looking(self.copies.suspect, self.copies.doubt)
         self.retaining: set[PendingStore] = set()
         """Stores of retained messages that are not acknowledged."""
         self.withholding: set[Client] | None = None

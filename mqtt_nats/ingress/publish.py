@@ -200,7 +200,7 @@ def publish(
     if qos or retain or more is not None or client.marked:
         if more is not None:
             lines += more.lines
-        size += checked(HEADERS + len(lines) + len(route.hpub), qos != 0 or retain)
+        size += checked(HEADERS + len(lines) + len(route.hpub) + len(route.stated), qos != 0 or retain)
     if size > path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
@@ -225,12 +225,13 @@ def publish(
                 lines += RETAIN_LINE
             identity = path.ids.next()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
-            headers = first + b"\r\n"
-            bare(client, route, headers, payload, more)
+            bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
             if path.with_ids:
                 headers = b"%bNats-Msg-Id:%b\r\n%b\r\n" % (first, identity, b"" if more is None else more.stay)
             elif more is not None and more.ttl:
                 headers = first + more.stay + b"\r\n"
+            else:
+                headers = first + b"\r\n"
             path.store.put(route.msgs, headers, payload, receipt)
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 1, retain, more), identity)

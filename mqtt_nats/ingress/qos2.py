@@ -389,7 +389,7 @@ class Inbound:
             self._retain(client, held, operation, more)
             lines += RETAIN_LINE
         first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
-        bare(client, route, first + b"\r\n", payload, more)
+        bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
         ttl = more.stay if more is not None else b""
         broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
         broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)

@@ -112,9 +112,10 @@ def inject(
     if qos:
         first += b"%bNmqtt-Id:%b\r\n" % (known_by, identity)
     first += lines
-    size = len(first) + 2
+    stated = first + route.stated if qos else first
+    size = len(stated) + 2
     broker.link.out.append(
-        b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), first, payload)
+        b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), stated, payload)
     )
     if qos:
         operation.expect()

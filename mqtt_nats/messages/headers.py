@@ -36,6 +36,18 @@ def identity(headers: bytes) -> bytes:
     return header(headers, b"Nmqtt-Id:")
 
 
+def moved(headers: bytes, line: bytes) -> bool:
+    """Return whether the headers name another subject than the one on which the message came.
+
+    Args:
+        line: the header line ``Nmqtt-Subject`` for the subject on which it came.
+    """
+    start = headers.find(b"\r\nNmqtt-Subject:")
+    if start < 0 or headers.startswith(line, start + 2):
+        return False
+    return header(headers, b"Nmqtt-Subject:") != line[14:-2]  # a relay may have put a space behind the colon
+
+
 def publisher(headers: bytes) -> str:
     """Return the publisher's client id; empty where the headers do not name it."""
     value = header(headers, b"Nmqtt-Client:")

@@ -91,6 +91,8 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
             at = 3
             if lines[3].startswith(b"Nmqtt-Client:"):
                 at = 4
+        if at < size and lines[at].startswith(b"Nmqtt-Subject:"):
+            at += 1
     elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # a record of a retained message
         for own in _RETAINED:
             if at < size and lines[at].startswith(own):

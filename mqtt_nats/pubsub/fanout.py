@@ -9,7 +9,7 @@ from typing import Final
 from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import PublishRun, publish_head
-from mqtt_nats.messages.headers import identity, is_status, publish_qos, publisher
+from mqtt_nats.messages.headers import identity, is_status, moved, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import from_headers
 from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Route, Table
@@ -46,6 +46,8 @@ class Fanout:
         """``response_topic(found, route, headers, reply)``: what 5.0 clients are told of a NATS reply subject."""
         self.suspected: Callable[[str, bytes, bytes, bytes], None] | None = None
         """``suspected(subject, target, headers, payload)``: a copy of a QoS 1 or 2 message, which may not be stored."""
+        self.unclear: Callable[[str, bytes], None] | None = None
+        """``unclear(subject, headers)``: the same for a copy that another program may be about to store."""
         self._remembering: set[Filter] = set()
 
     # -- from clients ---------------------------------------------------------------------------
@@ -128,9 +130,11 @@ class Fanout:
         """Tell 5.0 clients of NATS reply subjects; see :attr:`response_topic`."""
         self.response_topic = response_topic
 
-    def begin_looking(self, suspected: Callable[[str, bytes, bytes, bytes], None]) -> None:
+    def begin_looking(
+        self, suspected: Callable[[str, bytes, bytes, bytes], None], unclear: Callable[[str, bytes], None]
+    ) -> None:
         """Hand on copies, which may not be stored."""
-        self.suspected = suspected
+        self.suspected, self.unclear = suspected, unclear
 
     def remember(self, found: Filter, identity: bytes, subject: str) -> bool:
         """Remember the id of a message that came through a filter, with its subject; False: the id is known already."""
@@ -273,8 +277,8 @@ class Fanout:
                     return
                 if group.stored and not born and self.suspected is not None:
                     self.suspected(route.subject, route.msgs, headers, payload)
-            elif group.stored and not born and b"\r\nNats-Stream:" in headers and self.suspected is not None:
-                self.suspected(route.subject, route.msgs, headers, payload)
+            elif group.stored and not born:
+                self._look(route, headers, payload)
             if group.stored and not (group.high or group.low or group.low5 or group.guarded):
                 return  # all members that want the message get it from the stream
         sender = publisher(headers) if group.guarded else ""
@@ -292,12 +296,20 @@ class Fanout:
         return known if self.remember(found, known, subject) else b""
 
     def look_at_shared(self, found: Filter, subject: bytes, headers: bytes, payload: bytes) -> None:
-        """Hand on a QoS 1 or 2 message that has come through a queue group, where another stream has published it."""
-        if b"\r\nNats-Stream:" not in headers:
+        """Hand on a QoS 1 or 2 message that has come through a queue group, if it is a copy."""
+        if b"\r\nNats-Stream:" not in headers and not moved(headers, b"Nmqtt-Subject:%b\r\n" % subject):
             return
         route = self._resolved(found, subject)
-        if route is not None and self.suspected is not None:
-            self.suspected(route.subject, route.msgs, headers, payload)
+        if route is not None:
+            self._look(route, headers, payload)
+
+    def _look(self, route: Route, headers: bytes, payload: bytes) -> None:
+        """Hand on a message if another stream has published it, or if its publisher stores it under another subject."""
+        if b"\r\nNats-Stream:" in headers:
+            if self.suspected is not None:
+                self.suspected(route.subject, route.msgs, headers, payload)
+        elif self.unclear is not None and moved(headers, route.stated):
+            self.unclear(route.subject, headers)
 
 
 def _modern(group: Group) -> bool:

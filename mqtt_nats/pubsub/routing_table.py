@@ -65,6 +65,7 @@ class Route:
         "origin",
         "pub",
         "size",
+        "stated",
         "subject",
         "topic",
         "version",
@@ -83,6 +84,8 @@ class Route:
         self.pub = b"PUB %b " % published
         self.hpub = b"HPUB %b " % published
         self.msgs = b"HPUB $MQTT.msgs.%b " % subject.encode()
+        self.stated = b"Nmqtt-Subject:%b\r\n" % subject.encode()
+        """Header line of bare copies that names the subject under which the message is stored."""
         self.local = NOBODY
         """Members that are served locally, not through NATS."""
         self.groups: dict[Filter, Group] = {}

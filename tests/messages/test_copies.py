@@ -18,7 +18,7 @@ from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually
 
-LINES = b"Nmqtt-Pub:%d\r\nNmqtt-Id:%032x\r\nX: y\r\nNats-Msg-Id:q2-7\r\nNats-TTL:9s\r\nnats-expected-stream:NO\r\n"
+LINES = b"Nmqtt-Pub:%d\r\nNmqtt-Id:%032x\r\nNmqtt-Subject:a\r\nX: y\r\nNats-Msg-Id:q2-7\r\nNats-TTL:9s\r\nnats-expected-stream:NO\r\n"
 
 
 @pytest.fixture
@@ -67,6 +67,7 @@ def test_what_is_stored(gateway: InProcess) -> None:
     assert header(first.headers, b"Nats-Msg-Id:").startswith(b"copy-")
     assert b"q2-" not in first.headers
     assert b"TTL" not in first.headers
+    assert b"Nmqtt-Subject" not in first.headers
     assert b"expected" not in first.headers.lower()
     assert passed_over(gateway) == 0
 
@@ -105,6 +106,39 @@ def test_too_much_to_look_at(gateway: InProcess, monkeypatch: pytest.MonkeyPatch
     suspect(gateway, "busy", block(100))
     eventually(lambda: passed_over(gateway) == 1)
     assert gateway.broker.copies.stored == 20
+
+
+def doubt(gateway: InProcess, subject: str, *headers: bytes) -> None:
+    gateway.call(lambda: [gateway.broker.copies.doubt(subject, one) for one in headers])
+
+
+def test_unclear_copies_are_counted_and_never_stored(gateway: InProcess) -> None:
+    """All copies of a subject count, each once however many filters match, if the first one is not there."""
+    doubt(gateway, "not.there", block(1), block(1), block(2), block(2), block(3))
+    eventually(lambda: passed_over(gateway) == 3)
+    suspect(gateway, "is/there", block(7))
+    eventually(lambda: gateway.broker.copies.stored == 1)
+    doubt(gateway, "is.there", block(7), block(8))
+    eventually(lambda: not gateway.call(gateway.broker.copies.waiting))
+    assert passed_over(gateway) == 3
+    assert gateway.broker.copies.stored == 1
+    assert not stored(gateway, "not/there")
+
+
+def test_subjects_with_unclear_copies_are_bounded(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_MAX", 2)
+    gateway.call(lambda: [gateway.broker.copies.doubt(f"unclear.{number}", block(1)) for number in range(5)])
+    assert passed_over(gateway) == 3
+    eventually(lambda: passed_over(gateway) == 5)
+
+
+def test_too_much_to_look_at_for_unclear_copies(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    suspect(gateway, "busy/unclear", *(block(number) for number in range(20)))
+    eventually(lambda: gateway.broker.copies.stored == 20)
+    monkeypatch.setattr(module, "PAGE", 5)
+    monkeypatch.setattr(module, "PAGES_MAX", 2)
+    doubt(gateway, "busy.unclear", block(100), block(101))
+    eventually(lambda: passed_over(gateway) == 2)
 
 
 def test_what_is_too_large_to_be_stored(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:

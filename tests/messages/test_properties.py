@@ -255,6 +255,7 @@ class TestFromNats:
             (b"NATS/1.0 503\r\n\r\n", {}),
             (b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 1\r\n\r\n", {}),
             (PUB1 + b"\r\n", {}),
+            (PUB1 + b"Nmqtt-Id:00112233445566778899aabbccddeeff\r\nNmqtt-Client:c1\r\nNmqtt-Subject:a\r\n\r\n", {}),
             (PUB1 + b"Nmqtt-Id:00112233445566778899aabbccddeeff\r\nNmqtt-Client:c1\r\nNmqtt-Retain:1\r\n\r\n", {}),
             (b"NATS/1.0\r\na: 1\r\nNmqtt-Pub:1\r\nb:2\r\n\r\n", {"user_property": [("a", "1"), ("b", "2")]}),
             (b"NATS/1.0\r\na:1\r\nA: 1 2 \r\na:\t3\r\n\r\n", {"user_property": [("a", "1"), ("A", "1 2"), ("a", "3")]}),
