@@ -202,12 +202,15 @@ class _Checker:
             if message in self._sent
         ]
         kills = sum(event.what == "killed" for event in self._events)
+        dropped = sum(event.what == "lost" and event.reason == "dropped" for event in self._events)
         self._verdict.figures = {
             "sent": len(self._sent),
             "acked": sum(one.acked > 0 for one in self._sent.values()),
             "delivered": sum(len(one.delivered) for one in self._subscribers.values()),
             "kills": kills,
             "reconnects": sum(max(len(each) - 1, 0) for each in self._accepted.values()),
+            "dropped": dropped,
+            "wills": sum(one == "once" for one in self._will_ends.values()),
             "lost": len(self._verdict.missing),
             "duplicated": self._duplicates,
             "shared": sum(len(one.times) for one in self._groups.values()),
@@ -244,9 +247,16 @@ class _Checker:
             if identifier in one.open:
                 one.owed[identifier] = one.open[identifier]
         one.back = 0
+        self._leave_will(event)
 
     def _on_taken_over(self, event: Event) -> None:
-        self._will_ends[event.who, -event.conn] = "taken over"
+        self._leave_will(event)
+
+    def _leave_will(self, event: Event) -> None:
+        """A connection has ended without DISCONNECT: a will without a delay is due, whoever has ended it."""
+        will = self._wills.get((event.who, -event.conn))
+        if will is not None and not will.delay:
+            self._will_ends.setdefault((event.who, -event.conn), "once")
 
     def _on_disconnect(self, event: Event) -> None:
         self._finish_owed(event)

@@ -115,6 +115,8 @@ class ChaosClient:
         self.link: Link | None = None
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, tuple[str, int]] = {}
+        self.left = 0
+        """Connections that have ended without DISCONNECT: their wills are due."""
         self._asked: dict[int, Subscribe | Unsubscribe] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
         self._next_id = 0
@@ -214,10 +216,8 @@ class ChaosClient:
         if not connack.session_present:
             self._in.clear()
             for filter_, qos in self.filters.items():
-                if not any(
-                    isinstance(each, Subscribe) and each.filters[0].topic_filter == filter_
-                    for each in self._asked.values()
-                ):
+                asked = (one.filters[0] for one in self._asked.values() if isinstance(one, Subscribe))
+                if all(one.topic_filter != filter_ for one in asked):
                     self._ask(Subscribe(self._free_id(), (Subscription(filter_, qos),)))
             for identifier, one in list(self._out.items()):
                 if one.released:
@@ -238,6 +238,7 @@ class ChaosClient:
         if self.link is link:
             self.link = None
         if not self._closing:
+            self.left += 1
             self.history.note("lost", reason=link.reason, conn=link.number, open=sorted(link.unacknowledged))
         for pong in self._pongs:
             if not pong.done():
@@ -307,6 +308,10 @@ class ChaosClient:
             self._task = None
         self.history.flush()
 
+    def rest(self) -> None:
+        """Drop no connection by itself any more."""
+        self.restless = 0.0
+
     def drop(self) -> None:
         """Cut the connection without DISCONNECT; a new one follows."""
         if self.link is not None:
@@ -360,12 +365,10 @@ class ChaosClient:
 
     async def settled(self, timeout: float) -> bool:
         """Wait until everything that was handed over is acknowledged; False when that takes longer."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return self._idle.is_set()
 
     async def subscribe(self, filter_: str, qos: int, timeout: float = 30.0) -> int:
         """Subscribe and wait for SUBACK, also over reconnects; the granted QoS, or a code from 0x80 on."""

@@ -267,19 +267,25 @@ def test_an_owner_after_another(story: Story) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "times", "kinds"),
+    ("end", "times", "delay", "kinds"),
     [
-        ("disconnect", 0, set()),
-        ("disconnect", 1, {"will fired after DISCONNECT"}),
-        ("abandoned", 1, set()),
-        ("abandoned", 0, {"will never fired"}),
-        ("abandoned", 2, {"will fired twice"}),
-        ("lost", 0, set()),
-        ("lost", 2, {"will fired twice"}),
+        ("disconnect", 0, 0, set()),
+        ("disconnect", 1, 0, {"will fired after DISCONNECT"}),
+        ("abandoned", 1, 0, set()),
+        ("abandoned", 0, 0, {"will never fired"}),
+        ("abandoned", 2, 0, {"will fired twice"}),
+        ("lost", 1, 0, set()),
+        ("lost", 0, 0, {"will never fired"}),
+        ("lost", 2, 0, {"will fired twice"}),
+        ("lost", 0, 9, set()),
+        ("lost", 1, 9, set()),
+        ("taken-over", 1, 0, set()),
+        ("taken-over", 0, 0, {"will never fired"}),
+        ("taken-over", 0, 9, set()),
     ],
 )
-def test_wills(story: Story, end: str, times: int, kinds: set[str]) -> None:
-    story.note("p", "will", topic="t/w", qos=2, n=-1, delay=0)
+def test_wills(story: Story, end: str, times: int, delay: int, kinds: set[str]) -> None:
+    story.note("p", "will", topic="t/w", qos=2, n=-1, delay=delay)
     story.note("p", end, conn=1, reason="", open=[])
     for _ in range(times):
         story.note("s", "delivered", of="p", n=-1, topic="t/w")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import Any
 from tests.chaos.checker import EVERYTHING, Message, Promises, Verdict, check
 from tests.chaos.client import ChaosClient
 from tests.chaos.history import Event, History, read
+from tests.chaos.messages import ClientWill
 from tests.harness.waiting import aeventually
+
+PATIENCE = 120.0
+"""Seconds for SUBACK and UNSUBACK: whatever the servers stand in between."""
 
 
 class Workload:
@@ -37,7 +42,8 @@ class Workload:
         group: members of shared subscriptions to the same messages, of 5.0, with a Receive Maximum of 1 to 5 each;
             0: there is none.
         groups: shared subscriptions among which the members are divided; each gets every message.
-        restless: seconds after which subscribers and members drop their own connections, on average; 0: they do not.
+        restless: seconds after which subscribers and members drop their own connections, on average. They have wills,
+            and subscribers change a subscription that overlaps the other one, as often. 0: nothing of that.
         promises: what is checked.
     """
 
@@ -73,6 +79,10 @@ class Workload:
         self.nemesis = self.history(f"{prefix}-nemesis")
         """For whoever kills."""
         options: dict[str, Any] = {"version": version, "keepalive": keepalive}
+
+        def will_of(name: str) -> ClientWill | None:
+            return ClientWill(f"{prefix}-wills/{name}", qos=2) if restless else None
+
         self.publishers = [
             ChaosClient(
                 f"{prefix}-p{number}",
@@ -91,6 +101,7 @@ class Workload:
                 self.history(f"{prefix}-s{number}"),
                 ack_after=ack_after,
                 restless=restless,
+                will=will_of(f"s{number}"),
                 **options,
             )
             for number in range(subscribers)
@@ -102,16 +113,21 @@ class Workload:
                 self.history(f"{prefix}-g{number}"),
                 ack_after=ack_after,
                 restless=restless,
+                will=will_of(f"g{number}"),
                 receive_maximum=number % 5 + 1,
                 **options | {"version": 5},
             )
             for number in range(group)
         ]
+        self.watcher = ChaosClient(f"{prefix}-watcher", _from(ports, 0), self.history(f"{prefix}-watcher"), **options)
+        """Gets the wills."""
+        self._restless = restless
         self._groups = [self.members[number::groups] for number in range(groups if group else 0)]
         self._prefix = prefix
         self._topics = topics
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._changes: list[asyncio.Task[None]] = []
 
     def history(self, name: str) -> History:
         """One more history that is read at the end."""
@@ -127,7 +143,7 @@ class Workload:
     @property
     def clients(self) -> list[ChaosClient]:
         """All of them."""
-        return [*self.publishers, *self.subscribers, *self.members]
+        return [*self.publishers, *self.subscribers, *self.members, self.watcher]
 
     @property
     def acked(self) -> int:
@@ -137,6 +153,7 @@ class Workload:
     async def start(self) -> None:
         """Connect all, subscribe, and begin to publish."""
         await asyncio.gather(*(client.connect() for client in self.clients))
+        await self.watcher.subscribe(f"{self._prefix}-wills/#", 2)
         await asyncio.gather(*(client.subscribe(self.filter, self.qos) for client in self.subscribers))
         for number, group in enumerate(self._groups):
             share = f"$share/{self._prefix}-{number}/{self.filter}"
@@ -144,6 +161,17 @@ class Workload:
         self._tasks = [
             asyncio.create_task(self._publish(number, client)) for number, client in enumerate(self.publishers)
         ]
+        self._changes = [asyncio.create_task(self._change(client)) for client in self.subscribers if self._restless]
+
+    async def _change(self, client: ChaosClient) -> None:
+        """Subscribe and unsubscribe to half of what the client gets by its other subscription."""
+        chance = random.Random(client.client_id)
+        overlapping = f"{self._prefix}/+/0"
+        while not self._stopped.is_set() and not self.published:
+            await asyncio.sleep(chance.expovariate(1 / self._restless))
+            await client.subscribe(overlapping, self.qos, PATIENCE)
+            await asyncio.sleep(chance.expovariate(1 / self._restless))
+            await client.unsubscribe(overlapping, PATIENCE)
 
     async def _publish(self, number: int, client: ChaosClient) -> None:
         began = time.monotonic()
@@ -186,7 +214,11 @@ class Workload:
         if self.promises.shared:
             with contextlib.suppress(AssertionError):
                 await aeventually(self._shared, max(deadline - time.monotonic(), 0))
-        for client in (*self.subscribers, *self.members):  # what is on its way behind the last message has come
+        for client in self.clients:
+            client.rest()
+        with contextlib.suppress(AssertionError):
+            await aeventually(self._willed, max(deadline - time.monotonic(), 0))
+        for client in self.clients:  # what is on its way behind the last message has come
             try:
                 async with asyncio.timeout(5):
                     await client.ping()
@@ -201,6 +233,9 @@ class Workload:
         wanted = sum(client.acked for client in self.publishers)
         return all(len(client.delivered) >= wanted for client in self.subscribers)
 
+    def _willed(self) -> bool:
+        return len(self.watcher.delivered) >= sum(client.left for client in (*self.subscribers, *self.members))
+
     def _shared(self) -> bool:
         wanted = sum(client.acked for client in self.publishers)
         had = [set[Message]().union(*(client.delivered for client in group)) for group in self._groups]
@@ -209,9 +244,9 @@ class Workload:
     async def close(self) -> None:
         """End the clients, with DISCONNECT."""
         self.stop()
-        for task in self._tasks:
+        for task in (*self._tasks, *self._changes):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._changes, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self.clients))
 
     def events(self) -> list[Event]:

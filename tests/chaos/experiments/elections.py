@@ -2,14 +2,17 @@
 """R22 and R23: how soon messages go on when JetStream has elected its leaders, and in which order.
 
 Before each round one nats-server leads whatever a message needs on its way. Then that server is killed (R22), or ends
-in good order (R23), while messages flow at QoS 1: to a session with consumers of its own, to one of the shared reader,
-to a group with members at both gateways. A few wills are due meanwhile. The time of each election is in the logs of the
-nats-servers.
+in good order (R23), while messages flow at QoS 1 and at QoS 2: to a session with consumers of its own, to one of the
+shared reader, to a group with members at both gateways. Retained messages are replaced, and a few wills are due
+meanwhile. The time of each election is in the logs of the nats-servers. Further clients at QoS 2 drop their connections
+all the time: how long they wait is not measured, but their wills are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import re
 import signal
 import time
@@ -36,12 +39,29 @@ from tests.harness.waiting import aeventually
 
 MESSAGES: Final = "$MQTT_msgs"
 TIMERS: Final = "$MQTT_timers"
+HELD: Final = "$MQTT_qos2in"
+PUBRELS: Final = "$MQTT_out"
+SHARED: Final = "$MQTT_shared"
+RETAINED: Final = "$MQTT_rmsgs"
+
+LED: Final = (MESSAGES, TIMERS, HELD, PUBRELS, SHARED, RETAINED, "$MQTT_sess", "$MQTT_wills")
+"""Streams that the server leads to which something is done."""
+
+KILLS: Final = 20
+RESTARTS: Final = 15
+"""Restarts in good order: each of the three servers in turn, five times."""
+
+TOPICS: Final = 5
+"""Topics whose retained message is replaced again and again."""
 
 RECOVERY: Final = 90.0
 """Seconds in which an election is over and everything that waited for it is done."""
 
 RATE: Final = 25.0
 """Messages per second of each of two publishers: few enough that members with a window of one are done at once."""
+
+SLOW: Final = 2.5
+"""The same at QoS 2, which takes a member six confirmed stores and requests."""
 
 DELAYS: Final = (1, 4, 7, 10)
 """Seconds after which wills are due that each round leaves behind."""
@@ -86,6 +106,7 @@ class Scene:
         self.took: list[int] = []
         """Milliseconds from the end of a leader to the next one of the messages."""
         self.watched = 0
+        self.violations: list[str] = []
 
     async def begin(self) -> None:
         """Start everything; messages flow."""
@@ -98,39 +119,82 @@ class Scene:
             for reader in ("always", "never")
         ]
         await self.cluster.settled(MESSAGES)
-        self.load = Workload(
-            setting.directory / "histories",
-            [gateway.port for gateway in self.gateways],
-            rate=RATE,
-            restless=0.0,
-            promises=Promises(leaders_change=not self.ordered, shared=True),
+        ports = [gateway.port for gateway in self.gateways]
+        promises = Promises(leaders_change=not self.ordered, shared=True)
+        places = [setting.directory / f"histories {name}" for name in ("1", "2", "restless")]
+        self.load = Workload(places[0], ports, rate=RATE, restless=0.0, promises=promises)
+        self.exact = Workload(places[1], ports, rate=SLOW, restless=0.0, promises=promises, qos=2, prefix="x")
+        self.restless = Workload(
+            places[2], ports, rate=SLOW, restless=4.0, promises=promises, qos=2, prefix="r", ack_after=0.01
         )
-        await self.load.start()
-        self.watcher = ChaosClient("watcher", [self.gateways[1].port], self.load.history("watcher"))
+        self.loads = (self.load, self.exact, self.restless)
+        for load in self.loads:
+            await load.start()
+        self.watcher = ChaosClient("watcher", [ports[1]], self.load.history("watcher"))
         await self.watcher.connect()
         await self.watcher.subscribe("wills/#", 1)
+        self.retainer = ChaosClient("retainer", [ports[0]], self.load.history("retainer"))
+        await self.retainer.connect()
+        self.retaining = asyncio.create_task(self._retain())
         await self.flowing()
+
+    async def _retain(self) -> None:
+        """Replace retained messages, at QoS 1 and 2 in turn."""
+        for number in itertools.count(1):
+            await self.retainer.publish(f"kept/{number % TOPICS}", number, 1 + number % 2, retain=True)
+            await asyncio.sleep(5 / RATE)
+
+    async def retained(self, number: int) -> None:
+        """See that each topic has the retained message that was acknowledged last, or a later one."""
+        acked: dict[str, int] = {}
+        for event in self.load.events():
+            if event.who == self.retainer.client_id and event.what == "acked":
+                acked[event.topic] = max(acked.get(event.topic, 0), event.n)
+        found: dict[str, int] = {}
+
+        def note(of: str, n: int, topic: str) -> None:
+            found[topic] = max(found.get(topic, 0), n)
+
+        history = self.load.history(f"newcomer-{number}")
+        newcomer = ChaosClient(history.who, [self.gateways[number % 2].port], history, clean=True, on_message=note)
+        await newcomer.connect()
+        await newcomer.subscribe("kept/#", 1)
+        with contextlib.suppress(AssertionError):
+            await aeventually(lambda: all(found.get(topic, 0) >= n for topic, n in acked.items()), RECOVERY)
+        await newcomer.close()
+        self.violations += [
+            f"retained: {topic} has message {found.get(topic, 0)}, and {n} was acknowledged"
+            for topic, n in acked.items()
+            if found.get(topic, 0) < n
+        ]
 
     async def flowing(self) -> None:
         """Wait until messages are acknowledged, and everybody has got what was acknowledged before."""
-        more = self.load.acked + 50
+        more = [(self.load, self.load.acked + 50), (self.exact, self.exact.acked + 5)]
+        few = self.restless.acked + 5
 
-        def through() -> bool:
-            had = [len(one.delivered) for one in self.load.subscribers]
-            group = set().union(*(one.delivered for one in self.load.members))
-            return min(self.load.acked, len(group), *had) >= more
+        def through(load: Workload, most: int) -> bool:
+            had = [len(one.delivered) for one in load.subscribers]
+            group = set().union(*(one.delivered for one in load.members))
+            return min(load.acked, len(group), *had) >= most
 
-        await aeventually(through, RECOVERY, what="messages that are acknowledged and delivered")
+        def all_through() -> bool:
+            return all(through(*one) for one in more) and self.restless.acked >= few
+
+        await aeventually(all_through, RECOVERY, what="messages that are acknowledged and delivered")
 
     async def gather(self, victim: NatsServer) -> None:
         """Have one server lead whatever the messages need, so that all of it has to be elected."""
         name = f"n{self.cluster.servers.index(victim)}"
         client = await nats.connect(victim.url, error_cb=_quiet)
         try:
-            consumers = [f"CONSUMER.{MESSAGES}.{one}" for one in await _consumers(client, MESSAGES)]
-            consumers += [f"CONSUMER.{TIMERS}.{one}" for one in await _consumers(client, TIMERS)]
-            for what in (f"STREAM.{MESSAGES}", f"STREAM.{TIMERS}", *consumers):
-                await _lead(client, what, name)
+            consumers = [
+                f"CONSUMER.{stream}.{one}"
+                for stream in (MESSAGES, TIMERS, PUBRELS)
+                for one in await _consumers(client, stream)
+            ]
+            streams = [f"STREAM.{stream}" for stream in LED]
+            await asyncio.gather(*(_lead(client, what, name) for what in (*streams, *consumers)))
         finally:
             await client.close()
         await self.flowing()
@@ -166,6 +230,7 @@ class Scene:
         self.judge(began, ended)
         await asyncio.to_thread(victim.start)
         await self.cluster.settled(MESSAGES)
+        await self.retained(number)
 
     def judge(self, began: int, ended: int) -> None:
         """Note how long after the elections everybody has waited."""
@@ -179,24 +244,33 @@ class Scene:
             named = (at for what, at in last.items() if any(one in what for one in whats))
             return max((last.get(MESSAGES, began), last.get("metadata", began), *named))
 
+        self._judge_load(self.load, "", began, ended, reference)
+        self._judge_load(self.exact, ", QoS 2", began, ended, reference, HELD, PUBRELS)
         events = self.load.events()
-        sent = {(one.who, one.n): one.t for one in events if one.what == "publish" and began - 1e9 < one.t < ended}
-        acked = {(one.who, one.n): one.t for one in events if one.what == "acked"}
-        self._note("publisher", last.get(MESSAGES, began), ((sent[one], acked[one]) for one in sent if one in acked))
-        shared, own = self.load.subscribers[1].client_id, self.load.subscribers[0].client_id
-        members = [one.client_id for one in self.load.members]
-        for kind, whom, since in (
-            ("own consumer", [own], reference(name_hash(own), "$MQTT_sess")),
-            ("shared reader", [shared], reference("$MQTT_sess", "$MQTT_pos")),
-            ("group", members, reference("share_")),
-        ):
-            first = _first(events, whom)
-            delays = ((acked[one], first[one]) for one in sent if one in acked and one in first)
-            self._note(kind, since, delays)
+        since = reference(RETAINED, HELD)
+        self._note("retained", since, _acknowledged(events, [self.retainer], began, ended).values())
         due = {(one.who, one.n): one.t + one.delay * 1_000_000_000 for one in events if one.what == "will"}
         timers = _first(events, [self.watcher.client_id])
         waited = ((due[one], at) for one, at in timers.items() if one in due and began < at < ended)
         self._note("timer", reference(TIMERS, "$MQTT_sess", "$MQTT_wills", name_hash("watcher")), waited)
+
+    def _judge_load(
+        self, load: Workload, text: str, began: int, ended: int, reference: Callable[..., int], *more: str
+    ) -> None:
+        """Note how long publishers and receivers of one workload have waited; ``more``: streams that its QoS needs."""
+        events = load.events()
+        acked = _acknowledged(events, load.publishers, began, ended)
+        self._note(f"publisher{text}", reference(*more[:1]), acked.values())
+        shared, own = load.subscribers[1].client_id, load.subscribers[0].client_id
+        members = [one.client_id for one in load.members]
+        for kind, whom, since in (
+            ("own consumer", [own], reference(name_hash(own), "$MQTT_sess", *more)),
+            ("shared reader", [shared], reference("$MQTT_sess", "$MQTT_pos", *more)),
+            ("group", members, reference("share_", *(more and (*more, SHARED)))),
+        ):
+            first = _first(events, whom)
+            delays = ((acked[one][1], first[one]) for one in acked if one in first)
+            self._note(f"{kind}{text}", since, delays)
 
     def _note(self, kind: str, since: int, spans: Iterable[tuple[int, int]]) -> None:
         longest = max((end - max(start, since) for start, end in spans), default=0)
@@ -204,20 +278,27 @@ class Scene:
 
     async def end(self) -> Result:
         """Wait for what is still to come, and judge."""
+        self.retaining.cancel()
         await self.watcher.close()
-        verdict = await self.load.finish(RECOVERY)
+        await self.retainer.close()
+        verdicts = [await load.finish(RECOVERY) for load in self.loads]
+
+        def total(name: str) -> int:
+            return sum(verdict.figures[name] for verdict in verdicts)
+
         figures: dict[str, int | float | str] = {
-            "messages": verdict.figures["acked"],
+            "messages": total("acked"),
             "kills": len(self.took),
-            "lost": verdict.figures["lost"],
-            "duplicated": verdict.figures["duplicated"],
-            "longest_pause_ms": verdict.figures["longest_pause_ms"],
-            "repeated": verdict.figures["repeated"],
-            "reordered": verdict.figures["reordered"],
+            "lost": total("lost"),
+            "duplicated": total("duplicated"),
+            "longest_pause_ms": max(verdict.figures["longest_pause_ms"] for verdict in verdicts),
+            "repeated": total("repeated"),
+            "reordered": total("reordered"),
+            "wills": total("wills") + self.watched,
             "shortest_election_ms": min(self.took),
             "longest_election_ms": max(self.took),
         }
-        result = Result(figures, verdict.lines())
+        result = Result(figures, [*self.violations, *(line for one in verdicts for line in one.lines())])
         most = LATE_MS if self.setting.long else LATE_SHORT_MS
         for kind, delays in self.late.items():
             in_time = sum(one <= most for one in delays)
@@ -225,6 +306,22 @@ class Scene:
             if in_time < len(delays):
                 result.violations.append(f"late: {kind}, {' / '.join(map(str, delays))} ms after the election")
         return result
+
+
+def _acknowledged(
+    events: Sequence[Event], whom: Sequence[ChaosClient], began: int, ended: int
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """When messages of some clients were sent in a round, or a second before it, and when they were acknowledged."""
+    names = {one.client_id for one in whom}
+    sent: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for event in events:
+        key = event.who, event.n
+        if event.what == "publish" and event.who in names and began - 1e9 < event.t < ended:
+            sent.setdefault(key, event.t)
+        elif event.what == "acked" and key in sent:
+            found[key] = sent[key], event.t
+    return found
 
 
 def _first(events: Sequence[Event], whom: Sequence[str]) -> dict[tuple[str, int], int]:
@@ -272,34 +369,34 @@ def _lame_duck(server: NatsServer) -> None:
     server.process.wait(60)
 
 
-async def _rounds(setting: Setting, acts: Sequence[Act], *, ordered: bool) -> Result:
-    """Do the acts in turn."""
+async def _rounds(setting: Setting, acts: Sequence[Act], rounds: int, *, ordered: bool) -> Result:
+    """Do the acts in turn; ``rounds``: how many in the long version."""
     scene = Scene(setting, ordered=ordered)
     await scene.begin()
-    for number in range(20 if setting.long else 1):
+    for number in range(rounds if setting.long else 1):
         await scene.round(acts[number % len(acts)], number)
     return await scene.end()
 
 
 async def _killed(setting: Setting) -> Result:
-    return await _rounds(setting, [lambda server: server.kill()], ordered=False)
+    return await _rounds(setting, [lambda server: server.kill()], KILLS, ordered=False)
 
 
 async def _planned(setting: Setting) -> Result:
-    return await _rounds(setting, [lambda server: server.stop(), _lame_duck], ordered=True)
+    return await _rounds(setting, [lambda server: server.stop(), _lame_duck], RESTARTS, ordered=True)
 
 
 EXPERIMENTS = [
     Experiment(
         "R22",
         "three nats-servers, streams with three replicas: the server is killed that leads everything",
-        "nothing acknowledged is lost; delivery goes on a second after the election",
+        "nothing is lost; at QoS 2 nothing comes twice, wills come once; delivery goes on a second after the election",
         _killed,
     ),
     Experiment(
         "R23",
         "the same server ends in good order, by SIGTERM and as a lame duck in turn",
-        "nothing acknowledged is lost; messages keep their order",
+        "nothing is lost; at QoS 2 nothing comes twice, wills come once; messages keep their order",
         _planned,
     ),
 ]

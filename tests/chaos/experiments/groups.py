@@ -67,6 +67,7 @@ async def _script(
         "longest_pause_ms": max(one["longest_pause_ms"] for one in figures),
         "shared": sum(one["shared"] for one in figures),
         "shared_qos_2": figures[1]["shared"],
+        "wills": sum(one["wills"] for one in figures),
         "reconnects": sum(one["reconnects"] for one in figures),
         "longest_delay_ms": max(one["longest_delay_ms"] for one in figures),
     }

@@ -19,7 +19,7 @@ from tests.chaos.workload import Workload
 _LONGEST = 3
 """A broker that is too slow for the rate is given this many times as long, and then no more messages."""
 
-_DETAILS = ("delivered", "repeated", "reconnects", "longest_delay_ms", "longest_resume_ms", "unacknowledged")
+_DETAILS = ("delivered", "repeated", "reconnects", "longest_delay_ms", "longest_resume_ms", "unacknowledged", "wills")
 
 
 def _result(verdict: Verdict) -> Result:
