@@ -17,7 +17,7 @@ from mqtt_streams.hashing import name_hash
 from tests.chaos.points.proxy import Action, Frame, NatsProxy, Trap
 from tests.conftest import GatewayFactory
 from tests.harness.bystanders import Bystanders
-from tests.harness.cluster import Cluster, running_cluster
+from tests.harness.cluster import Cluster, lead, running_cluster
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
@@ -92,25 +92,6 @@ def alive(server: NatsServer) -> bool:
         return "Server is ready" in server.log and server.process.alive  # type: ignore[attr-defined]
     except OSError:
         return False
-
-
-async def lead(nc: Client, what: str, name: str) -> None:
-    """Have ``STREAM.<stream>`` or ``CONSUMER.<stream>.<consumer>`` led by the server ``name``."""
-    kind, _, path = what.partition(".")
-
-    async def led() -> bool:
-        try:
-            info = orjson.loads((await nc.request(f"$JS.API.{kind}.INFO.{path}", timeout=2)).data)
-            if info.get("cluster", {}).get("leader") == name:
-                return True
-            body = orjson.dumps({"placement": {"preferred": name}})
-            await nc.request(f"$JS.API.{kind}.LEADER.STEPDOWN.{path}", body, timeout=2)
-        except (nats.errors.Error, TimeoutError):
-            pass
-        await asyncio.sleep(0.5)
-        return False
-
-    await aeventually(led, RECOVERY, what=f"{what} led by {name}")
 
 
 async def consumer_of(nc: Client, client_id: str) -> str:

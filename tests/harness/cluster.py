@@ -10,12 +10,14 @@ from typing import Any
 import nats
 import nats.errors
 import orjson
+from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.waiting import aeventually, free_port
 
 _LEADER_WAIT = 40.0  # seconds
+_LEAD_WAIT = 90.0  # seconds
 
 
 class Cluster:
@@ -125,6 +127,25 @@ class Cluster:
         """End all for good."""
         for server in self.servers:
             server.discard()
+
+
+async def lead(client: Client, what: str, name: str) -> None:
+    """Have ``STREAM.<stream>`` or ``CONSUMER.<stream>.<consumer>`` led by the server ``name``."""
+    kind, _, path = what.partition(".")
+
+    async def led() -> bool:
+        try:
+            info = orjson.loads((await client.request(f"$JS.API.{kind}.INFO.{path}", timeout=2)).data)
+            if info.get("cluster", {}).get("leader") == name:
+                return True
+            body = orjson.dumps({"placement": {"preferred": name}})
+            await client.request(f"$JS.API.{kind}.LEADER.STEPDOWN.{path}", body, timeout=2)
+        except (nats.errors.Error, TimeoutError):
+            pass
+        await asyncio.sleep(0.3)
+        return False
+
+    await aeventually(led, _LEAD_WAIT, what=f"{what} led by {name}")
 
 
 async def _quiet(error: Exception) -> None:

@@ -64,17 +64,17 @@ class PowerDisk:
         _run("umount", "--lazy", str(self._place))
 
 
-def power_obstacle(directory: Path) -> str:
-    """Why no power can be cut here; empty when it can."""
+def power_obstacle(directory: Path, kind: str = "ext4") -> str:
+    """Why no power can be cut here from a file system of a kind; empty when it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "cutting the power of a disk needs Linux and root"
-    missing = [name for name in ("mkfs.ext4", "mount", "umount") if shutil.which(name) is None]
+    missing = [name for name in (f"mkfs.{kind}", "mount", "umount") if shutil.which(name) is None]
     if missing:
         return f"the command {missing[0]} is not installed"
     place = directory / "trial"
     place.mkdir(parents=True)
     try:
-        disk = PowerDisk(directory / "trial.img", place)
+        disk = PowerDisk(directory / "trial.img", place, kind)
         disk.cut()
         disk.discard()
     except (OSError, subprocess.SubprocessError) as error:

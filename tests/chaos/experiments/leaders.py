@@ -20,7 +20,7 @@ STREAM = "$MQTT_msgs"
 RECOVERY = 90.0
 """Seconds in which an election is over and everything that waited for it is done."""
 
-_SUMS = ("messages", "lost", "duplicated", "delivered", "repeated", "reconnects", "unacknowledged")
+_SUMS = ("messages", "lost", "duplicated", "delivered", "repeated", "reconnects", "wills", "unacknowledged")
 _PEAKS = ("longest_pause_ms", "longest_delay_ms", "longest_resume_ms")
 
 PAGE_CACHE = (
@@ -29,10 +29,15 @@ PAGE_CACHE = (
 
 
 class Scene:
-    """A cluster, two gateways on it, and traffic at QoS 1 and 2 through both."""
+    """A cluster, two gateways on it, and traffic at QoS 1 and 2 through both.
 
-    def __init__(self, setting: Setting) -> None:
+    Args:
+        restless: as in `Workload`.
+    """
+
+    def __init__(self, setting: Setting, restless: float) -> None:
         self.setting = setting
+        self.restless = restless
         self.chance = random.Random(setting.seed)
         self.kills = 0
         self.gateways: list[Gateway] = []
@@ -56,7 +61,7 @@ class Scene:
                 rate=60,
                 ack_after=0.01,
                 prefix=f"q{qos}",
-                restless=0.0,
+                restless=self.restless,
                 promises=Promises(leaders_change=True),
             )
             for qos in (1, 2)
@@ -126,7 +131,7 @@ def _delays(events: Sequence[Event]) -> list[float]:
 
 async def _leader(setting: Setting) -> Result:
     """The leader of the messages dies; when another leads and messages flow, it is started again."""
-    scene = Scene(setting)
+    scene = Scene(setting, 0.0)  # nobody has a reason to connect again
     await scene.begin()
     for _ in range(12 if setting.long else 1):
         await scene.pause()
@@ -141,7 +146,7 @@ async def _leader(setting: Setting) -> Result:
 
 async def _both(setting: Setting) -> Result:
     """A gateway and the leader die at the same moment; then all nats-servers at once."""
-    scene = Scene(setting)
+    scene = Scene(setting, 6.0)
     await scene.begin()
     cluster = scene.cluster
     for number in range(8 if setting.long else 1):
