@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of columns of type DECIMAL."""
+"""Values of columns of type DECIMAL, and texts that are numbers."""
 
 from __future__ import annotations
 
 import pytest
-from pyspark.sql.types import DecimalType
+from pyspark.sql.types import DataType, DecimalType, DoubleType, IntegerType
 
 from pyspark_mqtt_nats.decoders import conversion
 
@@ -30,3 +30,12 @@ def test_a_decimal_has_as_many_digits_as_its_type(
             conversion._decimal(value, DecimalType(precision, scale))
     else:
         assert str(conversion._decimal(value, DecimalType(precision, scale))) == expected
+
+
+@pytest.mark.parametrize("kind", [IntegerType(), DoubleType(), DecimalType(6, 2)])
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "nan", "0x1", "--1", "1 0"])
+def test_what_is_no_number_in_a_csv(kind: DataType, text: str) -> None:
+    """Python's own functions take the first two for numbers."""
+    with pytest.raises(ValueError, match="expected "):
+        conversion.converter(kind, from_text=True)(text)
+    assert conversion.converter(kind, from_text=True)(" +12 ") == 12

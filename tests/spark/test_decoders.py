@@ -265,12 +265,17 @@ def test_sparkplug() -> None:
     rows.columns.extend(["n"])
     rows.types.append(sparkplug._TYPES.index("Int8"))
     rows.rows.add().elements.add(int_value=0xFF)
+    template = payload.metrics.add(name="pump", datatype=sparkplug._TYPES.index("Template")).template_value
+    template.parameters.add(name="offset", type=sparkplug._TYPES.index("Int32"), int_value=2**32 - 7)
+    payload.metrics.add(alias=9, int_value=2**32 - 1)  # as in DATA: its sign is not known
     with_unit = payload.metrics[3].properties
     with_unit.keys.append("unit")
     with_unit.values.add(type=sparkplug._TYPES.index("String"), string_value="C")
     data = payload.SerializeToString()
     found = json.loads(one("sparkplug", data)["json"])
     assert (found["timestamp"], found["seq"]) == (1_767_312_000_000, 3)
+    assert found["metrics"].pop() == {"alias": 9, "type": "Unknown", "value": 2**32 - 1}
+    assert found["metrics"].pop()["value"]["parameters"] == [{"name": "offset", "type": "Int32", "value": -7}]
     assert {item["name"]: item["value"] for item in found["metrics"]} == {
         "i8": -2,
         "i64": -5,

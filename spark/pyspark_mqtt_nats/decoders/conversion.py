@@ -6,6 +6,7 @@ Conversion is strict: a value of another type raises ValueError and is not guess
 
 import base64
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
@@ -40,6 +41,9 @@ _MILLISECONDS_BELOW: Final = 1e14
 _DIGITS: Final = Context(prec=38)
 """As many digits as a DECIMAL of Spark has at most."""
 
+_NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+"""Texts that are numbers; Python's own functions also take `1_000` and digits of other scripts."""
+
 _FLOAT_MOST: Final = 3.4028234663852886e38
 
 
@@ -65,10 +69,10 @@ def _empty_is_null(kind: DataType) -> bool:
 def _of_type(kind: DataType, from_text: bool) -> Convert:
     if type(kind) in _BITS:
         most = 1 << _BITS[type(kind)] - 1
-        return lambda value: _whole(int(value) if from_text else value, most)
+        return lambda value: _whole(int(_numeric(value)) if from_text else value, most)
     if isinstance(kind, (DoubleType, FloatType)):
         most_real = _FLOAT_MOST if isinstance(kind, FloatType) else math.inf
-        return lambda value: _real(float(value) if from_text else value, most_real)
+        return lambda value: _real(float(_numeric(value)) if from_text else value, most_real)
     if isinstance(kind, DecimalType):
         return lambda value: _decimal(value, kind)
     if isinstance(kind, (ArrayType, MapType, StructType)):
@@ -96,6 +100,12 @@ def _instance(value: Any, kinds: tuple[type, ...]) -> Any:
     return value
 
 
+def _numeric(text: str) -> str:
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError("not a number")
+    return text
+
+
 def _whole(value: Any, most: int) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -116,7 +126,7 @@ def _real(value: Any, most: float) -> float:
 def _decimal(value: Any, kind: DecimalType) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise ValueError("not a number")
-    number = Decimal(str(value))
+    number = Decimal(_numeric(value) if isinstance(value, str) else str(value))
     whole = kind.precision - kind.scale
     if not number.is_finite() or (number and number.adjusted() >= whole):
         raise ValueError("too many digits")

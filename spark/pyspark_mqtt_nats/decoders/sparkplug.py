@@ -3,7 +3,8 @@
 
 The document that a payload gives has the names of the specification. A metric has `name`, `alias`, `timestamp`, `type`
 and `value`, which is null where `is_null` is set. A metric of a DATA message has an alias alone where its BIRTH message
-has named it; nothing here remembers BIRTH messages.
+has named it, and no `datatype`; nothing here remembers BIRTH messages. An integer without a type is as it is stored:
+unsigned, so that a negative Int32 is 2**32 larger.
 """
 
 import struct
@@ -158,6 +159,11 @@ def _metric(metric: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _parameter(parameter: dict[str, Any]) -> dict[str, Any]:
+    name = _type_name(parameter.get("type", 0))
+    return {"name": parameter.get("name"), "type": name, "value": _value(parameter, name)}
+
+
 def _value(holder: dict[str, Any], name: str) -> Any:
     """Return the value of a metric, a parameter, a property or an element of a data set."""
     key = next((key for key in holder if key.endswith("_value")), "")
@@ -165,7 +171,10 @@ def _value(holder: dict[str, Any], name: str) -> Any:
     if key == "dataset_value":
         return _rows(value)
     if key == "template_value":
-        return value | {"metrics": [_metric(metric) for metric in value.get("metrics", ())]}
+        made = {"metrics": [_metric(metric) for metric in value.get("metrics", ())]}
+        if "parameters" in value:
+            made["parameters"] = [_parameter(one) for one in value["parameters"]]
+        return value | made
     if key in ("propertyset_value", "propertysets_value"):
         sets = value.get("propertyset", ()) if key == "propertysets_value" else [value]
         made = [_properties(one) for one in sets]
