@@ -57,8 +57,11 @@ _STREAMS: Final[Mapping[str, Mapping[str, Any]]] = {
 _FROM_FILES: Final = ("creds", "nkey", "tls_ca", "tls_cert", "tls_key")
 """Attributes that a user may give as the name of a file."""
 
-_OF_MESSAGES: Final = ("filters", "include_headers", "decoders", "pushdown", "num_partitions")
-"""Attributes that mean nothing for sessions."""
+_OF_RANGES: Final = ("starting_", "ending_", "num_partitions", "read_mode", "fail_on_data_loss")
+"""Attributes, or their beginnings, that mean nothing where the last message of each subject is read."""
+
+_OF_MESSAGES: Final = ("filters", "include_headers", "decoders", "pushdown")
+"""Attributes that mean nothing for sessions either."""
 
 
 class Option(NamedTuple):
@@ -342,7 +345,7 @@ class Options:
                     first, last = ("startingTimestamp", "endingTimestamp")
                 raise OptionError(f"{last} is before {first}", last)
         if self.mode != "messages":
-            means_nothing = ("starting_", "ending_", *(_OF_MESSAGES if self.mode == "sessions" else ()))
+            means_nothing = (*_OF_RANGES, *(_OF_MESSAGES if self.mode == "sessions" else ()))
             for name in sorted(self.given):
                 if name.startswith(means_nothing):
                     own = NAMES[name]

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -31,7 +32,7 @@ from tests.spark.storing import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JOBS = ("aggregate", "archive", "replay", "report", "shell", "sql")
+JOBS = ("aggregate", "archive", "replay", "report", "rule", "shell", "sql")
 SERVERS = {"servers": "nats://127.0.0.1:4222"}
 NOWHERE = ("--servers", "nats://127.0.0.1:1", "--connect-timeout", "1")
 
@@ -103,7 +104,7 @@ def test_help_names_every_option_of_the_connection_but_no_flag_for_a_secret(job:
     for option in OPTIONS:
         if option.use == "all" and option.name != "mode":
             there = re.search(rf"^  {flags.flag_name(option.name)}\b", text, re.MULTILINE)
-            of_views = job in ("shell", "sql") and option.name == "subjectPrefix"
+            of_views = job in ("rule", "shell", "sql") and option.name == "subjectPrefix"
             assert bool(there) is (option.name not in ("password", "token") and not of_views), option.name
     for flag in ("--option KEY=VALUE", "--conf KEY=VALUE", "--master URL", "--log FILE"):
         assert flag in text
@@ -188,6 +189,14 @@ def test_options_of_the_jobs(ran: Ran) -> None:
     assert (ran.job.input, ran.job.most, ran.job.output) == ("i", 5, None)
 
 
+def test_options_of_rules(ran: Ran) -> None:
+    file = ROOT / "examples" / "rules" / "weather.toml"
+    assert invoke("rule", str(file), "--metrics-port", "0", "--stream", "plant=plant.").exit_code == 0
+    job = ran.job
+    assert (job.file, job.metrics_port) == (file, 0)
+    assert (dict(job.reads.source), dict(job.reads.streams)) == (SERVERS, {"plant": "plant."})
+
+
 def test_options_of_a_query(ran: Ran) -> None:
     words = ["--stream", "archive", "--stream", "plant=plant.", "--rows", "7", "--topics", "a/#"]
     assert invoke("sql", "SELECT 1;", *words, "--output", "o.csv", "--overwrite", "--plot", "p.html").exit_code == 0
@@ -197,14 +206,24 @@ def test_options_of_a_query(ran: Ran) -> None:
     assert dict(job.source) == {"topics": "a/#"} | SERVERS
     assert invoke("sql", "SELECT 1", "--follow", "--max-messages-per-trigger", "5").exit_code == 0
     assert ran.job.follow
+    # Spark takes some seconds to start: what is published meanwhile is shown too.
+    assert 0 <= time.time() * 1000 - int(ran.job.source["startingTimestamp"]) < 60_000
+    for given in (["--starting-sequence", "5"], ["--option", "startingOffsets=latest"], ["--starting-timestamp", "1"]):
+        assert invoke("sql", "SELECT 1", "--follow", *given).exit_code == 0
+        assert ran.job.source.get("startingTimestamp", "1") == "1"
     assert CliRunner().invoke(commands.jobs, ["sql", "-"], input="SELECT\n 2;\n").exit_code == 0
     assert ran.job.query == "SELECT\n 2"
     assert invoke("shell", "--python", *words).exit_code == 0
     assert (ran.job.python, ran.job.rows, dict(ran.job.streams)) == (True, 7, {"archive": "", "plant": "plant."})
 
 
-def test_commands_of_the_page_are_understood(ran: Ran) -> None:
-    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rules = (ROOT / "docs" / "spark-rules.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```toml\n(.*?)^```", rules, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    Path("rules.toml").write_text("\n".join(blocks), encoding="utf-8")
+    page = rules + (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
     commands_shown = re.findall(r"^(?:mqtt-nats spark|spark-submit .* \S*job\.py) (.*)$", page, re.MULTILINE)
     assert {line.split()[0] for line in commands_shown} == set(JOBS)
     for line in commands_shown:
@@ -222,7 +241,8 @@ def test_commands_of_the_page_are_understood(ran: Ran) -> None:
         ("archive --output o --ending-sequence 5", "--ending-sequence"),
         ("aggregate", "--window"),
         ("aggregate --window 5", "'10 minutes'"),
-        ("aggregate --window 0s --slide x", "--slide"),
+        ("aggregate --window 0s", "--window"),
+        ("aggregate --window 1s --slide x", "--slide"),
         ("aggregate --window 1h --slide 2h", "--slide is longer than --window"),
         ("aggregate --window 1h --every 5", "--every needs --checkpoint"),
         ("aggregate --window 1h --checkpoint c", "--checkpoint needs --output"),
@@ -242,6 +262,10 @@ def test_commands_of_the_page_are_understood(ran: Ran) -> None:
         ("sql q --rows 0", "--rows"),
         ("sql q --stream a.b", "--stream"),
         ("sql q --stream sessions", "there is a view sessions already"),
+        ("rule", "FILE"),
+        ("rule r --metrics-port 70000", "--metrics-port"),
+        ("rule r --option topics=a", "--option topics: FILE has it"),
+        ("rule r --option stream=a", "--option stream: each view has its own"),
         ("shell --option stream=x", "--option stream: each view has its own"),
         ("shell --option pushdown=true", "--option pushdown: each view has its own"),
     ],
@@ -266,6 +290,8 @@ def test_wrong_usage_names_the_option(words: str, named: str) -> None:
         ("sql q --plot /nowhere/at/all.html", "--plot /nowhere/at/all.html: there is no directory /nowhere/at"),
         ("sql q --follow --ending-sequence 4", "endingSequence has no effect for a streaming read"),
         ("sql q --max-messages-per-trigger 4", "maxMessagesPerTrigger has no effect for a batch read"),
+        ("rule /nowhere.toml", "/nowhere.toml: No such file or directory"),
+        ("rule /dev/null", "/dev/null: checkpoint: it is missing"),
         ('sql q --decoders {"a":"xml"}', "'a' has the format 'xml'"),
     ],
 )

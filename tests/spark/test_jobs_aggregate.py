@@ -239,9 +239,10 @@ def test_a_table_in_a_terminal() -> None:
         "long/one    12",
     ]
     assert aligned(()) == []
-    assert [shown(value) for value in (None, 1.23456789, 5, datetime(2026, 1, 2))] == [
+    assert [shown(value) for value in (None, 1.23456789, 5, datetime(2026, 1, 2), "a\x1b[2J/b")] == [
         "-",
         "1.23457",
         "5",
         "2026-01-02 00:00:00",
+        "a\ufffd[2J/b",
     ]

@@ -86,7 +86,11 @@ def test_what_a_file_says(file: Path) -> None:
         ),
         ("topic =", 'silence = {key = [], after = "1 minute"}\ntopic =', "rules[hot].silence.key: Tuple should have"),
         ('"number"', '"numbr"', "decoders: 'site/+/temp' has the format 'numbr': expected number"),
-        ("devices.csv", "devices.xls", "tables.devices: give a format for devices.xls; .csv, .json, .parquet need none"),
+        (
+            "devices.csv",
+            "devices.xls",
+            "tables.devices: give a format for devices.xls; .csv, .json, .parquet need none",
+        ),
         ("tables.devices", "tables.messages", "tables: messages: expected a name of letters, digits and _ that is not"),
         ("rules/failed", "rules/#", "dead_letter: expected a topic to publish on, without + and #"),
         ('checkpoint = "state"', "", "checkpoint: it is missing"),

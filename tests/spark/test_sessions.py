@@ -119,6 +119,14 @@ def test_options_that_mean_nothing_for_sessions(option: dict[str, str]) -> None:
         Options.parse({"mode": "sessions", **option})
 
 
+@pytest.mark.parametrize("mode", ["retained", "sessions"])
+@pytest.mark.parametrize("option", [{"numPartitions": "2"}, {"readMode": "pull"}, {"failOnDataLoss": "false"}])
+def test_options_of_ranges_mean_nothing_for_the_present(mode: str, option: dict[str, str]) -> None:
+    (name,) = option
+    with pytest.raises(OptionError, match=f"{name} has no effect with mode {mode}"):
+        Options.parse({"mode": mode, **option})
+
+
 def test_a_column_that_there_is_not(nats_server: NatsServer) -> None:
     with Store(nats_server.url) as store, pytest.raises(OptionError, match="did you mean 'client_id'"):
         MqttNatsSource({"servers": store.url, "mode": "sessions", **own(store)}).reader(

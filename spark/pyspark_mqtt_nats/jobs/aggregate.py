@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqtt_nats.decoders.columns import NUMBER
 from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.figures import printable
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round, watch
 from pyspark_mqtt_nats.jobs.storage import Checkpoint
@@ -250,12 +251,12 @@ def json_path(field: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of the figures as text."""
+    """A value of the figures as text; topics come from strangers."""
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else str(value)
+    return f"{value:%Y-%m-%d %H:%M:%S}" if hasattr(value, "strftime") else printable(str(value))
 
 
 def aligned(table: tuple[tuple[str, ...], ...]) -> list[str]:

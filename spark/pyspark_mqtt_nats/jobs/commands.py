@@ -3,6 +3,7 @@
 
 import importlib.util
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,15 @@ from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.jobs import JobError, flags
 from pyspark_mqtt_nats.jobs.failures import OURS, explain
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.rules.definitions import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FORMAT = "Format of Spark, such as parquet, orc, delta or iceberg; what is not Spark's own needs its package."
 _CHECKPOINT = "Directory in which a run finds where the last one has ended"
+_STARTS = frozenset(("startingsequence", "startingtimestamp", "startingoffsets"))
+"""Options that say where a read begins, in lower case."""
 _EVERY = "Go on until Ctrl-C, with a round every so many seconds."
 
 
@@ -251,6 +255,9 @@ def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | No
     if not settings["query"]:
         raise click.UsageError("QUERY is empty", context)
     source = _view_options(context, "stream" if follow else "batch")
+    if follow and not _STARTS & {name.lower() for name in source}:
+        # Spark takes some seconds to start; what comes meanwhile is shown too.
+        source["startingTimestamp"] = str(int(time.time() * 1000))
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import sql as job
@@ -299,6 +306,7 @@ def rule(context: click.Context, /, file: Path, metrics_port: int | None, stream
     for name in source:
         if name.lower() in ("topics", "decoders"):
             raise click.UsageError(f"--option {name}: FILE has it", context)
+    load(file)
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import rule as job

@@ -88,5 +88,5 @@ def _full_text(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(text.partition("=== Streaming Query ===")[0].split())
     return line if len(line) <= _LENGTH else line[:_LENGTH] + "…"

@@ -64,5 +64,4 @@ def run(spark: SparkSession, job: RuleJob, progress: Progress) -> Ran:
             progress.show(state)
             time.sleep(_POLL)
     figures = rules.figures
-    totals = [sum(getattr(one, name) for one in figures.values()) for name in ("read", "published")]
-    return Ran(*totals, len(figures))
+    return Ran(sum(one.read for one in figures.values()), sum(one.published for one in figures.values()), len(figures))

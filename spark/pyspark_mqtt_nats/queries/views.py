@@ -27,7 +27,7 @@ _LOOKING: Final = ("Show", "Describe", "Explain")
 _CONNECTION: Final = frozenset(name for name, one in BY_NAME.items() if one.use == "all")
 """Options of the connection, in lower case."""
 
-_RETAINED: Final = frozenset(("topics", "decoders", "includeheaders", "readmode", "batchsize", "failondataloss"))
+_RETAINED: Final = frozenset(("topics", "decoders", "includeheaders", "batchsize"))
 """Options of reads, in lower case, that mean something for retained messages."""
 
 

@@ -79,7 +79,7 @@ def messages(frame: DataFrame, rule: Rule, key: str) -> DataFrame:
     """Return rows with the columns that the sink writes; raises JobError for a column that is not there."""
 
     def expand(name: str, text: str) -> Column:
-        return templates.expand(frame, text, f"{key}.{name}")
+        return _expand(frame, text, f"{key}.{name}")
 
     columns = [expand("topic", rule.topic).alias("topic"), _payload(frame, rule, key).alias("payload")]
     columns += [F.lit(rule.qos).alias("qos"), F.lit(rule.retain).alias("retain")]
@@ -100,11 +100,27 @@ def messages(frame: DataFrame, rule: Rule, key: str) -> DataFrame:
 def _payload(frame: DataFrame, rule: Rule, key: str) -> Column:
     """Return the payload: the template, or the column `payload`, or all columns as a JSON object."""
     if rule.payload is not None:
-        return templates.expand(frame, rule.payload, f"{key}.payload")
+        return _expand(frame, rule.payload, f"{key}.payload")
     if "payload" not in frame.columns:
         return F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
     kind = frame.schema["payload"].dataType.simpleString()
     return F.col("payload") if kind == "binary" else F.col("payload").cast("string")
+
+
+def _expand(frame: DataFrame, text: str, key: str) -> Column:
+    """Return the values of a template as a column, null where one of its columns is null or no UTF-8.
+
+    Raises JobError, which begins with `key`, for a column that the frame does not have.
+    """
+    found = []
+    for plain, column in templates.parse(text):
+        if not column:
+            found.append(F.lit(plain))
+        elif column in frame.columns:
+            found.append(F.try_validate_utf8(F.col(f"`{column.replace('`', '``')}`").cast("string")))
+        else:
+            raise JobError(f"{key}: the query has no column {column}; it has {', '.join(frame.columns)}")
+    return F.concat(*found) if found else F.lit("")
 
 
 def _source(definitions: Definitions, rule: Rule, reads: Reads) -> dict[str, str]:

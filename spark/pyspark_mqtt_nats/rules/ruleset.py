@@ -35,9 +35,10 @@ class Ruleset:
         return {name: rule.figures for name, rule in self._running.items()}
 
     def check(self) -> None:
-        """Look at each query."""
+        """Look at each query; they are started one after another: their workers have ten seconds to come up."""
         for name, rule in self._running.items():
-            if text := rule.check():
+            may_start = not any(one.starting for one in self._running.values())
+            if text := rule.check(may_start):
                 self._say(f"rule {name}: {text}")
 
     def reload(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.queries.views import FORMAT
@@ -50,11 +50,20 @@ class RunningRule:
         self._due = 0.0
         self._pause = 1.0
 
-    def check(self) -> str:
+    @property
+    def starting(self) -> bool:
+        """Whether the query is in its first batch, or before it: Spark starts processes of Python for it."""
+        query = self._query
+        if query is None or query.lastProgress is not None:
+            return False
+        status = query.status
+        return bool(status["isTriggerActive"]) or "Initializing" in status["message"]
+
+    def check(self, may_start: bool) -> str:
         """Start the query when that is due, and count what it has done; return what to tell the user, or ""."""
         query = self._query
         if query is None:
-            return self._start() if time.monotonic() >= self._due else ""
+            return self._start() if may_start and time.monotonic() >= self._due else ""
         self._count(query)
         if query.isActive:
             return ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
 from pyspark_mqtt_nats.jobs import JobError
@@ -43,7 +43,8 @@ class HysteresisProcessor(StatefulProcessor):
         """Compare the rows of one key."""
         value, order = self._columns
         high, low = self._bounds
-        before = found = self._state.get()[0] if self._state.exists() else None
+        state = self._state.get() if self._state.exists() else None
+        before = found = None if state is None else state[0]
         for row in _ordered(rows, order):
             number = row[value]
             if number is None:
@@ -80,17 +81,20 @@ class SilenceProcessor(StatefulProcessor):
         if last is None:
             return
         deadline = timerValues.getCurrentProcessingTimeInMs() + self._after
-        known = self._state.exists()
-        silent = known and self._state.get()[2]
+        state = self._state.get() if self._state.exists() else None
+        silent = state is not None and state[2]
         self._state.update((last, deadline, False))
-        if not known or silent:
+        if state is None or silent:
             self._handle.registerTimer(deadline)
         if silent:
             yield self._row(*key, False, last)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """Report a key, or wait on where rows have moved its deadline since the timer was set."""
-        last, deadline, _ = self._state.get()
+        state = self._state.get()
+        if state is None:
+            return
+        last, deadline, _ = state
         if deadline > expiredTimerInfo.getExpiryTimeInMs():
             self._handle.registerTimer(deadline)
             return

@@ -4,11 +4,6 @@
 import re
 from collections.abc import Iterator
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
-
-from pyspark_mqtt_nats.jobs import JobError
-
 _PART = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([^{}]+)|([{}])")
 
 
@@ -28,19 +23,3 @@ def check(text: str) -> str:
     """Return a template as it is; raises ValueError."""
     parse(text)
     return text
-
-
-def expand(frame: DataFrame, text: str, key: str) -> Column:
-    """Return a column with the values of a template, null where one of its columns is null or no UTF-8.
-
-    Raises JobError, which begins with `key`, for a column that the frame does not have.
-    """
-    found = []
-    for plain, column in parse(text):
-        if not column:
-            found.append(F.lit(plain))
-        elif column in frame.columns:
-            found.append(F.try_validate_utf8(F.col(f"`{column.replace('`', '``')}`").cast("string")))
-        else:
-            raise JobError(f"{key}: the query has no column {column}; it has {', '.join(frame.columns)}")
-    return F.concat(*found) if found else F.lit("")
