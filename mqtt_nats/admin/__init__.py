@@ -4,21 +4,49 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from mqtt_nats.base.errors import StartupError
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
+    from mqtt_nats.client.account import Account
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway.gateway import Gateway
+    from mqtt_nats.transport.listener import Listener
     from mqtt_nats.transport.listener_settings import Bound
+
+
+class ServedGateway(Protocol):
+    """The gateway that the admin listener shows."""
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the gateway."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """Listeners for MQTT clients."""
+
+    @property
+    def reloads(self) -> list[Callable[[], None]]:
+        """Functions that read files again; to be added to."""
+
+    @property
+    def account(self) -> Account | None:
+        """The gateway's own account; None before it serves."""
+
+    @property
+    def identity(self) -> str:
+        """Id with which the gateway has started in its own account."""
+
+    def name(self) -> str:
+        """Return the name of the gateway."""
 
 
 @contextlib.asynccontextmanager
 async def administered(
-    gateway: Gateway, on_ready: Callable[[list[Bound]], None]
+    gateway: ServedGateway, on_ready: Callable[[list[Bound]], None]
 ) -> AsyncIterator[Callable[[list[Bound]], None]]:
     """Listen for administrators as long as this lasts, where the settings say so.
 

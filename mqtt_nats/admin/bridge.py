@@ -124,13 +124,13 @@ class Bridge:
 
     async def serve(self, socket: WebSocket) -> None:
         """Serve one page until it goes."""
-        broker = self._listener.gateway.broker
+        account = self._listener.gateway.account
         if administrator_of(socket.scope).role != "administrator":
             await socket.close()  # before it is accepted: status 403
             return
         chosen = SUBPROTOCOL if SUBPROTOCOL in socket.scope["subprotocols"] else None
         await socket.accept(chosen)
-        if broker is None or self._listener.obstacle or self._count >= BRIDGES:
+        if account is None or self._listener.obstacle or self._count >= BRIDGES:
             await socket.close(1013, self._listener.obstacle[:100] or f"more than {BRIDGES} pages are here")
             return
         self._count += 1
@@ -146,8 +146,8 @@ class Page:
     """Transport of the MQTT client of one page: a connection without a socket."""
 
     def __init__(self, listener: AdminListener, socket: WebSocket) -> None:
-        broker = listener.gateway.broker
-        assert broker is not None
+        account = listener.gateway.account
+        assert account is not None
         settings = listener.settings
         self._socket = socket
         self._deeds = listener.gateway.deeds
@@ -163,12 +163,12 @@ class Page:
         self._decoder = ClientDecoder(replace(limits, max_packet_size=LARGEST), 4)
 
         def made(connection: Connection) -> Handler | None:
-            client = Client(broker, connection, OpenDoor())
-            broker.connections.add(client)
+            client = Client(account, connection, OpenDoor())
+            account.registry.connections.add(client)
             return entered(client)
 
         client = socket.client
-        self._connection = Connection(limits, broker.round, settings, broker.clock, made)
+        self._connection = Connection(limits, account.services.path.round, settings, account.services.clock, made)
         if client is not None:
             self._connection.name_source((client.host, client.port))
         self._name = f"dashboard-{secrets.token_hex(6)}"

@@ -27,9 +27,9 @@ from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_
 from mqtt_nats.transport.tls import certificate_end, make_context
 
 if TYPE_CHECKING:
+    from mqtt_nats.admin import ServedGateway
     from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway.gateway import Gateway
 
 log = logging.getLogger("mqtt_nats.admin")
 
@@ -122,7 +122,7 @@ def check_files(settings: Settings) -> None:
 class AdminListener:
     """Listens from before the gateway is connected to NATS until it has ended, so that it can say how far that is."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: ServedGateway) -> None:
         self.gateway = gateway
         self.settings = gateway.settings
         self.place = own_place()
@@ -256,14 +256,14 @@ class AdminListener:
     @property
     def obstacle(self) -> str:
         """Why the gateway serves nobody at present; empty when it does."""
-        broker = self.gateway.broker
-        if broker is None or not self.ready:
+        account = self.gateway.account
+        if account is None or not self.ready:
             return "the gateway is starting: NATS is not connected, or its streams are not there"
-        if broker.closing:
+        if account.registry.closing:
             return "the gateway is draining"
-        if not broker.online.is_set():
+        if not account.services.nats.online.is_set():
             return "not connected to NATS"
-        return broker.readiness.reason
+        return account.readiness.reason
 
 
 async def _nothing() -> None:

@@ -26,8 +26,8 @@ from mqtt_nats.admin.siblings import gather
 from mqtt_nats.base.admission import Verdict
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.config.build_info import build
+from mqtt_nats.control.report import report
 from mqtt_nats.observability.jetstream_state import JetStreamState, StreamState, jetstream_state
-from mqtt_nats.observability.report import report
 
 if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
@@ -55,7 +55,7 @@ SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "m
 """Limits that refuse sessions, or consumers of their subscriptions."""
 
 Report = dict[str, Any]
-"""Report of a worker, made by :func:`mqtt_nats.observability.report.report`."""
+"""Report of a worker, made by :func:`mqtt_nats.control.report.report`."""
 
 
 class Number(NamedTuple):
@@ -254,21 +254,22 @@ def exposed(found: Iterable[Metric], encode: Callable[[Any], bytes] = generate_l
 
 
 async def _reports(listener: AdminListener) -> list[Report]:
-    broker = listener.gateway.broker
+    account = listener.gateway.account
     place = listener.place
-    if broker is None:
+    if account is None:
         return []
     if place.workers == 1:
-        return [await report(broker)]
+        return [await report(account, place)]
     others = await gather(await listener.inbox(), PATIENCE, place.group, place.workers)
-    return [*(one for one in others if one["id"] != broker.identity), await report(broker)]
+    return [*(one for one in others if one["id"] != account.services.identity.id), await report(account, place)]
 
 
 async def _states(listener: AdminListener) -> dict[str, JetStreamState]:
     """The state of JetStream in the account of each tenant."""
-    broker = listener.gateway.broker
-    brokers = {} if broker is None else broker.tenants
-    return dict(zip(brokers, await asyncio.gather(*map(jetstream_state, brokers.values())), strict=True))
+    account = listener.gateway.account
+    accounts = {} if account is None else account.accounts
+    states = (jetstream_state(one.services.nats, one.lease.registered) for one in accounts.values())
+    return dict(zip(accounts, await asyncio.gather(*states), strict=True))
 
 
 def families(

@@ -92,6 +92,8 @@ class NatsLinks:
         """Whether the gateway stood still, and does not know yet which sessions have moved."""
         self.gaps: dict[NatsConnection, float] = {}
         """Unix time of nats-server in seconds since which a connection may have missed messages, by connection."""
+        self.crowded_until = 0.0
+        """Loop time in seconds until which every deliver subject is assumed to have its own listener."""
         self._repairing = 0
         """Number of gaps that are being repaired."""
 
@@ -100,6 +102,10 @@ class NatsLinks:
         target = b"%b %b" % (subject, reply) if reply else subject
         self.link.out.append(b"PUB %b %d\r\n%b\r\n" % (target, len(payload), payload))
         self.link.kick()
+
+    def crowd(self, until: float) -> None:
+        """Assume that every deliver subject has its own listener, until a loop time in seconds."""
+        self.crowded_until = until
 
     def relink(self) -> None:
         """Note a reconnect, or a new leader of a group's consumer."""

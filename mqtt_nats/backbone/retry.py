@@ -6,14 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.hashing import registered_as
-
-if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -29,21 +25,31 @@ LONGEST: Final = 5.0
 """Maximum seconds for which an unanswered request keeps its place among concurrent requests."""
 
 
-async def retry_until_answered(client: Client, attempt: Callable[[], Awaitable[T]]) -> T:
+class Asker(Protocol):
+    """Whom a request is for: a session."""
+
+    @property
+    def here(self) -> bool:
+        """True while the connection is alive and has the session."""
+
+    async def connected(self) -> None:
+        """Wait until NATS is connected."""
+
+
+async def retry_until_answered(client: Asker, attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered; repeated calls must do no harm.
 
     Raises:
         RequestTimeout, NoResponders, TimeoutError: not answered, and the client has no session here (yet).
         ApiError: refused, and not only because JetStream has no leader at the moment.
     """
-    broker = client.broker
     while True:
         try:
             return await attempt()
         except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
             if isinstance(error, ApiError) and error.err_code not in TRANSIENT:
                 raise
-            if not client.alive or broker.clients.get(registered_as(client.client_id, client.hash)) is not client:
+            if not client.here:
                 raise
             log.debug("%s waits for NATS: %s", client, error)
         await asyncio.sleep(PAUSE)

@@ -29,12 +29,11 @@ from mqtt_nats.codec import (
     ReasonCode,
     encode,
 )
-from mqtt_nats.hooks.calls import verdict_of_hooks
+from mqtt_nats.lifecycle.connection_hooks import verdict_of_hooks
 from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -168,7 +167,7 @@ class Authentication:
             )
         data = properties.get("authentication_data")
         if packet.reason == ReasonCode.REAUTHENTICATE and not self._busy:
-            self._client.broker.spawn(self._again(data), "re-authentication")
+            self._client.services.tasks.spawn(self._again(data), "re-authentication")
             self._busy = True
         elif packet.reason == ReasonCode.CONTINUE_AUTHENTICATION and self._answer is not None:
             answer, self._answer = self._answer, None
@@ -260,33 +259,32 @@ class Authentication:
         return found
 
 
-async def hand_over(client: Client, client_id: str) -> Broker:
-    """Move an authenticated client to the broker of its tenant and wait until that broker is connected to NATS.
+async def hand_over(client: Client, client_id: str) -> None:
+    """Move an authenticated client to the account of its tenant and wait until that account is connected to NATS.
 
-    Until then the client belongs to the broker of its listener, of which only the CONNECT hooks and the bans of
+    Until then the client belongs to the account of its listener, of which only the CONNECT hooks and the bans of
     addresses concern the client. See docs/internals/gateway.md#tenants.
 
     Raises:
         NotAuthorized: the listener is for another tenant, or the client's tenant does not exist.
     """
-    former, tenant = client.broker, client.granted.tenant
+    former, tenant = client.account, client.granted.tenant
     if tenant is None or tenant == former.tenant:
-        return former
-    broker = former.tenants.get(tenant)
-    if former.tenant or not tenant or broker is None:
+        return
+    account = former.accounts.get(tenant)
+    if former.tenant or not tenant or account is None:
         here = f"this listener is for tenant {former.tenant!r}" if former.tenant else "there is no such tenant"
         text = "client %r from %s is of tenant %r: %s"
         log_failure(log, logging.ERROR, "tenant", text, client_id, client.connection.peer, tenant, here)
         raise NotAuthorized("access denied")
-    former.connections.discard(client)
-    former.left.set()
-    client.move(broker)
-    broker.connections.add(client)
-    client.connection.move(broker.round, broker.clock)
-    if broker.nats.standing:  # the end of a broker's standstill releases the clients of that broker only
+    former.registry.connections.discard(client)
+    former.registry.left.set()
+    client.move(account)
+    account.registry.connections.add(client)
+    client.connection.move(client.path.round, client.services.clock)
+    if client.services.nats.standing:  # the end of an account's standstill releases the clients of that account only
         client.connection.hold(Hold.STANDSTILL)
     else:
         client.connection.release(Hold.STANDSTILL)
-    broker.fit(client)
+    account.fit(client)
     await client.connected()
-    return broker

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.access.authenticator import ANONYMOUS
 from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refuse
 from mqtt_nats.client.disconnect import fall_silent, handle_disconnect, leave
 from mqtt_nats.client.jobs import JobRunner
-from mqtt_nats.client.negotiation import TERMS, UNLIMITED, Terms, goodbye, refusal, terms
+from mqtt_nats.client.negotiation import goodbye, refusal, terms
 from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
@@ -40,24 +39,23 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
-from mqtt_nats.ingress.publish import RECEIPTS_LOW, publish, publish5, publish_run, route_for
-from mqtt_nats.ingress.receipts import Acknowledgement
+from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
 from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
+from mqtt_nats.messages.terms import UNLIMITED
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
 from mqtt_nats.protocol.transient_sender import Late, TransientSender
-from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Options
+from mqtt_nats.pubsub.routing_table import Choice
 from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.shared_subscribe import acknowledged
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_streams.api import ApiError
-from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
+    from mqtt_nats.sessions.guard import Guard
     from mqtt_nats.access.authenticator import Allow, Door
-    from mqtt_nats.client.authorization import Guard
+    from mqtt_nats.client.account import Account
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -73,37 +71,20 @@ class Client(JobRunner):
         "__weakref__",
         "access",
         "asked",
-        "durable_side",
-        "granted",
-        "guarded",
-        "outgoing",
-        "receipts",
-        "terms",
         "waiting_since",
         "warned",
-        "why",
     )
 
-    def __init__(self, broker: Broker, connection: Connection, access: Door) -> None:
-        super().__init__(broker, connection)
-        self.terms: Terms = TERMS
-        """Limits and options that the client has set in CONNECT."""
+    def __init__(self, account: Account, connection: Connection, access: Door) -> None:
+        super().__init__(account, connection)
         self.asked = ""
         """Client id in CONNECT, for the log: the client may have it, as ``client_id``, after its authentication."""
         self.warned = False
         """The log has a warning that limits refuse filters of this client."""
-        self.why: MqttError | None = None
-        """Error for which the gateway has ended the connection; None = it has not."""
-        self.access, self.granted = access, ANONYMOUS
-        """The authentication of the listener, and its decision; `ANONYMOUS` until then."""
+        self.access = access
+        """The authentication of the listener."""
         self.waiting_since = 0.0
         """Loop time in seconds since which CONNECT waits for NATS; 0 = since the beginning, infinite = it does not."""
-        self.guarded: Guard | None = None
-        """Permissions of the client; None = no rules and no hooks apply to the client."""
-        self.outgoing: Aliases | None = None
-        """Topic aliases of PUBLISH packets to the client; None = the client allows none."""
-        self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more in every connection
-        self.durable_side: DurableDelivery | None = None
 
     # -- CONNECT --------------------------------------------------------------------------------
 
@@ -129,7 +110,7 @@ class Client(JobRunner):
         if self.terms.topic_alias_maximum:
             self.outgoing = Aliases(self.terms.topic_alias_maximum)
         limited = self.outgoing is not None or self.terms.maximum_packet_size < UNLIMITED
-        self.checks_each = limited or self.broker.settings.acl_subscribe == "deliver"
+        self.checks_each = limited or self.services.settings.acl_subscribe == "deliver"
         if self.connection.settings.publish_client_id:
             self.name_in_publishes()
         if bridge:
@@ -148,10 +129,6 @@ class Client(JobRunner):
         else:
             self.durable_side = side
 
-    def end_delivery(self) -> None:
-        """Forget the sender's side of a durable session: it has nothing left to do."""
-        self.durable_side = None
-
     def __str__(self) -> str:
         """Return the client's name for logs."""
         name = self.client_id or self.asked
@@ -160,7 +137,7 @@ class Client(JobRunner):
     def log_fields(self) -> dict[str, Any]:
         """Return the ids for a log record about the client."""
         return {
-            "gateway": self.broker.identity,
+            "gateway": self.services.identity.id,
             "client": self.client_id or self.asked,
             "connection": self.connection.number,
         }
@@ -196,7 +173,7 @@ class Client(JobRunner):
                     self.wait(packets[at + 1 :])
                     break
         if path.blocked:
-            self.broker.block(self)
+            path.hold(self.connection)
         if self.outlet.held > UNREAD_MOST:
             self.connection.hold(Hold.OUTBOUND)
         path.leave()
@@ -262,23 +239,6 @@ class Client(JobRunner):
         if self.shares and kind != 6:
             acknowledged(self)
 
-    def settle(self) -> None:
-        """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
-        receipts = self.receipts
-        data, due = b"", 0
-        for receipt in receipts:
-            if receipt.left:
-                break
-            due += 1
-            data += receipt.packet()
-            if receipt.kind == 4:
-                self.unacknowledged -= 1
-        if due:
-            del receipts[:due]
-            self.outlet.write(data)
-        if len(receipts) < RECEIPTS_LOW:
-            self.connection.release(Hold.WINDOW)
-
     def refused(self, error: ApiError) -> None:
         """End the connection without an acknowledgement: JetStream refuses a message [MQTT-4.8.0-2]."""
         text = "%s: a message was not stored: %s"
@@ -288,7 +248,7 @@ class Client(JobRunner):
     def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
         """Count filters of a SUBSCRIBE packet that limits refuse, by limit; only the first refusal is a warning."""
         for limit, count in limits.items():
-            self.broker.counters.refuse_filters(limit, count)
+            self.services.counters.refuse_filters(limit, count)
         level, self.warned = logging.DEBUG if self.warned else logging.WARNING, True
         what = ", ".join(f"{limit} {count}" for limit, count in limits.items())
         text = "%s: %d filters are refused by limits (%s)%s; more of this connection are counted only"
@@ -302,7 +262,7 @@ class Client(JobRunner):
             return
         try:
             if message.expiry >= 0 or late is not None:  # encoded when it is sent: it may wait in the queue
-                late = late or encode_for_subscriber(self, message, qos)
+                late = late or encode_for_subscriber(self, message, qos, qos)
                 side.publish(qos, b"", b"", late, size=message.size)
             elif self.version == 5:
                 side.publish(qos, message.head5(qos), message.tail5())
@@ -336,36 +296,26 @@ class Client(JobRunner):
         qos = min(choice.qos, message.qos)
         if qos and self.durable:
             return
-        self.broker.counters.send(qos, len(message.payload))
+        self.services.counters.send(qos, len(message.payload))
         if qos:
-            self.take(message, qos, None if plain else encode_for_subscriber(self, message, qos, choice))
+            self.take(message, qos, None if plain else self._encoded(choice, message, qos))
             return
         if plain:
             data = message.zero5() if self.version == 5 else message.zero()
         else:
-            data = encode_for_subscriber(self, message, 0, choice)(0)
+            data = self._encoded(choice, message, 0)(0)
         if data and self.outlet.clogged:
             self.outlet.offer(data, 1)
         elif data:
             self.outlet.write(data)
 
-    def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
-        """Whether the rules withhold a message of a subscription of this QoS; a withheld message is counted."""
-        return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
+    def _encoded(self, choice: Choice, message: Message, qos: int) -> Callable[[int], bytes]:
+        return encode_for_subscriber(self, message, qos, choice.qos, choice.ids, kept=choice.kept)
 
     @property
     def unanswered(self) -> bool:
         """True while the CONNECT waits and the session is not claimed yet."""
         return self.state is State.OPENING and not self.epoch
-
-    def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
-        """Add a subscription of the client to the routing table of this gateway."""
-        broker = self.broker
-        link = broker.wild if topic_filter[0] in "#+" else broker.link
-        subjects = filter_to_subjects(topic_filter)
-        if options.no_local:
-            self.mark()
-        return broker.table.subscribe(self, topic_filter, qos, subjects, link, broker.fanout.arrival, options)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -380,7 +330,7 @@ class Client(JobRunner):
                 self.lost()
             return
         if self.state is State.NEW:
-            self.broker.counters.refuse(error.reason.name.lower())
+            self.services.counters.refuse(error.reason.name.lower())
             self.outlet.write(refusal(self.connection.decoder.version, error))
         self.end(error)
 
@@ -435,7 +385,7 @@ class Client(JobRunner):
             self.authentication.lost()
         if self.expires is not None:
             self.expires.cancel()
-        leave_will(self)
+        leave_will(self.account.wills, self)
         if self._task is None:
             self.leave()
             return

@@ -39,12 +39,13 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.resume import attach_idle, is_large, resubscribe, resume
-from mqtt_nats.hooks.calls import admit, ask_hooks_about_will, connected, session
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.claim import Claim, find_session, forget_second, has_expired, leave_claimed, user_of
-from mqtt_nats.lifecycle.quotas import holder
+from mqtt_nats.lifecycle.connection_hooks import admit, ask_hooks_about_will, connected
 from mqtt_nats.lifecycle.will import check_will, keep_will, permitted_will, settle_wills
 from mqtt_nats.protocol.transient_sender import TransientSender
+from mqtt_nats.sessions.quotas import holder
 from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import name_hash, registered_as
@@ -107,12 +108,14 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:
-        connected(client, present)  # also on failure: hooks get the end of a connection only after its beginning
+        connected(
+            client, client.account.presence, present
+        )  # also on failure: hooks get the end of a connection only after its beginning
     client.opened()
     if client.durable_side is not None and idle:
         await attach_idle(client, client.durable_side, idle)
-    if client.durable_side is not None and client.broker.live is not None:
-        client.broker.live.soon(client)
+    if client.durable_side is not None and client.delivery.feed is not None:
+        client.delivery.feed.soon(client)
 
 
 def refuse(client: Client, error: MqttError) -> None:
@@ -120,7 +123,7 @@ def refuse(client: Client, error: MqttError) -> None:
 
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
-    client.broker.counters.refuse(error.reason.name.lower())
+    client.services.counters.refuse(error.reason.name.lower())
     if client.version == 5:
         client.outlet.write(connack_error(error, client.terms))
     else:
@@ -130,23 +133,22 @@ def refuse(client: Client, error: MqttError) -> None:
 
 async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:
     """Authenticate the client and claim its session; returns Session Present and properties for CONNACK."""
-    broker = client.broker
     settings = client.connection.settings
-    if broker.closing:
+    if client.services.registry.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
     if not connect.client_id and not connect.clean_start and connect.protocol_level != 5:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
-    client_id = connect.client_id or f"auto-{broker.new_nuid()}"
+    client_id = connect.client_id or f"auto-{client.services.identity.new_nuid()}"
     if client.connection.surplus:
         raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
-    if not broker.banning.quiet:
-        await broker.banning.admit(client, client_id, known=False)
+    if not client.account.banning.quiet:
+        await client.account.banning.admit(client, client_id, known=False)
     await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
-    broker = await hand_over(client, client_id)
-    if not broker.banning.quiet:
-        await broker.banning.admit(client, client_id, known=True)
+    await hand_over(client, client_id)
+    if not client.account.banning.quiet:
+        await client.account.banning.admit(client, client_id, known=True)
     client.name(client_id)  # [MQTT-3.1.3-2] (3.1.1, 5.0)
     client.keep_at(name_hash(client_id))
     identify(client)
@@ -161,9 +163,9 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         connect = replace(connect, will=permitted_will(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
-    broker.claims.listen(client)
-    await broker.lease.confirmed(client)
-    await broker.claims.turn(client)
+    client.account.claims.listen(client)
+    await client.account.lease.confirmed(client)
+    await client.account.claims.turn(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
@@ -176,12 +178,11 @@ async def _move(client: Client, key: str) -> None:
     Raises:
         TimeoutError: the registration of the gateway is not written in time.
     """
-    broker = client.broker
     if key != name_hash(client.client_id):
-        await broker.lease.writes(V5_SECOND)
-    broker.claims.leave(client)
+        await client.account.lease.writes(V5_SECOND)
+    client.account.claims.leave(client)
     client.keep_at(key)
-    broker.claims.listen(client)
+    client.account.claims.listen(client)
 
 
 async def _claim(client: Client, connect: Connect) -> bool:
@@ -189,11 +190,10 @@ async def _claim(client: Client, connect: Connect) -> bool:
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
     """
-    broker = client.broker
     key, known, expected = Claim(client.hash, None, 0)
     looked = client.expiry != 0 or not connect.clean_start
     if looked:
-        key, known, expected = await find_session(client, connect)
+        key, known, expected = await find_session(client, client.account.claims, connect)
     for _ in range(CLAIM_ROUNDS):
         if key != client.hash:
             await _move(client, key)
@@ -212,24 +212,26 @@ async def _claim(client: Client, connect: Connect) -> bool:
             await save_record(client, expected)
         except Conflict:
             looked = True
-            key, known, expected = await find_session(client, connect)
+            key, known, expected = await find_session(client, client.account.claims, connect)
             continue
         except (RequestTimeout, NoResponders, ApiError, TimeoutError):
-            work = leave_claimed(client, expected, continued=present)
-            broker.spawn(work, f"claim of {client.client_id}")
+            work = leave_claimed(client, client.account.wills, expected, continued=present)
+            client.services.tasks.spawn(work, f"claim of {client.client_id}")
             raise
-        if not looked and broker.claims.second_keys:
-            broker.spawn(forget_second(client), f"second key of {client.client_id}")
+        if not looked and client.account.claims.second_keys:
+            client.services.tasks.spawn(
+                forget_second(client, client.account.claims, client.account.wills), f"second key of {client.client_id}"
+            )
         try:
             await _succeed(client, known, expected, wills, written if present else 0, continued=present)
         except BaseException:  # any failure: nothing else sets the session's deadline and deals with its earlier wills
             client.give_up()
-            work = leave_claimed(client, expected, continued=present)
-            broker.spawn(work, f"claim of {client.client_id}")
+            work = leave_claimed(client, client.account.wills, expected, continued=present)
+            client.services.tasks.spawn(work, f"claim of {client.client_id}")
             raise
         assert client.record is not None
         assert client.record.v5 is not None
-        client.record.v5.name_wills([broker.identity] if connect.will is not None else [])
+        client.record.v5.name_wills([client.services.identity.id] if connect.will is not None else [])
         return present
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
@@ -249,20 +251,19 @@ async def _succeed(
         MqttError: the session was claimed again.
         ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
     """
-    broker = client.broker
     _take_over(client)
     if known is not None and not continued and (known.v5 is None or known.v5.kind == "durable"):
-        session(broker.hooks, SESSION_DISCARDED, client.client_id, expected)
-    session(broker.hooks, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
+        session(client.services.hooks, SESSION_DISCARDED, client.client_id, expected)
+    session(client.services.hooks, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
     if known is not None and (not continued or unfinished(known)):
-        await discard_session(broker, known, client.epoch, until)
+        await discard_session(client.services, known, client.epoch, until)
         await _count_no_more(client, known)
         await _forget_leftovers(client)
     elif continued and client.durable:
         # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
-        await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
+        await client.services.streams.timers.cancel(EXPIRY, client.hash, client.epoch)
     if wills:
-        await settle_wills(broker, client.hash, wills, client.epoch, continued=continued)
+        await settle_wills(client.account.wills, client.hash, wills, client.epoch, continued=continued)
 
 
 def _take_over(client: Client) -> None:
@@ -271,7 +272,7 @@ def _take_over(client: Client) -> None:
     Raises:
         MqttError: another connection has claimed the session after this one.
     """
-    clients, name = client.broker.clients, registered_as(client.client_id, client.hash)
+    clients, name = client.services.registry.clients, registered_as(client.client_id, client.hash)
     former = clients.get(name)
     if client.foreign > client.epoch or (former not in (None, client) and former.epoch > client.epoch):
         raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
@@ -282,11 +283,11 @@ def _take_over(client: Client) -> None:
 
 def _is_elsewhere(client: Client, known: SessionRecord) -> bool:
     """Whether the client has closed this connection and may have claimed the session by a later one."""
-    connection, broker = client.connection, client.broker
+    connection = client.connection
     if not connection.hung_up:
         return False
-    if known.v5 is not None and known.v5.owner == broker.identity:
-        return broker.claims.overtaken(client)
+    if known.v5 is not None and known.v5.owner == client.services.identity.id:
+        return client.account.claims.overtaken(client)
     return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
 
 
@@ -317,7 +318,7 @@ async def _count(client: Client, known: SessionRecord | None, quota: str, *, pre
     Raises:
         QuotaExceeded: the user, or the address, has too many sessions.
     """
-    quotas, record = client.broker.quotas, client.record
+    quotas, record = client.services.quotas, client.record
     assert record is not None
     assert record.v5 is not None
     if known is not None and quota == record.v5.quota:
@@ -330,7 +331,7 @@ async def _count_no_more(client: Client, known: SessionRecord) -> None:
     """Remove the former session from its quota, unless the new session counts there in its place."""
     record = client.record
     if known.v5 is not None and record is not None and record.v5 is not None and known.v5.quota != record.v5.quota:
-        await client.broker.quotas.forget(known)
+        await client.services.quotas.forget(known)
 
 
 def _new_record(client: Client, v5: V5, *, clean: bool = False) -> SessionRecord:
@@ -357,8 +358,8 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     left = leftovers(known) if known is not None else []
     # The record names the former owner's will until that is dealt with: the end of the session has to find the will.
     wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
-    if connect.will is not None and client.broker.identity not in wills:
-        wills.append(client.broker.identity)
+    if connect.will is not None and client.services.identity.id not in wills:
+        wills.append(client.services.identity.id)
     former = known.v5.former if known is not None and known.v5 is not None else 0
     continued = known is not None and not (connect.clean_start or expired) and _may_continue(client, known)
     if not continued and client.expiry == 0:
@@ -382,13 +383,13 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         v5.expire_after(client.expiry)
         v5.name_wills(wills)
     else:
-        generation = client.broker.generation.id
+        generation = client.services.stream.id
         v5 = V5("durable", client.expiry, draining=left, wills=wills, generation=generation, first=FIRST)
         record = _new_record(client, v5)
         v5 = record.upgrade()
-    live = client.broker.live
+    live = client.delivery.feed
     if live is not None and live.allowed and not v5.pos:
-        v5.name_position(client.broker.new_nuid())
+        v5.name_position(client.services.identity.new_nuid())
     client.begin_session(record, durable=True)
     side = DurableDelivery(client, former)
     client.deliver_by(side)

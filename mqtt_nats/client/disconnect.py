@@ -14,11 +14,12 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.connect import refuse
 from mqtt_nats.client.negotiation import bounded_expiry
 from mqtt_nats.codec import Disconnect, MqttError, ProtocolError, ReasonCode
-from mqtt_nats.delivery.inflight_note import note
 from mqtt_nats.delivery.position_handover import leave_position
-from mqtt_nats.hooks.calls import disconnected, session
+from mqtt_nats.delivery.pubrels import note
 from mqtt_nats.hooks.points import SESSION_TERMINATED
+from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.ingress.retained_replay import drop_gates
+from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
 from mqtt_nats.sessions.record import save_record
@@ -101,7 +102,7 @@ async def renew_backstops(side: DurableDelivery) -> None:
     for key, consumer in record.cons.items():
         record.cons[key] = replace(consumer, inactive_threshold=threshold)
     consumers = [one for one in record.cons.values() if one.durable_name in side.attachments]
-    await asyncio.gather(*(update_consumer(side.client.broker.inbox, MESSAGES, one) for one in consumers))
+    await asyncio.gather(*(update_consumer(side.client.services.nats.inbox, MESSAGES, one) for one in consumers))
 
 
 def fall_silent(client: Client) -> None:
@@ -116,24 +117,23 @@ def fall_silent(client: Client) -> None:
         return
     for attachment in side.attachments.values():
         if not attachment.source.end:
-            client.broker.link.unsubscribe_raw(attachment.sid)
+            client.path.link.unsubscribe_raw(attachment.sid)
 
 
 def leave(client: Client) -> None:
     """Release a client's state in this gateway and leave its session; the last step of a client."""
-    broker = client.broker
-    broker.connections.discard(client)
-    broker.unchecked.discard(client)
-    broker.left.set()
-    broker.claims.leave(client)
-    broker.table.leave(client)
+    client.services.registry.connections.discard(client)
+    client.services.registry.unchecked.discard(client)
+    client.services.registry.left.set()
+    client.account.claims.leave(client)
+    client.path.table.leave(client)
     detach(client)
     client.receipts.clear()
     client.memory.end()
     side = client.durable_side
     if client.regular_side is not None and client.regular_side.waiting:
         waiting = client.regular_side.waiting
-        broker.counters.drop("session ended", waiting)
+        client.services.counters.drop("session ended", waiting)
         log.info("%s: its session has ended, and %d queued messages with it", client, waiting)
         client.regular_side.close()
     drop_gates(client)
@@ -145,13 +145,13 @@ def leave(client: Client) -> None:
         if side.close():
             client.end_delivery()
     name = registered_as(client.client_id, client.hash)
-    if broker.clients.get(name) is client:
-        del broker.clients[name]
-    if name not in broker.clients:
-        broker.quotas.left(client.hash)
-    disconnected(client)
-    will = broker.last_wills.pop(client, None)
-    leave_late_will(client)
+    if client.services.registry.clients.get(name) is client:
+        del client.services.registry.clients[name]
+    if name not in client.services.registry.clients:
+        client.services.quotas.left(client.hash)
+    disconnected(client, client.account.presence)
+    will = client.account.wills.last.pop(client, None)
+    leave_late_will(client.account.wills, client)
     if client.epoch and not client.taken:
         _close_session(client, will)
 
@@ -162,12 +162,11 @@ def _close_session(client: Client, will: Done | None) -> None:
     Args:
         will: the publication of the will; None = there is no will, or the session goes on.
     """
-    broker = client.broker
     record = client.record
     assert record is not None
     assert record.v5 is not None
     if not client.durable:
-        session(broker.hooks, SESSION_TERMINATED, client.client_id, client.epoch)
+        session(client.services.hooks, SESSION_TERMINATED, client.client_id, client.epoch)
         if client.shares:
             _take_leave(client, forget_later(client), f"shared subscriptions of {client.client_id}")
         held = client.qos2 is not None and client.qos2.newest
@@ -177,11 +176,11 @@ def _close_session(client: Client, will: Done | None) -> None:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
     elif client.expiry is not None:
         set_deadline(client, natstime.now() + client.expiry)
-    broker.link.kick()
+    client.path.link.kick()
 
 
 def _take_leave(client: Client, work: Coroutine[Any, Any, None], name: str) -> None:
-    client.broker.tasks.await_at_end(client.broker.spawn(work, name))
+    client.services.tasks.await_at_end(client.services.tasks.spawn(work, name))
 
 
 async def _end(client: Client, will: Done | None) -> None:
@@ -189,23 +188,25 @@ async def _end(client: Client, will: Done | None) -> None:
 
     Each of these is in a stream of its own, and one of the streams may have no leader.
     """
-    broker = client.broker
     if will is not None:
         await will.event.wait()
     if client.qos2 is not None and client.qos2.newest:
         removed = Done()
         # Only up to this sequence: a new session of the same client may have held publishes already.
-        broker.store.call(broker.purge_held, held_up_to(client.token, client.qos2.newest), removed)
-        broker.link.kick()
+        client.path.store.call(
+            client.services.streams.purge_held, held_up_to(client.token, client.qos2.newest), removed
+        )
+        client.path.link.kick()
         await removed.event.wait()
     _delete_record(client)
-    broker.link.kick()
+    client.path.link.kick()
 
 
 def _delete_record(client: Client) -> None:
     """Delete the session record by its sequence: a newer record under the subject stays."""
-    broker = client.broker
-    broker.store.call(broker.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, IgnoredStore())
+    client.path.store.call(
+        client.services.streams.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, IgnoredStore()
+    )
 
 
 def end_silent(connections: Iterable[Client], now: float) -> None:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.client.qos_change import Wish, is_lowered
+from mqtt_nats.client.subscription_change import Wish, is_lowered
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained_replay import Replay
-from mqtt_nats.lifecycle.quotas import holder
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
@@ -25,8 +24,9 @@ from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
+from mqtt_nats.sessions.message_stream import Mark
+from mqtt_nats.sessions.quotas import holder
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.stream_head import Mark
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -73,7 +73,6 @@ async def grant(
         Conflict: the session belongs to another connection.
         ApiError: JetStream does not store the record.
     """
-    broker = client.broker
     side = client.durable_side
     record = client.record
     assert side is not None
@@ -85,7 +84,7 @@ async def grant(
     created: list[tuple[str, ConsumerBinding]] = []
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, side.attach_pubrels)
-    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, broker.inbox)))
+    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, client.services.nats.inbox)))
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         if topic_filter in lowered:
@@ -131,8 +130,8 @@ def _consumer(client: Client, side: DurableDelivery, subject: str, start: int, e
     return subscription_consumer(
         client.hash,
         subject,
-        name_nuid=client.broker.new_nuid(),
-        deliver_nuid=client.broker.new_nuid(),
+        name_nuid=client.services.identity.new_nuid(),
+        deliver_nuid=client.services.identity.new_nuid(),
         max_ack_pending=side.window(),
         start_seq=start,
         inactive_threshold=backstop(expiry),
@@ -162,13 +161,13 @@ class _Starts:
 
 async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> list[ApiError | None]:
     """Create consumers; returns for each one JetStream's error, or None."""
-    await client.broker.quotas.pace(client.hash)
+    await client.services.quotas.pace(client.hash)
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
 async def _create_one(client: Client, topic_filter: str, attachment: ConsumerBinding) -> ApiError | None:
     try:
-        await create_consumer(client.broker.inbox, MESSAGES, attachment.consumer)
+        await create_consumer(client.services.nats.inbox, MESSAGES, attachment.consumer)
     except ApiError as error:
         log_failure(log, logging.DEBUG, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
         return error
@@ -181,7 +180,7 @@ async def room_for(client: Client, packet: Subscribe) -> Room:
     if not wanted or not quota:
         return Room(client, wanted)
     who = holder(client.user, client.connection.host)
-    work = partial(client.broker.quotas.reserve, client.hash, quota, who, wanted)
+    work = partial(client.services.quotas.reserve, client.hash, quota, who, wanted)
     return Room(client, await retry_until_answered(client, work))
 
 
@@ -191,7 +190,7 @@ def known_room(client: Client, packet: Subscribe) -> Room | None:
     if not wanted or not quota:
         return Room(client, wanted)
     who = holder(client.user, client.connection.host)
-    reserved = client.broker.quotas.reserve_known(client.hash, quota, who, wanted)
+    reserved = client.services.quotas.reserve_known(client.hash, quota, who, wanted)
     return None if reserved is None else Room(client, reserved)
 
 
@@ -217,13 +216,13 @@ class Room:
         self._overlaps: OverlapLimit | None = None
         """Overlaps of the session's filters with wildcards or of groups; None = not needed yet."""
         self._count = client.connection.settings.max_subscriptions
-        most = LEVELS_EACH * self._count + client.broker.settings.max_topic_levels
+        most = LEVELS_EACH * self._count + client.services.settings.max_topic_levels
         self._levels = most - sum(map(_level_count, self._present))
         """Levels that further filters may have."""
         self._bytes: int | None = None
         """Bytes by which the session record, one message, may grow; None = the session is not durable."""
         if client.durable_side is not None and client.record is not None:
-            self._bytes = client.broker.store.max_payload - len(client.record.encode()) - RECORD_SPARE
+            self._bytes = client.path.store.max_payload - len(client.record.encode()) - RECORD_SPARE
 
     def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
         """Whether there is room for a subscription; the room is then taken."""

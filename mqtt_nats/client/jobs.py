@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.codec import MqttError, Packet, PingReq, Publish, ReasonCode
-from mqtt_nats.ingress.qos2 import Inbound
-from mqtt_nats.sessions.session import Session, State
+from mqtt_nats.delivery.receiver import Receiver
+from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_nats.transport.packet_order import PacketOrder, passes
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
+    from mqtt_nats.client.account import Account
     from mqtt_nats.client.authentication import Authentication
-    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -35,7 +35,7 @@ JOBS_MOST: Final = 100
 JOBS_LOW: Final = 50
 
 
-class JobRunner(Session):
+class JobRunner(Receiver):
     """A connection with its jobs and the order of its packets; abstract: `Client` handles the packets."""
 
     __slots__ = (
@@ -43,30 +43,21 @@ class JobRunner(Session):
         "_jobs",
         "_order",
         "_task",
+        "account",
         "authentication",
-        "broker",
-        "qos2",
     )
 
-    def __init__(self, broker: Broker, connection: Connection) -> None:
-        super().__init__(connection, broker.path)
-        self.broker = broker
+    def __init__(self, account: Account, connection: Connection) -> None:
+        super().__init__(connection, account.ingress, account.delivery)
+        self.account = account
         self.authentication: Authentication | None = None
         """Enhanced authentication; None = CONNECT names no authentication method."""
-        self.qos2: Inbound | None = None
         self._order: PacketOrder | None = None
         self._idle: bool | None = None
         """Whether the task waits for the connection to NATS; None = the task has not begun and must not be cancelled:
         its cleanup would not run."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def inbound(self) -> Inbound:
-        """QoS 2 publishes of the client; made with the first one, since most clients have none."""
-        if self.qos2 is None:
-            self.qos2 = Inbound()
-        return self.qos2
 
     @property
     def ended(self) -> bool:
@@ -84,9 +75,10 @@ class JobRunner(Session):
         """True when the client itself has ended the connection."""
         return self.sent_disconnect or self.connection.hung_up
 
-    def move(self, broker: Broker) -> None:
-        """Belong to the broker of another account from now on."""
-        self.broker, self.path = broker, broker.path
+    def move(self, account: Account) -> None:
+        """Belong to another account from now on."""
+        self.account, self.services, self.path = account, account.services, account.services.path
+        self.ingress, self.delivery = account.ingress, account.delivery
 
     # -- implemented by Client ------------------------------------------------------------------
 
@@ -101,10 +93,6 @@ class JobRunner(Session):
     @abstractmethod
     def broken(self, error: MqttError) -> None:
         """End the connection: the client violated the protocol, or cannot be served."""
-
-    @abstractmethod
-    def end(self, error: MqttError) -> None:
-        """Close the connection because of an error."""
 
     @abstractmethod
     def fall_silent(self) -> None:
@@ -165,12 +153,12 @@ class JobRunner(Session):
         if packets or order.error is not None or order.gone:
             self.connection.handle_again(packets, order.way, order.error)
         if not self.unserved:
-            self.broker.claims.served(self.hash)
+            self.account.claims.served(self.hash)
 
     def outlasts(self, way: Handler | None) -> bool:
         """Whether packets before the end of the connection are still to be handled; the end then waits for them."""
         order = self._order
-        if self.taken or not self.broker.online.is_set() or (order is not None and order.gone):
+        if self.taken or not self.services.nats.online.is_set() or (order is not None and order.gone):
             return False
         if self.state is State.OPENING and self.authentication is not None:
             return False
@@ -194,7 +182,7 @@ class JobRunner(Session):
         if len(self._jobs) > JOBS_MOST:
             self.connection.hold(Hold.JOBS)
         if self._task is None:
-            self._task = self.broker.spawn_safe(self._work(), self.client_id or "a client")
+            self._task = self.services.tasks.spawn_safe(self._work(), self.client_id or "a client")
 
     def crowded(self) -> bool:
         """Whether jobs wait behind the running one."""
@@ -268,11 +256,11 @@ class JobRunner(Session):
 
     async def connected(self) -> None:
         """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
-        if not self.broker.online.is_set():
+        if not self.services.nats.online.is_set():
             self._idle = True
             try:
                 if self._order is not None and self._order.gone:
                     self.lost()
-                await self.broker.online.wait()
+                await self.services.nats.online.wait()
             finally:
                 self._idle = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
@@ -36,7 +37,6 @@ from mqtt_nats.codec import (
     Unsubscribe,
     validate_topic_name,
 )
-from mqtt_nats.hooks.calls import dropped
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
@@ -64,7 +64,8 @@ from mqtt_nats.transport.packet_order import passes
 from mqtt_nats.transport.rate_limited import Counting
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.client.account import Account
+    from mqtt_nats.messages.message import Stored
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -81,31 +82,30 @@ class HookError(MqttError):
     reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
 
 
-def changed(broker: Broker, point: Point) -> None:
+def changed(account: Account, point: Point) -> None:
     """Adapt the connections after a hook was added to a point or removed from it."""
     if point is CLIENT_AUTHORIZE:
-        look_again(broker)
+        look_again(account)
     else:
-        arrange(broker)
+        arrange(account)
 
 
-def arrange(broker: Broker) -> None:
+def arrange(account: Account) -> None:
     """Insert or remove the taps and spouts of all connections, as the present hooks require."""
-    broker.round.call_on_lost(lost if broker.hooks.noticing(MESSAGE_DROPPED) else None)
-    for client in broker.connections:
+    account.services.path.round.call_on_lost(lost if account.services.hooks.noticing(MESSAGE_DROPPED) else None)
+    for client in account.registry.connections:
         fit(client)
 
 
 def entered(client: Client) -> Handler:
     """Return the packet handler of a new connection: the client, or its tap."""
-    broker = client.broker
-    fit_spout(client)
-    return MessageHooks(client) if _tapped(broker) else client
+    _fit_spout(client)
+    return MessageHooks(client) if _tapped(client.account) else client
 
 
-def _tapped(broker: Broker) -> bool:
-    hooks = broker.hooks
-    return bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED) or broker.takers)
+def _tapped(account: Account) -> bool:
+    hooks = account.services.hooks
+    return bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED) or account.ingress.takers)
 
 
 def fit(client: Client) -> None:
@@ -113,12 +113,26 @@ def fit(client: Client) -> None:
     connection = client.connection
     place = connection.handler if isinstance(connection.handler, Counting) else connection
     handler = place.handler
-    wanted = _tapped(client.broker)
+    wanted = _tapped(client.account)
     if wanted and handler is client:
         place.hand_to(MessageHooks(client))
     elif not wanted and isinstance(handler, MessageHooks) and handler.idle:
         place.hand_to(client)
-    fit_spout(client)
+    _fit_spout(client)
+
+
+def _fit_spout(client: Client) -> None:
+    fit_spout(client, client.services.hooks, partial(message_id, client))
+
+
+def message_id(client: Client, identifier: int) -> str:
+    """Return the id of the message in flight with a packet identifier; empty where it does not come from a stream."""
+    side = client.durable_side
+    delivery = side.machine.inflight.get(identifier) if side is not None else None
+    if delivery is None:
+        return ""
+    found: Stored | None = delivery.body or client.path.recent.messages.get(delivery.sequence)
+    return found.identity if found is not None else ""
 
 
 # -- from clients -------------------------------------------------------------------------------------
@@ -169,7 +183,7 @@ class MessageHooks:
 
     def _go(self, packets: deque[Packet]) -> None:
         client = self.client
-        chain = client.broker.hooks.deciding(MESSAGE_PUBLISH)
+        chain = client.services.hooks.deciding(MESSAGE_PUBLISH)
         ready: list[Packet] = []
         while packets and not self._held_up(packets, ready):
             packet = packets.popleft()
@@ -217,7 +231,7 @@ class MessageHooks:
         client = self.client
         self._waiting = packets
         client.connection.hold(Hold.HOOKS)
-        client.broker.spawn(self._serve(packets), f"hooks for {client.client_id}")
+        client.services.tasks.spawn(self._serve(packets), f"hooks for {client.client_id}")
 
     async def _serve(self, waiting: deque[Packet]) -> None:
         """Handle the waiting packets one after the other, and packets that come meanwhile."""
@@ -258,7 +272,7 @@ class MessageHooks:
             if before is None:
                 ready.append(single)
             else:
-                chain = client.broker.hooks.deciding(MESSAGE_PUBLISH)
+                chain = client.services.hooks.deciding(MESSAGE_PUBLISH)
                 after: Published | Drop | None = before
                 if chain is not None:
                     try:
@@ -283,14 +297,14 @@ class MessageHooks:
                 key = unalias(client, key, properties["topic_alias"])
             if packet.qos == 2 and packet.packet_id in client.inbound.machine.states:
                 return key, None
-            topic = validate_topic_name(key, client.broker.settings.max_topic_levels)
+            topic = validate_topic_name(key, client.services.settings.max_topic_levels)
         except MqttError:
             return key, None
         shown: Properties = {}
         if properties:
             shown = properties.copy()
             shown.pop("topic_alias", None)
-        identity = client.broker.ids.next().decode() if packet.qos else ""
+        identity = client.path.ids.next().decode() if packet.qos else ""
         return key, Published(topic, packet.payload, packet.qos, packet.retain, shown, identity, packet.packet_id)
 
     def _decided(self, chain: Chain | None, before: Published) -> Published | Drop | None:
@@ -319,20 +333,20 @@ class MessageHooks:
             ready.clear()
             if client.ended:
                 return
-        client.broker.ids.give(before.message_id.encode())
+        client.path.ids.give(before.message_id.encode())
         try:
             self._go_on(packet, key, before, after, ready)
             if ready:
                 client.packets(ready)
                 ready.clear()
         finally:
-            client.broker.ids.give(b"")
+            client.path.ids.give(b"")
 
     def _go_on(
         self, packet: Publish, key: bytes, before: Published, after: Published | Drop | None, ready: list[Packet]
     ) -> None:
         client = self.client
-        taker = client.broker.takers.of(after.topic) if isinstance(after, Published) else None
+        taker = client.ingress.takers.of(after.topic) if isinstance(after, Published) else None
         if after is before and taker is None:
             ready.append(packet)
             return
@@ -362,7 +376,7 @@ class MessageHooks:
             raise PacketTooLarge(str(error)) from None
         except MqttError as error:
             if isinstance(error, HookError) and not packet.qos:
-                dropped(client, before.topic, 0, "hook")
+                client.drop(before.topic, 0, "hook")
             elif client.version == 5 and packet.qos and error.reason in ANSWERED:
                 self._uncounted(packet, error)
             else:
@@ -379,14 +393,13 @@ class MessageHooks:
     def _publish(self, packet: Publish, after: Published, taker: Taker | None) -> None:
         """Publish a message that has another QoS than its packet, 3.1.1 properties from a hook, or a taker."""
         client = self.client
-        broker = client.broker
         key = _key(after.topic)
         if taker is None:
             if is_answer(key):
                 raise NotAuthorized("an answer to a NATS client cannot be changed")
             route = route_for(client, key)
         else:
-            route = broker.table.route(_key(taker.target(after.topic)))
+            route = client.path.table.route(_key(taker.target(after.topic)))
         guard = client.guarded
         if guard is not None and not guard.may_publish(route.asked, after.qos, after.retain):
             if client.version == 5 and packet.qos:
@@ -398,7 +411,7 @@ class MessageHooks:
         else:
             more = extras(after.properties)
         retain = after.retain and may_retain(client, len(after.payload), packet.qos)
-        check_size(broker, route, after.payload, client.sender_header, more)
+        check_size(client.path, route, after.payload, client.sender_header, more)
         if taker is None and after.qos == packet.qos:
             publish(client, route, after.payload, after.qos, retain, packet.packet_id, more)
             return
@@ -406,12 +419,12 @@ class MessageHooks:
             held = route_for(client, key)
             client.inbound.publish(client, key, held, packet.packet_id, after.payload, retain, more)
             return
-        broker.counters.receive(packet.qos, len(packet.payload))
+        client.services.counters.receive(packet.qos, len(packet.payload))
         operation = self._operation(packet, key, after.topic)
         if taker is None:
-            inject(broker, route, after.payload, after.qos, retain, client.sender_header, more, b"", operation)
+            inject(client.ingress, route, after.payload, after.qos, retain, client.sender_header, more, b"", operation)
         else:
-            identity = broker.ids.next()
+            identity = client.path.ids.next()
             taker.take(
                 Taken(after.topic, route, after.payload, after.qos, retain, client.sender_header, more, identity),
                 operation,
@@ -440,7 +453,7 @@ class MessageHooks:
         """Drop a message and answer its publisher [MQTT-3.3.5-2] (3.1.1)."""
         client = self.client
         if not counted:
-            dropped(client, key[2:].decode(), packet.qos, "hook", identity)
+            client.drop(key[2:].decode(), packet.qos, "hook", identity)
         if not packet.qos:
             return
         if client.version == 5 and not counted:
@@ -462,7 +475,7 @@ class MessageHooks:
             kind, ids, failed = packet.kind, [packet.packet_id], packet.reason >= ReasonCode.UNSPECIFIED_ERROR
         else:
             return
-        chain = self.client.broker.hooks.noticing(MESSAGE_ACKED)
+        chain = self.client.services.hooks.noticing(MESSAGE_ACKED)
         if chain is None or not (kind in (PUBACK, PUBCOMP) or (kind == PUBREC and failed)):
             return
         send = self.client.outlet.send
@@ -484,5 +497,5 @@ def _key(topic: str) -> bytes:
 
 
 def _is_taken(client: Client, key: bytes) -> bool:
-    takers = client.broker.takers
+    takers = client.ingress.takers
     return bool(takers) and takers.of(key[2:].decode(errors="replace")) is not None

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.codec import (
-    MAX_REMAINING_LENGTH,
     Connack,
     Connect,
     Disconnect,
@@ -21,6 +19,7 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
+from mqtt_nats.messages.terms import TERMS, TERMS_OLD, UNLIMITED, Terms
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -39,8 +38,6 @@ CLIENT_COPIES: Final = 12
 SMALLEST: Final = 1024
 """Smallest Maximum Packet Size of CONNACK, in bytes."""
 
-UNLIMITED: Final = MAX_REMAINING_LENGTH + 5
-
 _IN_CONNACK: Final = frozenset((*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F))
 _CONNACK_INSTEAD: Final = {
     ReasonCode.SERVER_SHUTTING_DOWN: ReasonCode.SERVER_UNAVAILABLE,
@@ -56,24 +53,6 @@ _DISCONNECT_INSTEAD: Final = {
     ReasonCode.PACKET_IDENTIFIER_IN_USE: ReasonCode.PROTOCOL_ERROR,
     ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: ReasonCode.PROTOCOL_ERROR,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Limits and options of a client's CONNECT; the defaults are the protocol's, also for a 3.1.1 client."""
-
-    receive_maximum: int = 65535
-    maximum_packet_size: int = UNLIMITED
-    """Largest packet that the client takes, in bytes, with its fixed header [MQTT-3.1.2-24] (5.0)."""
-    topic_alias_maximum: int = 0
-    problem_information: bool = True
-    response_information: bool = False
-    old: bool = False
-    """The client speaks MQTT 3.1: CONNACK has no Session Present, SUBACK no code for a refused subscription."""
-
-
-TERMS: Final = Terms()
-TERMS_OLD: Final = Terms(old=True)
 
 
 def terms(connect: Connect) -> Terms:
@@ -117,7 +96,7 @@ def keep_alive(connect: Connect, settings: Settings) -> int:
 
 def largest_packet(client: Client, client_id: str) -> int:
     """Return the Maximum Packet Size in bytes: a PUBLISH of that size without properties can be stored."""
-    most = client.broker.store.max_payload - HEADED - CLIENT_COPIES * max(len(client_id) - CLIENT_USUAL, 0)
+    most = client.path.store.max_payload - HEADED - CLIENT_COPIES * max(len(client_id) - CLIENT_USUAL, 0)
     return min(int(client.connection.settings.max_packet_size), max(most, SMALLEST))
 
 
@@ -138,7 +117,7 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
     told = -1 if expiry == asked else expiry
     largest = largest_packet(client, client.client_id)
     kind = (present, settings.receive_maximum, largest, settings.max_qos, told)
-    known = client.broker.welcomes.get(kind) if usual else None
+    known = client.account.welcomes.get(kind) if usual else None
     if known is not None:
         return known
     properties: Properties = {
@@ -162,7 +141,7 @@ def welcome(client: Client, connect: Connect, present: bool, more: Properties | 
         properties |= more
     data = encode(Connack(present, 0, properties), 5)
     if usual:
-        client.broker.welcomes[kind] = data
+        client.account.welcomes[kind] = data
     return data
 
 

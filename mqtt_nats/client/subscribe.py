@@ -20,8 +20,16 @@ from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
-from mqtt_nats.client.overlap_handover import part
-from mqtt_nats.client.qos_change import Lowering, Raising, Wish, begin_lowering, finish_lowering, lowerings, raises
+from mqtt_nats.client.subscription_change import (
+    Lowering,
+    Raising,
+    Wish,
+    begin_lowering,
+    finish_lowering,
+    lowerings,
+    part,
+    raises,
+)
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -37,16 +45,21 @@ from mqtt_nats.codec import (
 from mqtt_nats.delivery.draining import drain
 from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
-from mqtt_nats.hooks.calls import ask_hooks_to_subscribe, ask_hooks_to_unsubscribe, subscribed, unsubscribed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
+from mqtt_nats.lifecycle.connection_hooks import (
+    ask_hooks_to_subscribe,
+    ask_hooks_to_unsubscribe,
+    subscribed,
+    unsubscribed,
+)
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
+from mqtt_nats.sessions.message_stream import Mark, mark
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
-from mqtt_nats.sessions.stream_head import Mark, mark
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
@@ -121,7 +134,7 @@ class Subscribing:
     def join_at_once(self) -> None:
         """Set the mark and join with the first filters; further filters and the consumers follow in a job."""
         if self.client.durable:
-            self.place = mark(self.client.broker.nats)
+            self.place = mark(self.client.services.nats)
         self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
 
     async def _join_all(self, *, higher: bool = False) -> None:
@@ -156,17 +169,17 @@ class Subscribing:
         self.lowering = lowerings(client, wanted)
         await begin_lowering(client, self.lowering)
         await self._join_all()
-        await retry_until_answered(client, partial(client.broker.nodes.fence_wild, client.filters))
+        await retry_until_answered(client, partial(client.services.nodes.fence_wild, client.filters))
         # The client gets messages that are published from now on; retained ones of before have to be stored to be read.
-        await client.broker.retained_so_far()
+        await client.ingress.retained.stored_so_far()
         # Read before SUBACK leaves: newer messages then come after these. The requests follow the subscriptions on the
         # same connection, so their replies confirm the subscriptions at this nats-server; the other servers of a
         # cluster confirm them by an echo only.
         await retry_until_answered(client, partial(_first_pages, replays))
         if not self.lowering:
             client.in_force()
-        if not replays or client.broker.nodes.others:
-            await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
+        if not replays or client.services.nodes.others:
+            await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
         denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
         self.lost |= denied
         await _abandon(client, wanted, replays, denied)
@@ -183,7 +196,7 @@ class Subscribing:
         """Write the record of a durable session, create its consumers; returns the filters that JetStream refuses."""
         client, keys = self.client, {replay.key: replay for replay in self.replays}
         if self.gates or not raises(client, self.wanted):
-            return await grant(client, self.wanted, keys, self.place or mark(client.broker.nats))
+            return await grant(client, self.wanted, keys, self.place or mark(client.services.nats))
         raising = Raising(client, self.wanted)
         await raising.drain()
         raising.change()
@@ -225,8 +238,8 @@ class Subscribing:
         start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
             ask_again(client)
-        if client.durable_side is not None and client.broker.live is not None:
-            client.broker.live.soon(client)
+        if client.durable_side is not None and client.delivery.feed is not None:
+            client.delivery.feed.soon(client)
 
 
 def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark | None:
@@ -240,7 +253,11 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
         PacketTooLarge: SUBACK exceeds the client's Maximum Packet Size.
     """
     stalled = client.durable_side is not None and client.durable_side.stall is not None
-    if stalled or not client.broker.online.is_set() or client.broker.hooks.deciding(CLIENT_SUBSCRIBE) is not None:
+    if (
+        stalled
+        or not client.services.nats.online.is_set()
+        or client.services.hooks.deciding(CLIENT_SUBSCRIBE) is not None
+    ):
         return None
     asked_for = {entry.topic_filter for entry in packet.filters}
     if any(text.startswith(SHARED) for text in asked_for) or _is_open(client, asked_for):
@@ -250,7 +267,7 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
     _check_room(client, len(packet.filters))
     room = known_room(client, packet)
     if room is None:
-        return mark(client.broker.nats)
+        return mark(client.services.nats)
     begun = Subscribing(client, packet, room, {})
     if not raises(client, begun.wanted):
         begun.join_at_once()
@@ -283,7 +300,7 @@ async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark
     except ApiError as error:
         names = ", ".join(map(repr, begun.wanted))
         log_failure(log, logging.WARNING, "subscribe", "%s: subscribing to %s failed: %s", client, names, error)
-        client.broker.counters.refuse_filters("jetstream", len(begun.wanted) + len(begun.shares))
+        client.services.counters.refuse_filters("jetstream", len(begun.wanted) + len(begun.shares))
         if not await begun.undo():
             return
     begun.answer()
@@ -363,8 +380,8 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
     """Return the NATS subjects of a filter, or None and the reason code of its refusal."""
     try:
         if topic_filter.startswith(SHARED):
-            topic_filter = parse_shared(topic_filter, client.broker.settings.max_topic_levels)[1]
-        settings = client.broker.settings
+            topic_filter = parse_shared(topic_filter, client.services.settings.max_topic_levels)[1]
+        settings = client.services.settings
         validate_topic_filter(topic_filter, settings.max_topic_levels, settings.max_topic_length)
         return filter_to_subjects(topic_filter), 0
     except (MqttError, ValueError) as error:
@@ -406,7 +423,7 @@ def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:
         present.remove(topic_filter)  # the packet may name the filter again: no subscription exists then
         return ReasonCode.SUCCESS
     try:
-        validate_topic_filter(topic_filter, client.broker.settings.max_topic_levels)
+        validate_topic_filter(topic_filter, client.services.settings.max_topic_levels)
     except MqttError:
         return ReasonCode.TOPIC_FILTER_INVALID
     return ReasonCode.NO_SUBSCRIPTION_EXISTED
@@ -464,7 +481,7 @@ async def _undo(client: Client, filters: Set[str], shares: list[str], begun: boo
 def _forget(client: Client, filters: Set[str]) -> list[str]:
     """Remove subscriptions from this gateway's state and the record; returns the consumers that can be deleted."""
     for topic_filter in filters:
-        client.broker.table.unsubscribe(client, topic_filter)
+        client.path.table.unsubscribe(client, topic_filter)
         drop_gate(client, topic_filter)
     side = client.durable_side
     if side is None:

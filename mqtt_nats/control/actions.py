@@ -14,11 +14,11 @@ from mqtt_nats.base.networks import parse_host
 from mqtt_nats.codec import MqttError, validate_topic_filter, validate_topic_name
 from mqtt_nats.codec.topics import MAX_BYTES
 from mqtt_nats.control.selection import CONNECTED, RECONNECTED, Refusal, sliced
-from mqtt_nats.hooks.calls import session
+from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, SESSION_TERMINATED
+from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.ingress.server_publish import unretain
 from mqtt_nats.lifecycle.expiry import end_session
-from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.plugins.host import Host
 from mqtt_streams.consumers import consumer_info
@@ -29,14 +29,14 @@ from mqtt_streams.sessions import PoisonedRecord, SessionRecord
 from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
+    from mqtt_nats.client.account import Account
     from mqtt_nats.control.server import Control
-    from mqtt_nats.gateway.broker import Broker
 
 log = logging.getLogger("mqtt_nats.audit")
 
 
 async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    yield await snapshot(control.broker)
+    yield await snapshot(control.account)
 
 
 async def _history(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -47,7 +47,7 @@ async def _history(control: Control, question: dict[str, Any]) -> AsyncIterator[
 
 
 async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    general = control.broker.settings
+    general = control.account.services.settings
     for listener in control.powers.doors:
         settings = listener.settings
         yield {
@@ -62,7 +62,7 @@ async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterato
 
 
 async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    for one in control.broker.hooks.accounts():
+    for one in control.account.services.hooks.accounts():
         yield one._asdict()
 
 
@@ -71,10 +71,10 @@ async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[An
 
 async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """Yield the decision of the rules about one user and one topic, at every QoS, and the deciding rule."""
-    broker = control.broker
+    account = control.account
     topic, asked = str(question.get("topic")), question.get("access")
     name = str(question.get("client") or "")
-    client = broker.client(name) if name else None
+    client = account.registry.find(name) if name else None
     user = question.get("user")
     if client is not None and client.user == user:
         address = question.get("address") or client.connection.host
@@ -96,8 +96,8 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
             else:
                 validate_topic_filter(topic)
         parts: list[tuple[str, Rules | None, Permissions]] = []
-        if broker.rules is not None:
-            parts.append(("the ACL file", broker.rules, broker.rules.permissions(identity)))
+        if account.rules.present is not None:
+            parts.append(("the ACL file", account.rules.present, account.rules.present.permissions(identity)))
         if own is not None:
             source = own if isinstance(own, Rules) else None
             parts.append(("the client's own rules", source, own.permissions(identity)))
@@ -105,7 +105,7 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
         raise Refusal(f"{topic!r}: {error}") from None
     except ValueError as error:
         raise Refusal(str(error)) from None
-    touching = broker.settings.acl_subscribe == "deliver"
+    touching = account.services.settings.acl_subscribe == "deliver"
     for access in accesses:
         for qos in (0, 1, 2) if question.get("qos") is None else (int(question["qos"]),):
             allowed, why = _decision(parts, access, topic, qos, bool(question.get("retain")), touching)
@@ -115,7 +115,7 @@ async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]
                 "allowed": allowed,
                 "why": why,
                 "connected": client is not None,
-                "hooks": broker.hooks.deciding(CLIENT_AUTHORIZE) is not None,
+                "hooks": account.services.hooks.deciding(CLIENT_AUTHORIZE) is not None,
             }
 
 
@@ -170,7 +170,7 @@ async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[
     topic, payload = str(question.get("topic")), b64decode(question.get("payload") or "")
     try:
         _check(topic)
-        host = Host(control.broker, "mqtt-nats ctl")
+        host = Host(control.account, "mqtt-nats ctl")
         await host.publish(
             topic, payload, int(question.get("qos") or 0), bool(question.get("retain")), question.get("properties")
         )
@@ -185,7 +185,7 @@ async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator
     for topic in list(question.get("topics") or ()):
         try:
             _check(str(topic))
-            told = await unretain(control.broker, str(topic))
+            told = await unretain(control.account.ingress, str(topic))
         except (MqttError, ValueError) as error:
             raise Refusal(f"{topic!r}: {error}") from None
         yield {"topic": topic, "told": told}
@@ -193,12 +193,12 @@ async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator
 
 async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """End sessions whose clients are not connected, and remove everything that is stored for them."""
-    broker = control.broker
+    account = control.account
     written = question.get("written")
     async for name in sliced(list(question.get("clients") or ())):
         sequence = written.get(name) if isinstance(written, dict) else None
         yield {"client": name, "why": await _end(control, str(name), sequence)}
-    broker.link.kick()
+    account.services.nats.link.kick()
 
 
 async def _end(control: Control, name: str, written: object) -> str:
@@ -207,39 +207,43 @@ async def _end(control: Control, name: str, written: object) -> str:
     Args:
         written: sequence of its record before the gateways were asked for connected clients; None: not known.
     """
-    broker = control.broker
+    account = control.account
     try:
-        key = await _key(broker, name, written)
-        if registered_as(name, key) in broker.clients:
+        key = await _key(account, name, written)
+        if registered_as(name, key) in account.registry.clients:
             return CONNECTED
-        found = await broker.sessions.load(key, name)
+        found = await account.services.streams.sessions.load(key, name)
         if found is None:
             return "there is no such session"
         record, sequence = found
         if written is not None and sequence != written:
             return RECONNECTED
-        if record.v5 is None and await _is_heard(broker, record):
+        if record.v5 is None and await _is_heard(account, record):
             return "the client seems to be connected to nats-server's own listener"
-        await end_session(broker, *found)
-        if await broker.sessions.load(key, name) is not None:
+        await end_session(account.wills, *found)
+        if await account.services.streams.sessions.load(key, name) is not None:
             return RECONNECTED
     except PoisonedRecord as error:
         return str(error)
     log.warning("the session of %r is ended by an administrator", name)
-    session(broker.hooks, SESSION_TERMINATED, name, found[1])
+    session(account.services.hooks, SESSION_TERMINATED, name, found[1])
     return ""
 
 
-async def _key(broker: Broker, name: str, written: object) -> str:
+async def _key(account: Account, name: str, written: object) -> str:
     """Return the key of a client's session: from the record ``written`` if it exists, else the first key."""
-    message = await get_sequence(broker.inbox, SESSIONS, written) if isinstance(written, int) and written else None
+    message = (
+        await get_sequence(account.services.nats.inbox, SESSIONS, written)
+        if isinstance(written, int) and written
+        else None
+    )
     return name_hash(name) if message is None else message.subject.rpartition(".")[2]
 
 
-async def _is_heard(broker: Broker, record: SessionRecord) -> bool:
+async def _is_heard(account: Account, record: SessionRecord) -> bool:
     """Whether the deliver subject of a consumer of the session has interest."""
     for ref in record.cons.values():
-        info = await consumer_info(broker.inbox, MESSAGES, ref.durable_name)
+        info = await consumer_info(account.services.nats.inbox, MESSAGES, ref.durable_name)
         if info is not None and info.push_bound:
             return True
     return False
@@ -252,7 +256,10 @@ async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[An
         raise Refusal("a gateway can be drained only from its own account")
     log.warning("an administrator drains the gateway: it disconnects all clients and stops")
     control.powers.stop()
-    yield {"connections": len(control.broker.connections), "seconds": control.broker.settings.drain_time}
+    yield {
+        "connections": len(control.account.registry.connections),
+        "seconds": control.account.services.settings.drain_time,
+    }
 
 
 async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
@@ -266,8 +273,8 @@ async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterat
         except ValueError as error:
             raise Refusal(str(error)) from None
         log.warning("an administrator has set the log level of %s to %s", logger, level)
-        for broker in control.broker.tenants.values():
-            follow(broker.hooks)
+        for account in control.account.accounts.values():
+            follow(account.services.hooks)
     for name, found in levels().items():
         if name == logger or not level:
             yield {"logger": name, "level": found}

@@ -64,7 +64,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
     """Return the entry of a client in a list; times are Unix times in seconds."""
     connection, outlet = client.connection, client.outlet
     now = time.time()
-    back = now - control.broker.clock.now
+    back = now - control.account.services.clock.now
     inflight, queued, window = load(client)
     return {
         "client": client.client_id,
@@ -95,7 +95,7 @@ async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[
     fits = chosen(control, question)
     order = CLIENT_ORDERS.get(str(question.get("sort")), CLIENT_ORDERS["slowest"])
     page = ListPage(0, int(question.get("most") or 0), order, reverse=bool(question.get("reverse")))
-    async for client in sliced(list(control.broker.clients.values())):
+    async for client in sliced(list(control.account.registry.clients.values())):
         if fits(client):
             page.add(client)
     yield Total(page.total)
@@ -105,7 +105,7 @@ async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[
 
 async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     fits = chosen(control, question)
-    async for client in sliced(list(control.broker.clients.values())):
+    async for client in sliced(list(control.account.registry.clients.values())):
         if fits(client):
             yield _loaded(client) if question.get("loads") else client.client_id
 
@@ -119,7 +119,7 @@ def _loaded(client: Client) -> dict[str, Any]:
 
 
 async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
-    client = control.broker.client(str(question.get("client")))
+    client = control.account.registry.find(str(question.get("client")))
     if client is None or not client.alive:
         return
     will, guard = client.will, client.guarded
@@ -162,7 +162,7 @@ async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIte
     order = subscription_order(str(question.get("sort") or "filter"))
     page = ListPage(0, int(question.get("most") or 0), order, reverse=bool(question.get("reverse")))
     known: dict[str, bool] = {}
-    async for client in sliced(list(control.broker.clients.values())):
+    async for client in sliced(list(control.account.registry.clients.values())):
         if fits(client):
             for one in _subscriptions_of(client):
                 text = one["filter"]
@@ -178,7 +178,7 @@ async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIte
 async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """Yield the shared subscriptions, each with the number of its members that are connected here."""
     members: Counter[str] = Counter()
-    async for client in sliced(list(control.broker.clients.values())):
+    async for client in sliced(list(control.account.registry.clients.values())):
         if client.alive:
             members.update(list(client.shares or ()))
     for text, count in members.items():
@@ -187,14 +187,14 @@ async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[A
 
 async def _topics(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     wanted = question.get("filter") or "#"
-    async for route in sliced(list(control.broker.table.routes.values())):
+    async for route in sliced(list(control.account.services.path.table.routes.values())):
         if matches(wanted, route.topic):
             yield route.topic
 
 
 async def _filters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
     """Yield the filters with the number of their clients, and whether NATS denies the subscription to the gateway."""
-    filters: list[Filter] = list(control.broker.table.filters.values())
+    filters: list[Filter] = list(control.account.services.path.table.filters.values())
     async for found in sliced(filters):
         yield {"filter": found.text, "clients": len(found.members), "denied": found.denied}
 
@@ -204,7 +204,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
     if not any(question.get(name) for name in names):
         raise Refusal("no client is selected")
     fits = chosen(control, question)
-    found = [client async for client in sliced(list(control.broker.clients.values())) if fits(client)]
+    found = [client async for client in sliced(list(control.account.registry.clients.values())) if fits(client)]
     yield Total(len(found))
     if question.get("dry_run"):
         for client in found:

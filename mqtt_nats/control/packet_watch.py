@@ -7,8 +7,10 @@ No event contains a payload, a password or a property.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.client.message_hooks import message_id
 from mqtt_nats.codec import (
     Ack,
     AckRun,
@@ -54,7 +56,9 @@ class Watch:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._reader = DeliveryHooks(client, lambda data: None, False)
+        self._reader = DeliveryHooks(
+            client, client.services.hooks, lambda data: None, False, partial(message_id, client)
+        )
         self._begun: dict[tuple[bool, int, int], float] = {}
         """Time of each unanswered packet, by direction (True: sent to the client), kind and packet identifier."""
         self._aliases: dict[int, str] = {}

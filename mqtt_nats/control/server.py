@@ -21,17 +21,18 @@ from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control import deeds as controldeeds
 from mqtt_nats.control import trace as controltrace
 from mqtt_nats.control.deeds import Deeds
+from mqtt_nats.control.report import reported
 from mqtt_nats.control.selection import Refusal, Total
 from mqtt_nats.lifecycle.predecessor import PROCESS
 from mqtt_nats.observability.history import History
-from mqtt_nats.observability.report import reported
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, COUNTERS, LOOK, PLUGINS, WHO
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Door
-    from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.lifecycle.lease import Lease
+    from mqtt_nats.client.account import Account
+    from mqtt_nats.config.worker_identity import WorkerIdentity
+    from mqtt_nats.plugins.manager import Plugins
     from mqtt_nats.transport.listener import Listener
 
 log = logging.getLogger("mqtt_nats.audit")
@@ -55,7 +56,7 @@ PAGE_SECONDS: Final = 1.0
 
 
 class Powers(NamedTuple):
-    """Parts of the gateway outside the broker that requests may use."""
+    """Parts of the gateway outside the account that requests may use."""
 
     doors: Mapping[Listener, Door]
     """Listeners of the gateway, each with its authentication."""
@@ -70,9 +71,9 @@ class Powers(NamedTuple):
 class Control:
     """Subscriptions of one gateway for requests, and the state of traces and disconnections in progress."""
 
-    def __init__(self, broker: Broker, lease: Lease, powers: Powers) -> None:
-        self.broker = self._broker = broker
-        self._lease = lease
+    def __init__(self, account: Account, plugins: Plugins, place: WorkerIdentity, powers: Powers) -> None:
+        self.account = account
+        self._plugin_manager = plugins
         self.powers = powers
         self.traces: dict[str, controltrace.Trace] = {}
         """Running traces by the name that the viewer has chosen."""
@@ -80,30 +81,29 @@ class Control:
         """Names of traces that have ended because their time or budget was used up."""
         self.kicks: dict[str, float] = {}
         """Loop time in seconds at which a disconnection of many clients stops without renewal, by its name."""
-        subscribe = broker.reconnect.subscribe
+        subscribe = account.services.nats.reconnect.subscribe
         subscribe(WHO, self._who)
         subscribe(LOOK, self._look)
         subscribe(PLUGINS, self._plugins)
-        subscribe(COUNTERS, partial(reported, broker))
+        subscribe(COUNTERS, partial(reported, account, place))
         subscribe(ASK, self._ask)
 
     def _who(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
             body = orjson.dumps(self.state())
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-            self._broker.link.kick()
+            self.account.services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self.account.services.nats.link.kick()
 
     def _plugins(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        plugins = self._broker.plugins
         if reply:
-            self._broker.spawn(self._answer(reply, plugins.asked(payload)), "plugins")
+            self.account.services.tasks.spawn(self._answer(reply, self._plugin_manager.asked(payload)), "plugins")
 
     async def _answer(self, reply: bytes, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
         found = await work
         if found is not None:
-            body = orjson.dumps({"id": self._broker.identity, **found})
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-            self._broker.link.kick()
+            body = orjson.dumps({"id": self.account.services.identity.id, **found})
+            self.account.services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self.account.services.nats.link.kick()
 
     def _ask(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         try:
@@ -111,8 +111,8 @@ class Control:
             what, gateway = question["ask"], question.get("gateway", "")
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return
-        if reply and gateway in ("", self._broker.identity):
-            self._broker.spawn(self._respond(reply, str(what), question), f"answer to {what}")
+        if reply and gateway in ("", self.account.services.identity.id):
+            self.account.services.tasks.spawn(self._respond(reply, str(what), question), f"answer to {what}")
 
     async def _respond(self, reply: bytes, what: str, question: dict[str, Any]) -> None:
         """Answer in pages; each page is made when nats-server has taken the page before."""
@@ -122,7 +122,7 @@ class Control:
         size, total = 0, None
         loop = asyncio.get_running_loop()
         sent = loop.time()
-        most = min(PAGE_BYTES, self._broker.link.max_payload // 2)
+        most = min(PAGE_BYTES, self.account.services.nats.link.max_payload // 2)
         try:
             if answering is None:
                 raise Refusal(f"this gateway does not know the request {what!r}: it may be older than the command")
@@ -136,7 +136,7 @@ class Control:
                 if len(items) >= PAGE_ITEMS or size >= most or (late and items) or isinstance(item, Total):
                     self._page(reply, items, True, total)
                     items, size, sent = [], 0, loop.time()
-                    await self._broker.link.fence()
+                    await self.account.services.nats.link.fence()
         except Refusal as refusal:
             error = str(refusal)
         except (MqttError, ApiError, NoResponders, RequestTimeout) as failure:
@@ -149,17 +149,19 @@ class Control:
         self._page(reply, items, False, total, error)
 
     def _page(self, reply: bytes, items: list[bytes], more: bool, total: int | None, error: str = "") -> None:
-        about = {"id": self._broker.identity, "more": more, "error": error, "of": total}
+        about = {"id": self.account.services.identity.id, "more": more, "error": error, "of": total}
         self.tell(reply, b'%b,"items":[%b]}' % (orjson.dumps(about)[:-1], b",".join(items)))
 
     def tell(self, reply: bytes, body: bytes) -> None:
         """Send an answer; one above `max_payload` is replaced by an error, as nats-server would end the connection."""
-        most = self._broker.link.max_payload
+        most = self.account.services.nats.link.max_payload
         if len(body) > most:
             text = f"an answer of {len(body)} bytes is larger than NATS takes ({most}): ask for less"
-            body = orjson.dumps({"id": self._broker.identity, "more": False, "error": text, "of": None, "items": []})
-        self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-        self._broker.link.kick()
+            body = orjson.dumps(
+                {"id": self.account.services.identity.id, "more": False, "error": text, "of": None, "items": []}
+            )
+        self.account.services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+        self.account.services.nats.link.kick()
 
     def listener_of(self, door: Door) -> str:
         """Return the address of a client's listener, given by its authentication; "" for none."""
@@ -169,25 +171,25 @@ class Control:
         return ""
 
     def _look(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        self._lease.wake.set()
+        self.account.lease.wake.set()
 
     def state(self) -> dict[str, Any]:
         """Return the description and the present state of the gateway."""
-        broker = self._broker
+        account = self.account
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            **{key: value for key, value in self._lease.info.items() if key != PROCESS},
-            "id": broker.identity,
+            **{key: value for key, value in self.account.lease.info.items() if key != PROCESS},
+            "id": account.services.identity.id,
             "time": time.time(),
-            "lease": self._lease.ttl,
-            "connections": len(broker.connections),
-            "durable": sum(client.durable_side is not None for client in broker.clients.values()),
-            "server": broker.link.server.get("server_name", ""),
-            "cluster": broker.link.server.get("cluster", ""),
-            "draining": broker.closing,
-            "passed_over": broker.passed_over,
-            "not_retained": broker.not_retained,
-            "obstacle": broker.readiness.reason,
+            "lease": self.account.lease.ttl,
+            "connections": len(account.registry.connections),
+            "durable": sum(client.durable_side is not None for client in account.registry.clients.values()),
+            "server": account.services.nats.link.server.get("server_name", ""),
+            "cluster": account.services.nats.link.server.get("cluster", ""),
+            "draining": account.registry.closing,
+            "passed_over": account.services.counters.passed_over,
+            "not_retained": account.services.counters.not_retained,
+            "obstacle": account.readiness.reason,
             "memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             "tasks": len(asyncio.all_tasks()),
             "cpu": usage.ru_utime + usage.ru_stime,

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 import orjson
@@ -98,7 +98,7 @@ class Trace:
         """Stop watching and publish the collected events."""
         self._ending.cancel()
         self._limit.cancel()
-        self.control.broker.hooks.remove_all(self._owner)
+        self.control.account.services.hooks.remove_all(self._owner)
         if self._flusher is not None:
             self._flusher.cancel()
         self._flush()
@@ -128,7 +128,7 @@ class Trace:
 
     def _flush(self) -> None:
         self._flusher = None
-        identity = orjson.dumps(self.control.broker.identity)
+        identity = orjson.dumps(self.control.account.services.identity.id)
         while self._events:
             page = [self._events.popleft()]
             size = len(page[0])
@@ -156,10 +156,10 @@ class ClientTrace(Trace):
 
     def begin(self) -> None:
         """Watch the client's connection and its later connections."""
-        hooks = self.control.broker.hooks
+        hooks = self.control.account.services.hooks
         hooks.add(CLIENT_CONNECTED, self._connected, priority=LAST, owner=self._owner)
         hooks.add(CLIENT_DISCONNECTED, self._disconnected, priority=LAST, owner=self._owner)
-        client = self.control.broker.client(self.client_id)
+        client = self.control.account.registry.find(self.client_id)
         if client is not None and client.state is State.LIVE:
             self._attach(client)
 
@@ -174,7 +174,7 @@ class ClientTrace(Trace):
         super().end()
 
     def _connected(self, event: Connected) -> None:
-        client = client_of(event.client)
+        client = cast("Client", client_of(event.client))
         if client.client_id == self.client_id:
             self._attach(client)
             self.tell(
@@ -235,7 +235,7 @@ class TopicTrace(Trace):
 
     def begin(self) -> None:
         """Add hooks that see every message."""
-        hooks = self.control.broker.hooks
+        hooks = self.control.account.services.hooks
         hooks.add(MESSAGE_PUBLISH, self._published, priority=LAST, owner=self._owner)
         hooks.add(MESSAGE_DELIVERED, self._delivered, priority=LAST, owner=self._owner)
         hooks.add(MESSAGE_ACKED, self._acked, priority=LAST, owner=self._owner)

@@ -34,30 +34,30 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
         ApiError, NoResponders, RequestTimeout: JetStream does not say how many messages wait.
     """
     client = side.client
-    broker = client.broker
-    most = broker.settings.max_backlog
+    services = client.services
+    most = services.settings.max_backlog
     if most is None or attachment.source.end or side.falling:
         return
-    info = await consumer_info(broker.inbox, MESSAGES, attachment.consumer.durable_name)
+    info = await consumer_info(services.nats.inbox, MESSAGES, attachment.consumer.durable_name)
     left = 0 if info is None else info.num_pending - most
     sid = attachment.sid
-    if left <= 0 or sid not in broker.link.handlers:
+    if left <= 0 or sid not in services.nats.link.handlers:
         return
     handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
     log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
 
     def given() -> None:
         attachment.end_passing()
-        if sid in broker.link.handlers:
-            broker.link.handlers[sid] = handler
+        if sid in services.nats.link.handlers:
+            services.nats.link.handlers[sid] = handler
 
     def passed(last: bool) -> None:
-        broker.count_passed_over()
+        services.counters.pass_over()
         if last:
             given()
 
     attachment.begin_passing()
-    broker.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
+    services.nats.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
 
 
 def _without(

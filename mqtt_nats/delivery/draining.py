@@ -236,7 +236,7 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
 
 def watch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Start to look whether an ended subscription has a message left that other subscriptions wait for."""
-    side.client.broker.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
+    side.client.services.tasks.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
 
 
 async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> None:
@@ -255,15 +255,15 @@ async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> 
 
 async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
     """Whether the consumer of an ended subscription has no undelivered message left (up to its end)."""
-    broker = side.client.broker
+    services = side.client.services
     consumer, source = attachment.consumer, attachment.source
     # A consumer that has delivered no message reports the sequence before its start as delivered.
     known = max(source.last, source.start - 1)
-    info = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
+    info = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True
     if source.whole:  # num_pending may not count a message that was stored a moment ago
-        return await broker.latest.beyond(consumer.filter_subject, known + 1, source.end)
+        return await services.head.beyond(consumer.filter_subject, known + 1, source.end)
     return not info.num_pending and info.delivered_seq <= known
 
 

@@ -24,7 +24,7 @@ from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
 from mqtt_nats.messages.message import Stored
-from mqtt_nats.messages.publish_encoder import encode_publish, subscriber_properties
+from mqtt_nats.messages.publish_encoder import encode_publish
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
@@ -41,9 +41,9 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.delivery.receiver import CatchUp, Receiver
     from mqtt_nats.delivery.slow_clients import SlowClient
-    from mqtt_nats.shared_reader.catch_up import CatchUpReader
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -61,7 +61,7 @@ class DurableDelivery(SessionConsumers):
         former: sequence of the session record that the previous connection had replaced.
     """
 
-    def __init__(self, client: Client, former: int = 0) -> None:
+    def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
         window = min(WINDOW, client.terms.receive_maximum)
         super().__init__(DurableSender(window, self, client.version, self._completed), former)
@@ -71,12 +71,17 @@ class DurableDelivery(SessionConsumers):
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None
         """Writer of the session's position; None = the session has no position."""
-        self.catching: CatchUpReader | None = None
+        self.catching: CatchUp | None = None
         """Catch-up reader that brings live subscriptions the messages that they missed; None = there is none."""
         self._seeking: asyncio.Task[None] | None = None
         """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
         self._progress = asyncio.Event()
+
+    @property
+    def session(self) -> Session:
+        """The session of the consumers."""
+        return self.client
 
     # -- ports of the state machine -------------------------------------------------------------
 
@@ -92,7 +97,7 @@ class DurableDelivery(SessionConsumers):
         if client.guarded is not None and not may_have(self, delivery, message, dup):
             return False
         if client.checks_each or client.options or client.bridge or message.timed or message.identifier != delivery.id:
-            ids, kept = subscriber_properties(client, self.overlap, message, delivery)
+            ids, kept = self.subscriber_properties(message, delivery)
             data = encode_publish(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
             if not data:
                 return False
@@ -103,7 +108,7 @@ class DurableDelivery(SessionConsumers):
                 data = message.packets[qos] or message.packet(qos)
             if dup:
                 data = bytes((data[0] | 8,)) + data[1:]
-        client.broker.counters.send(qos, len(message.payload))
+        client.services.counters.send(qos, len(message.payload))
         client.outlet.write(data)
         return True
 
@@ -121,7 +126,7 @@ class DurableDelivery(SessionConsumers):
 
     def ack_confirmed(self, reply: bytes, identifier: int) -> None:
         """Acknowledge a message; the machine's `confirmed` is called when JetStream has confirmed it."""
-        broker = self.client.broker
+        path = self.client.path
         operation = ConfirmOp(self.client, identifier)
         if reply.startswith(MARKED):
             if reply.startswith(MARKS):
@@ -129,13 +134,13 @@ class DurableDelivery(SessionConsumers):
             elif self.keeper is not None and not self.keeper.ledger.confirm(int(reply[1:]), identifier):
                 self.machine.confirmed(identifier)
             return
-        broker.store.call(reply, b"", operation)
-        broker.link.kick()
+        path.store.call(reply, b"", operation)
+        path.link.kick()
 
     def _linger(self, token: bytes, operation: PendingStore) -> None:
         if self.lingering is None:
-            broker = self.client.broker
-            self.lingering = DeferredRemovals(broker.nats, broker.spawn, broker.drop_assignment)
+            services = self.client.services
+            self.lingering = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
         self.lingering.add(token, operation)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
@@ -145,9 +150,8 @@ class DurableDelivery(SessionConsumers):
             self.keeper.ledger.receive(identifier, sequence)
             self.keeper.hurry()
             return
-        broker = self.client.broker
         target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
-        broker.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
+        self.client.path.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
         """Send PUBREL once it is stored for every identifier whose PUBREC came before [MQTT-4.6.0-4].
@@ -167,7 +171,7 @@ class DurableDelivery(SessionConsumers):
 
     async def _look(self, source: SubscriptionState, sequence: int) -> None:
         names = [name for name, attachment in self.attachments.items() if attachment.source is source]
-        inbox = self.client.broker.inbox
+        inbox = self.client.services.nats.inbox
         try:  # retried: messages may wait for this answer alone
             ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
             info = await retry_until_answered(self.client, ask) if ask is not None else None
@@ -188,26 +192,26 @@ class DurableDelivery(SessionConsumers):
         """Start to look for records of owed PUBRELs that JetStream does not deliver."""
         client = self.client
         if self._seeking is None or self._seeking.done():
-            owed = partial(client.broker.pubrels.owed, client.hash)
+            owed = partial(client.services.streams.pubrels.owed, client.hash)
             work = seek(self.machine, owed, lambda: client.alive)
-            self._seeking = client.broker.spawn(work, f"records of {client.client_id}")
+            self._seeking = client.services.tasks.spawn(work, f"records of {client.client_id}")
 
     # -- messages -------------------------------------------------------------------------------
 
     def arrival(self, attachment: ConsumerBinding) -> Handler:
         """Return the handler of a consumer's deliver subject."""
         client = self.client
-        broker = client.broker
+        recent = client.path.recent
         outlet = client.outlet
         machine = self.machine
         source = attachment.source
-        shared = broker.stored
+        shared = recent.messages
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
         looks = wild or client.bridge or client.checks_each or attachment.came is not None
         five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
-        sent, octets = broker.counters.sent, broker.counters.sent_bytes
+        sent, octets = client.path.fanout.sent, client.path.fanout.sent_bytes
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             tokens = reply.split(b".")
@@ -217,7 +221,7 @@ class DurableDelivery(SessionConsumers):
             sequence = int(tokens[5])
             message = shared.get(sequence)
             if message is None or message.stamp != tokens[7]:
-                message = broker.stored_message(sequence, tokens[7], subject, headers, payload)
+                message = recent.message(sequence, tokens[7], subject, headers, payload)
             qos = message.qos
             if len(attachments) == 1:
                 if source.qos < qos:
@@ -264,13 +268,13 @@ class DurableDelivery(SessionConsumers):
         if not source.follows(ack.consumer_seq):
             # Later messages must not overtake the lost one: the consumer is attached anew, and sends all again.
             attachment.miss()
-            client.broker.link.unsubscribe_raw(attachment.sid)
-            client.broker.reconciling.due(client, attachment.consumer.durable_name)
+            client.path.link.unsubscribe_raw(attachment.sid)
+            client.delivery.reconciling.due(client, attachment.consumer.durable_name)
             return
         source.await_delivery(ack.consumer_seq + 1)
         if self.live:
             self.settle()
-        message = client.broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
+        message = client.path.recent.message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
         if source.end and not source.whole:
             granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
@@ -338,7 +342,7 @@ class DurableDelivery(SessionConsumers):
             known = self.attachments.get(consumer.durable_name)
             if known is not None and known.source.live:
                 continue  # dormant: the shared reader brings its messages
-            deliver = DELIVER_PREFIX + self.client.broker.new_nuid()
+            deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
             window = self.window(consumer.max_ack_pending)
             record.cons[key] = replace(
                 consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
@@ -348,7 +352,7 @@ class DurableDelivery(SessionConsumers):
         self, key: str, consumer: ConsumerRef, source: SubscriptionState, came: Came | None = None
     ) -> ConsumerBinding:
         """Subscribe a consumer's deliver subject before the consumer is created or updated; ``came``: see `Came`."""
-        link = self.client.broker.link
+        link = self.client.path.link
         known = self.attachments.get(consumer.durable_name)
         if known is not None:
             link.unsubscribe_raw(known.sid)
@@ -357,7 +361,7 @@ class DurableDelivery(SessionConsumers):
         else:
             attachment = ConsumerBinding(key, consumer, source, came)
             self.attachments[consumer.durable_name] = attachment
-            self.client.broker.attached[consumer.durable_name] = self.client
+            self.client.services.registry.attached[consumer.durable_name] = self.client
             self.machine.sources.append(source)
             if source.whole or not source.end:
                 self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
@@ -397,7 +401,7 @@ class DurableDelivery(SessionConsumers):
 
     def detach(self) -> None:
         """Unsubscribe every deliver subject, so that the next owner can attach the consumers at once."""
-        link, attached = self.client.broker.link, self.client.broker.attached
+        link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
             self.lingering.end()
         for name, attachment in self.attachments.items():
@@ -423,22 +427,22 @@ class DurableDelivery(SessionConsumers):
 
     async def remove(self, names: list[str]) -> None:
         """Delete consumers of ended subscriptions that are complete, and take them out of the record (not written)."""
-        broker = self.client.broker
+        services = self.client.services
         for name in names:
             attachment = self.attachments.pop(name, None)
             if attachment is not None:
-                broker.attached.pop(name, None)
-                broker.link.unsubscribe_raw(attachment.sid)
+                services.registry.attached.pop(name, None)
+                services.nats.link.unsubscribe_raw(attachment.sid)
                 self.machine.forget(attachment.source)
                 unmatch(self, attachment)
-        if self.keeper is not None and broker.live is not None:
+        if self.keeper is not None and self.client.delivery.feed is not None:
             # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
-            broker.live.refresh(self.client)
-        await asyncio.gather(*(delete_consumer(broker.inbox, MESSAGES, name) for name in names))
+            self.client.delivery.feed.refresh(self.client)
+        await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
         record = self.client.record
         if record is not None and record.v5 is not None:
             record.v5.forget_draining(names)
-        if self.keeper is not None and broker.live is not None:
+        if self.keeper is not None and self.client.delivery.feed is not None:
             self.keeper.live.difference_update(names)
             self.keeper.ledger.change()
         self.machine.pump()
@@ -447,7 +451,7 @@ class DurableDelivery(SessionConsumers):
 
     def settle(self) -> None:
         """Set `last` of live subscriptions to the stream sequence that the shared reader has reached."""
-        live = self.client.broker.live
+        live = self.client.delivery.feed
         if self.live and live is not None:
             reached = live.reached(self)
             self.machine.read_to(reached)
@@ -459,11 +463,11 @@ class DurableDelivery(SessionConsumers):
         """Have the session's position written by ``keeper``."""
         self.keeper = keeper
 
-    def begin_catching(self, reader: CatchUpReader) -> None:
+    def begin_catching(self, reader: CatchUp) -> None:
         """Have a catch-up reader bring the messages that were missed."""
         self.catching = reader
 
-    def take_catching(self) -> CatchUpReader | None:
+    def take_catching(self) -> CatchUp | None:
         """Return the catch-up reader, which ends; None = there is none."""
         catching, self.catching = self.catching, None
         return catching

@@ -25,10 +25,10 @@ from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_writer import PositionWriter
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.sessions.services import Services
     from mqtt_streams.consumers import ConsumerRef
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -51,8 +51,8 @@ ELSEWHERE: Final = 1.0
 class PositionHandover:
     """Sessions of one gateway whose positions are being handed over."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Handovers that are under way, by the hash of the client id."""
         self._subjects: set[bytes] = set()
@@ -62,13 +62,13 @@ class PositionHandover:
 
     def named(self) -> None:
         """Subscribe for a new id of the gateway; positions that name a former id stay this gateway's."""
-        subject = (LEFT + self._broker.identity).encode()
+        subject = (LEFT + self._services.identity.id).encode()
         self._subjects.add(subject)
-        self._broker.reconnect.subscribe(subject, self._asked)
+        self._services.nats.reconnect.subscribe(subject, self._asked)
 
     def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
         """Register the handover of a session; the gateway does not end before `task` has."""
-        self._tasks[client_hash] = self._broker.tasks.await_at_end(task)
+        self._tasks[client_hash] = self._services.tasks.await_at_end(task)
 
         def left(task: asyncio.Task[None]) -> None:
             if self._tasks.get(client_hash) is task:
@@ -93,7 +93,7 @@ class PositionHandover:
         if not (gateway.isascii() and gateway.isalnum()) or subject.encode() in self._subjects:
             return False
         try:
-            await self._broker.inbox.request(subject, name.encode(), timeout=ELSEWHERE)
+            await self._services.nats.inbox.request(subject, name.encode(), timeout=ELSEWHERE)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("gateway %s has not released the session of %r: %s", gateway, name, error)
             return False
@@ -102,48 +102,48 @@ class PositionHandover:
     def _asked(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply:
             name = payload.decode("utf-8", "replace")
-            self._broker.spawn(self._answer(reply, name), f"end of the session of {name}")
+            self._services.tasks.spawn(self._answer(reply, name), f"end of the session of {name}")
 
     async def _answer(self, reply: bytes, name: str) -> None:
-        broker = self._broker
+        services = self._services
         client_hash = name[1:] if name[:1] == "\0" else name_hash(name)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ELSEWHERE
         while loop.time() < deadline:
             if client_hash in self._tasks:
                 await self.over(client_hash)
-            elif name not in broker.clients:
+            elif name not in services.registry.clients:
                 break
             else:  # the takeover signal is still on its way to this gateway
                 await asyncio.sleep(STEP)
-        broker.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
-        broker.link.kick()
+        services.nats.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
+        services.nats.link.kick()
 
 
-def leave_position(client: Client, side: DurableDelivery) -> None:
+def leave_position(client: Receiver, side: DurableDelivery) -> None:
     """Hand the session's position over after the end of its connection."""
-    broker = client.broker
+    services = client.services
     keeper = side.keeper
     stop(side)
-    if broker.live is not None:
-        broker.live.forget(client)
+    if client.delivery.feed is not None:
+        client.delivery.feed.forget(client)
     if keeper is None or keeper.lost:
         return
     machine = side.machine
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
     keeper.note_sent(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
     consumers = [one.consumer for one in side.attachments.values() if one.source.live]
-    broker.leaving.add(
-        client.hash, broker.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
+    client.delivery.handover.add(
+        client.hash, services.tasks.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
     )
 
 
-async def _farewell(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
+async def _farewell(client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
     keeper.end_in_order()
     try:
         written = asyncio.get_running_loop().time()
         if await keeper.flush() and not client.taken:
-            async with client.broker.leaving.turns:
+            async with client.delivery.handover.turns:
                 await _for_listener(client, keeper, consumers, written + SETTING)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers keep their positions: %s", client, error)
@@ -151,13 +151,15 @@ async def _farewell(client: Client, keeper: PositionWriter, consumers: list[Cons
         keeper.give_up()
 
 
-async def _for_listener(client: Client, keeper: PositionWriter, consumers: list[ConsumerRef], deadline: float) -> None:
+async def _for_listener(
+    client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef], deadline: float
+) -> None:
     """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
 
     Args:
         deadline: loop time in seconds after which consumers are not set any more.
     """
-    broker = client.broker
+    services = client.services
     ledger = keeper.ledger
     start = min([*ledger.pending, ledger.reached + 1])
     fresh = await _ours(client)
@@ -165,23 +167,23 @@ async def _for_listener(client: Client, keeper: PositionWriter, consumers: list[
         return
     for identifier, sequence in ledger.released.items():
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
-        broker.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
-    broker.link.kick()
-    for some in parts(consumers if broker.resets else []):
+        services.nats.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
+    services.nats.link.kick()
+    for some in parts(consumers if client.delivery.resets else []):
         if not fresh:
             fresh = await _ours(client)
         if fresh is None or asyncio.get_running_loop().time() > deadline:
             return
         requests = [f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}" for one in some]
-        await all_done(call(broker.inbox, request, {"seq": start}) for request in requests)
+        await all_done(call(services.nats.inbox, request, {"seq": start}) for request in requests)
 
 
-async def _ours(client: Client) -> Fresh | None:
+async def _ours(client: Receiver) -> Fresh | None:
     """Return a proof that the session is still this connection's; None = it is not, or no answer came in time."""
-    broker = client.broker
+    services = client.services
     for _ in range(PROOFS):
-        fresh = Fresh(broker.link)
-        found = await broker.sessions.load(client.hash, client.client_id)
+        fresh = Fresh(services.nats.link)
+        found = await services.streams.sessions.load(client.hash, client.client_id)
         if found is None or found[1] != client.epoch:
             return None
         if fresh:

@@ -21,7 +21,7 @@ from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
-from mqtt_nats.sessions.ownership import still_owner
+from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
@@ -40,8 +40,8 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -62,7 +62,7 @@ def stop(side: DurableDelivery) -> None:
     keeper = side.keeper
     if keeper is None or not keeper.taking:
         return
-    live = side.client.broker.live
+    live = side.client.delivery.feed
     if live is not None:
         keeper.ledger.reach(live.reached(side))
         live.end_catching(side)
@@ -133,7 +133,7 @@ async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *
     return consumer
 
 
-async def renew_dormant(client: Client, side: DurableDelivery) -> None:
+async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
     """Change dormant consumers a little: nats-server removes consumers that are not used for long."""
     record = client.record
     assert record is not None
@@ -144,12 +144,12 @@ async def renew_dormant(client: Client, side: DurableDelivery) -> None:
             other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
             one.reconfigure(replace(one.consumer, inactive_threshold=other))
             try:
-                await update_consumer(client.broker.inbox, MESSAGES, one.consumer)
+                await update_consumer(client.services.nats.inbox, MESSAGES, one.consumer)
             except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
                 log.debug("consumer %s: %s", one.consumer.durable_name, error)  # created again when it is needed
 
 
-async def store_positions_in_consumers(client: Client, side: DurableDelivery) -> bool:
+async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) -> bool:
     """Make live subscriptions plain: set their consumers, for the caller to attach. False: the session has moved."""
     keeper = side.keeper
     assert keeper is not None
@@ -165,8 +165,8 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
     async def set_back(consumer: ConsumerRef) -> ConsumerRef:
         if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
-        broker = client.broker
-        return await set_position(broker.inbox, consumer, reached + 1, resets=broker.resets)
+        services = client.services
+        return await set_position(services.nats.inbox, consumer, reached + 1, resets=client.delivery.resets)
 
     for one in attachments:
         try:
@@ -187,23 +187,23 @@ async def store_positions_in_consumers(client: Client, side: DurableDelivery) ->
     return True
 
 
-async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
+async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
     """Read the session's position and set its consumers to it; return the names of the consumers that were set.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    broker = client.broker
+    services = client.services
     record = client.record
     assert record is not None
     assert record.v5 is not None
     machine = side.machine
     if not record.v5.pos:
         return set()
-    await broker.leaving.over(client.hash)
+    await client.delivery.handover.over(client.hash)
     asked: set[str] = set()
     for _ in range(ROUNDS):
-        data, sequence, written = await broker.positions.load(client.hash)
+        data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
@@ -211,16 +211,16 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
         setting = position.live and natstime.now() - written < SETTING * 2
         if (setting or not position.clean) and position.gateway not in asked:
             asked.add(position.gateway)
-            if await broker.leaving.elsewhere(registered_as(client.client_id, client.hash), position.gateway):
+            if await client.delivery.handover.elsewhere(registered_as(client.client_id, client.hash), position.gateway):
                 continue
         generations = {position.generation, record.v5.generation} - {""}
         # Stream sequence up to which a stream that was replaced has the same messages.
-        valid = EVER if side.replaced is None and len(generations) < 2 else broker.generation.floor
+        valid = EVER if side.replaced is None and len(generations) < 2 else services.stream.floor
         reached = min(position.reached, valid)
         sent = position.perhaps
         unclear = bool(position.live) and not position.clean
         if unclear:
-            sent = max(sent, int((await broker.latest.state())["last_seq"]))
+            sent = max(sent, int((await services.head.state())["last_seq"]))
         live = [key for key, one in record.cons.items() if one.durable_name in position.live]
         keeper = PositionWriter(client, sequence)
         keeper.restore(position, valid, sent)
@@ -243,7 +243,7 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
     if went:
         side.resume_from(reached)
     if keeper.perhaps > reached:
-        state = await broker.latest.state()  # again: an earlier owner may have gone on for a moment
+        state = await services.head.state()  # again: an earlier owner may have gone on for a moment
         last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
         machine.sent_perhaps(last)
         if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
@@ -251,7 +251,7 @@ async def restore_position(client: Client, side: DurableDelivery) -> set[str]:
     return went
 
 
-async def _set_consumers(client: Client, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:
+async def _set_consumers(client: Receiver, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:
     """Set the consumers of a session to its position; False when another gateway has written the position.
 
     Before that, the position names this gateway: the next owner waits until this gateway has left the session.
@@ -264,7 +264,7 @@ async def _set_consumers(client: Client, side: DurableDelivery, keeper: Position
         # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
         start = keeper.ledger.reached + 1
-        inbox, resets = client.broker.inbox, client.broker.resets
+        inbox, resets = client.services.nats.inbox, client.delivery.resets
         moved = await all_done(set_position(inbox, one, start, resets=resets) for one in consumers)
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
@@ -274,7 +274,7 @@ async def _set_consumers(client: Client, side: DurableDelivery, keeper: Position
     return True
 
 
-async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
+async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
     """Read the pending messages again that an earlier connection took from the shared reader.
 
     Raises:
@@ -283,7 +283,7 @@ async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
     keeper = side.keeper
     if keeper is None:
         return
-    broker = client.broker
+    services = client.services
     machine = side.machine
     known = {delivery.sequence: delivery for delivery in machine.on_their_way()}
     missing = []
@@ -295,12 +295,14 @@ async def fetch_in_flight(client: Client, side: DurableDelivery) -> None:
     if missing and side.past is None:
         side.add_past(len(missing))
     for some in parts(missing):
-        found = await asyncio.gather(*(stored.get_sequence(broker.inbox, MESSAGES, sequence) for sequence, _ in some))
+        found = await asyncio.gather(
+            *(stored.get_sequence(services.nats.inbox, MESSAGES, sequence) for sequence, _ in some)
+        )
         for (sequence, qos), one in zip(some, found, strict=True):
             message = None
             if one is not None:
                 subject = one.subject.encode("utf-8", "surrogateescape")
-                message = broker.stored_message(sequence, b"%d" % one.time_ns, subject, one.headers, one.payload)
+                message = services.path.recent.message(sequence, b"%d" % one.time_ns, subject, one.headers, one.payload)
             if message is None or not message.qos or side.past is None:
                 if qos == 2:
                     machine.suspect(sequence, sequence)

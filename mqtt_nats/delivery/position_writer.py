@@ -16,15 +16,14 @@ from mqtt_nats.backbone.pending_stores import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.position import SessionPosition, Step
-from mqtt_nats.sessions.ownership import still_owner
+from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.positions import Position, expected_block, position_subject
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import NatsConnection
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.delivery.receiver import Receiver
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -82,7 +81,7 @@ class Fresh:
 class PositionWriter:
     """The writer of one durable session's position."""
 
-    def __init__(self, client: Client, expected: int) -> None:
+    def __init__(self, client: Receiver, expected: int) -> None:
         self.client = client
         self.ledger = SessionPosition()
         self.live: set[str] = set()
@@ -119,7 +118,7 @@ class PositionWriter:
         """Futures of the callers of `flush` whose write has yet to begin."""
         self._served: list[asyncio.Future[bool]] = []
         """Futures of the callers of `flush` whose write is under way."""
-        client.broker.keepers.add(self)
+        client.delivery.writers.add(self)
 
     def restore(self, position: Position, valid: int, sent: int) -> None:
         """Continue a stored position. A conflicting position stands until :meth:`end_restore`.
@@ -190,11 +189,11 @@ class PositionWriter:
             return
         self._again = False
         self._served, self._waiters = self._waiters, []
-        broker = self.client.broker
+        services = self.client.services
         ledger = self.ledger
         side = self.client.durable_side
-        if self.taking and broker.live is not None and side is not None:
-            ledger.reach(broker.live.reached(side))
+        if self.taking and self.client.delivery.feed is not None and side is not None:
+            ledger.reach(self.client.delivery.feed.reached(side))
         self.look_back()
         reached, pending, released = ledger.begin()
         position = Position(
@@ -207,18 +206,18 @@ class PositionWriter:
             released,
             self.perhaps,
             self.unsent,
-            broker.identity,
+            services.identity.id,
             self.most if self.clean else -1,
         ).encode()
         self._writing = position
-        self._begun = Fresh(broker.link)
+        self._begun = Fresh(services.nats.link)
         target = b"HPUB %b " % position_subject(self.client.hash).encode()
         try:
-            broker.store.put(target, expected_block(self._sequence), position, PositionOp(self))
+            services.nats.store.put(target, expected_block(self._sequence), position, PositionOp(self))
         except TooLarge as error:
             self.give_up()
             self.client.end(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
-        broker.link.kick()
+        services.nats.link.kick()
 
     def look_back(self) -> None:
         """Set `perhaps` to 0 once the consumers have delivered every message up to it."""
@@ -249,7 +248,7 @@ class PositionWriter:
     def failed(self, error: ApiError) -> None:
         """Handle a refused write: find out who wrote meanwhile, or end the connection."""
         if error.err_code in WRONG_LAST_SEQUENCE:
-            self.client.broker.spawn(self._look(), f"position of {self.client.client_id}")
+            self.client.services.tasks.spawn(self._look(), f"position of {self.client.client_id}")
             return
         log.error("%s: the position of the session cannot be stored: %s", self.client, error)
         self.give_up()
@@ -261,14 +260,14 @@ class PositionWriter:
         written = self._writing
         while not self.lost:
             try:
-                found, sequence, _ = await client.broker.positions.load(client.hash)
+                found, sequence, _ = await client.services.streams.positions.load(client.hash)
             except (ApiError, NoResponders, RequestTimeout):
                 await asyncio.sleep(0.25)
                 continue
             known = found == written or self.strict or await still_owner(client)
             if known or client.taken or not client.alive:
                 break
-            await client.broker.online.wait()  # the owner is not known: the record could not be read
+            await client.services.nats.online.wait()  # the owner is not known: the record could not be read
         if self.lost or written is None:
             return
         if found == written:
@@ -277,8 +276,8 @@ class PositionWriter:
             # An earlier owner wrote it before it knew that the session had moved: its position is the older one.
             self._sequence = sequence
             target = b"HPUB %b " % position_subject(client.hash).encode()
-            client.broker.store.put(target, expected_block(sequence), written, PositionOp(self))
-            client.broker.link.kick()
+            client.path.store.put(target, expected_block(sequence), written, PositionOp(self))
+            client.path.link.kick()
         else:
             self.moved = client.alive or client.taken
             self.give_up()
@@ -311,7 +310,7 @@ class PositionWriter:
         """Stop this writer for good; waiting callers get False."""
         self.lost = True
         self._writing = None
-        self.client.broker.keepers.discard(self)
+        self.client.delivery.writers.discard(self)
         self._served += self._waiters
         self._waiters = []
         self._tell(False)
@@ -323,14 +322,14 @@ class PositionWriter:
                 waiter.set_result(done)
 
 
-async def keep(broker: Broker) -> None:
+async def keep(writers: set[PositionWriter]) -> None:
     """Write changed positions for as long as the gateway runs: ten times a second, with many sessions less often."""
     turn: list[PositionWriter] = []
     while True:
         await asyncio.sleep(1 / STEPS)
         if not turn:
-            turn = [keeper for keeper in broker.keepers if keeper.ledger.dirty]
-        count = max(AT_ONCE, len(broker.keepers) // STEPS)
+            turn = [keeper for keeper in writers if keeper.ledger.dirty]
+        count = max(AT_ONCE, len(writers) // STEPS)
         some, turn = turn[:count], turn[count:]
         for keeper in some:
             if keeper.ledger.dirty:

@@ -1,23 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBRELs that are owed to a client: storing a record, confirming a message, and finding records that are missing.
+"""Records of QoS 2 messages of a client: PUBRELs that are owed, and what was in flight when its connection ended.
 
 A connection that ends acknowledges the records of complete messages. The next connection, at another gateway, may have
 read these records already: it sends PUBREL, the client answers, and JetStream never delivers the removed record.
+
+Pending messages come again on each resume. When retention removes one of them, JetStream takes it out of the pending
+messages without a trace, but the client still knows its packet identifier. So the messages in flight are noted when
+the connection ends. Why: docs/internals/protocol.md#suspect-identifiers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending_stores import PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
+from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.shared import HalfWay, halfway_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_streams.pubrel import Owed
+
+log = logging.getLogger("mqtt_nats.broker")
 
 PATIENCE: Final = 1.0
 PATIENCE_MOST: Final = 30.0
@@ -29,7 +43,7 @@ class PubrelOp(PendingStore):
 
     __slots__ = ("client", "id")
 
-    def __init__(self, client: Client, identifier: int) -> None:
+    def __init__(self, client: Receiver, identifier: int) -> None:
         self.client = client
         self.id = identifier
 
@@ -54,7 +68,7 @@ class ConfirmOp(PendingStore):
 
     optional = True
 
-    def __init__(self, client: Client, identifier: int) -> None:
+    def __init__(self, client: Receiver, identifier: int) -> None:
         self.client = client
         self.id = identifier
 
@@ -89,8 +103,73 @@ async def seek(
             continue
         patience = min(patience * 2, PATIENCE_MOST)
         try:
-            stored = {(one.packet_id, one.message_seq) for one in await owed()}
+            kept = {(one.packet_id, one.message_seq) for one in await owed()}
         except (ApiError, NoResponders, RequestTimeout):
             continue
-        for identifier, sequence in waiting.items() - stored:
+        for identifier, sequence in waiting.items() - kept:
             machine.vanished(identifier, sequence)
+
+
+def note(client: Receiver, side: DurableDelivery) -> None:
+    """Store the sequences of QoS 2 messages that the client may know and has not completed, at the connection's end."""
+    machine = side.machine
+    known = [delivery for delivery in machine.queued if delivery.dup]
+    known += machine.inflight.values()
+    # A message of a shared subscription has its assignment as a note. A retained message has no `reply`.
+    sequences = sorted({one.sequence for one in known if one.qos == 2 and (one.sequence > 0 or not one.reply)})
+    services = client.services
+    if sequences:
+        target = b"HPUB %b " % halfway_subject(client.hash).encode()
+        services.nats.store.put(
+            target, b"NATS/1.0\r\n\r\n", b",".join(b"%d" % one for one in sequences), IgnoredStore()
+        )
+    elif side.noted:
+        services.drop_assignment(b"%d" % side.noted, IgnoredStore())
+    else:
+        return
+    services.nats.link.kick()
+
+
+async def gone(client: Receiver, side: DurableDelivery, found: HalfWay | None) -> list[int]:
+    """Return the packet identifiers of noted messages that do not come again: the client has to give them up first.
+
+    Called when all pending messages have come again.
+    """
+    if found is None:
+        return []
+    side.find_note(found.seq)
+    if side.replaced is not None:  # every identifier is suspect
+        return []
+    inbox = client.services.nats.inbox
+    # A message that is in the stream and not pending is complete: the note is an old one.
+    lost = [
+        one
+        for one in missing(side.machine, [one for one in found.sequences if one > 0])
+        if await stored.get_sequence(inbox, MESSAGES, one) is None
+    ]
+    if lost:
+        log.warning("%s: %d messages in flight were removed from the stream", client, len(lost))
+    for sequence in lost:
+        side.machine.suspect(sequence, sequence)
+    replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]
+    taken = {delivery.id for delivery in side.machine.queued if delivery.dup} | side.machine.releases.keys()
+    others = {retained_id(sequence) for sequence in replaced} - taken
+    return [packet_id(sequence) for sequence in lost] + sorted(others)
+
+
+async def _comes(client: Receiver, sequence: int) -> bool:
+    """Whether a retained message is sent again: it is still retained, and its replay goes on."""
+    record = client.record
+    if record is None or record.v5 is None or not any(cursor <= sequence for cursor in record.v5.replay.values()):
+        return False
+    return await stored.get_sequence(client.services.nats.inbox, RETAINED, sequence) is not None
+
+
+def missing(machine: DurableSender, sequences: list[int]) -> list[int]:
+    """Return the sequences that have not come again and whose packet identifier no other message has.
+
+    A message that was sent later under the identifier owns it: the client had given the identifier up before.
+    """
+    come = {delivery.sequence for delivery in machine.queued}
+    taken = {delivery.id for delivery in machine.queued if delivery.dup} | machine.releases.keys()
+    return [one for one in sequences if one not in come and packet_id(one) not in taken]

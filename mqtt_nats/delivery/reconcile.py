@@ -27,11 +27,11 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.shared import CONSUMER_PREFIX as SHARED_PREFIX
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.delivery.receiver import Receiver, SharedFeed
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.sessions.services import Registry, Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -52,40 +52,44 @@ ATTEMPTS: Final = 10
 
 
 class Reconciling:
-    """Checks consumers whose deliveries or acknowledgements may be lost, and has them attached anew."""
+    """Checks consumers whose deliveries or acknowledgements may be lost, and has them attached anew.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    Args:
+        feed: the shared reader; None = it is not used.
+    """
+
+    def __init__(self, services: Services, registry: Registry[Receiver], feed: SharedFeed | None) -> None:
+        self._services, self._registry, self._feed = services, registry, feed
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._groups: set[str] = set()
         """Hashes of groups of shared subscriptions whose consumers have new leaders."""
         for subject in ELECTED:
-            broker.reconnect.subscribe(subject, self._elected)
+            services.nats.reconnect.subscribe(subject, self._elected)
 
     def _elected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle the advisory that a stream or a consumer has a new leader: what the former one had is done again."""
-        broker = self._broker
+        services = self._services
         stream, _, name = subject.partition(b".LEADER_ELECTED.")[2].decode().partition(".")
-        broker.inbox.elected(stream, name)
-        if broker.live is not None and name in ("", broker.live.reader.name):
-            broker.live.reader.suspect()
+        services.nats.inbox.elected(stream, name)
+        if self._feed is not None:
+            self._feed.elected(name)
         if not name:
-            broker.store.elected(stream)
+            services.nats.store.elected(stream)
             return
-        client = broker.attached.get(name)
+        client = self._registry.attached.get(name)
         if client is not None:
             self.due(client, name)
         elif name.startswith(SHARED_PREFIX):
-            self._broker.nats.relink()
+            self._services.nats.relink()
             if not self._groups:
                 asyncio.get_running_loop().call_later(AT_SAME_TIME, self._ask_again)
             self._groups.add(name.removeprefix(SHARED_PREFIX))
 
     def _ask_again(self) -> None:
         groups, self._groups = self._groups, set()
-        ask_groups_again(self._broker, groups)
+        ask_groups_again(self._services, groups)
 
-    def due(self, client: Client, name: str) -> None:
+    def due(self, client: Receiver, name: str) -> None:
         """Schedule a check of a session's consumer; one scheduled check covers all consumers of the session."""
         side = client.durable_side
         if side is None or not client.alive:
@@ -94,10 +98,10 @@ class Reconciling:
             asyncio.get_running_loop().call_later(SETTLE, self._begin, client, side)
         side.doubtful.add(name)
 
-    def _begin(self, client: Client, side: DurableDelivery) -> None:
+    def _begin(self, client: Receiver, side: DurableDelivery) -> None:
         client.do(self._reconcile(client, side))
 
-    async def _reconcile(self, client: Client, side: DurableDelivery) -> None:
+    async def _reconcile(self, client: Receiver, side: DurableDelivery) -> None:
         async with TimedPermit(self._limit):
             names = side.take_doubtful()
             if side.stall is not None:
@@ -115,13 +119,13 @@ class Reconciling:
                 for name in side.attachments:
                     self.due(client, name)
 
-    def _let_go(self, client: Client, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
+    def _let_go(self, client: Receiver, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
         """Let new messages of checked consumers go: their pending messages have come again, or are complete."""
         for name in names if side.stall is None else ():
             one = side.attachments.get(name)
             if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:
                 continue
-            if name in unclear or one.missed or one.wire is not client.broker.link.wire:
+            if name in unclear or one.missed or one.wire is not client.path.link.wire:
                 self.due(client, name)  # without another check new messages would wait for ever
             else:
                 side.machine.release_held(one.source, SubscriptionState.RETURNING)
@@ -147,7 +151,7 @@ class Reconciling:
     async def _suspects(self, side: DurableDelivery, names: set[str]) -> dict[str, int]:
         """Return the acknowledgement floor of each consumer that may have lost deliveries or acknowledgements."""
         client = side.client
-        inbox = client.broker.inbox
+        inbox = client.services.nats.inbox
         found: dict[str, int] = {}
         for name in names:
             attachment = side.attachments.get(name)

@@ -14,7 +14,6 @@ from mqtt_nats.backbone.batch import AT_ONCE, in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
-from mqtt_nats.delivery.inflight_note import gone
 from mqtt_nats.delivery.position_recovery import (
     fetch_in_flight,
     limit_in_flight,
@@ -22,16 +21,17 @@ from mqtt_nats.delivery.position_recovery import (
     stop,
     store_positions_in_consumers,
 )
+from mqtt_nats.delivery.pubrels import gone
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
+from mqtt_nats.sessions.message_stream import adopt, settle
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
-from mqtt_nats.sessions.stream_identity import adopt, settle
 from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -40,8 +40,8 @@ from mqtt_streams.sessions import Conflict, SubscriptionOptions
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.sessions import Draining
@@ -56,7 +56,7 @@ MANY: Final = AT_ONCE
 """Consumers of a session; with more, the client is served before all of them are attached."""
 
 
-def is_large(client: Client) -> bool:
+def is_large(client: Receiver) -> bool:
     """Whether a session has so many consumers that attaching all of them takes long."""
     return client.record is not None and len(client.record.cons) > MANY
 
@@ -66,7 +66,7 @@ def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None
     source.take_options(no_local=options.nl, kept=options.rap, identifier=options.id)
 
 
-async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
+async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
     """Subscribe a session's filters in core NATS again, except those in ``denied``.
 
     Returns:
@@ -90,11 +90,11 @@ async def resubscribe(client: Client, denied: Set[str]) -> list[Gate]:
     draining = record.v5.draining if record.v5 is not None else []
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
-    await client.broker.nodes.fence_filters(client.filters)
+    await client.services.nodes.fence_filters(client.filters)
     return gates
 
 
-async def note_kept(client: Client, side: DurableDelivery) -> None:
+async def note_kept(client: Receiver, side: DurableDelivery) -> None:
     """Write the record if `kept` is set; nats-server's listener needs the deliver subjects that consumers have."""
     if side.take_record_change():
         try:
@@ -104,7 +104,7 @@ async def note_kept(client: Client, side: DurableDelivery) -> None:
 
 
 async def resume(
-    client: Client,
+    client: Receiver,
     side: DurableDelivery,
     denied: Set[str],
     withdraw: Callable[[Set[str]], Awaitable[None]],
@@ -117,7 +117,7 @@ async def resume(
     Returns:
         Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
-    broker = client.broker
+    services = client.services
     record = client.record
     assert record is not None
     assert record.v5 is not None
@@ -126,12 +126,12 @@ async def resume(
     if record.v5.q2:
         await client.inbound.take_over(client, side.former, record)
     # A PUBREL may be owed for a subscription that has ended, or had QoS 2 before; or for a retained message.
-    for owed in await broker.pubrels.owed(client.hash):
+    for owed in await services.streams.pubrels.owed(client.hash):
         own = owed.packet_id < RETAINED_BASE
         former = own and side.replaced is not None and owed.message_seq > side.replaced
         machine.owe(owed.packet_id, owed.message_seq, former)
     went = await restore_position(client, side)
-    assignments, halfway = await broker.groups.assigned(client.hash)
+    assignments, halfway = await services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
@@ -175,7 +175,7 @@ async def resume(
 
 
 async def _start(
-    client: Client,
+    client: Receiver,
     side: DurableDelivery,
     attachments: list[ConsumerBinding],
     unfinished: list[Replay],
@@ -200,13 +200,13 @@ async def _start(
         if replay.source is None:  # denied
             replay.finish()
     unfinished = [replay for replay in unfinished if replay.source is not None]
-    held = {replay.filter: open_gate(client, client.broker.table.filters[replay.filter]) for replay in unfinished}
+    held = {replay.filter: open_gate(client, client.path.table.filters[replay.filter]) for replay in unfinished}
     for replay in unfinished:
         await replay.first_page()
     start_replays(client, unfinished, held)
 
 
-def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
+def _add_sources(client: Receiver, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
     record = client.record
     assert record is not None
@@ -233,7 +233,7 @@ def _add_sources(client: Client, side: DurableDelivery, went: Set[str]) -> tuple
 
 
 async def _add_ended(
-    client: Client, side: DurableDelivery, gates: list[Gate]
+    client: Receiver, side: DurableDelivery, gates: list[Gate]
 ) -> tuple[list[ConsumerBinding], list[str]]:
     """Subscribe the deliver subjects of ended subscriptions; also return the names of consumers that can go."""
     record = client.record
@@ -250,7 +250,7 @@ async def _add_ended(
     return attachments, done
 
 
-async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list[ConsumerBinding]:
+async def _find_idle(client: Receiver, attachments: list[ConsumerBinding]) -> list[ConsumerBinding]:
     """Return the idle ones of many consumers: without messages for the client, and detached. They are attached later.
 
     A request for its state costs nats-server a tenth of a change of the deliver subject, which goes to its disk.
@@ -260,8 +260,8 @@ async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list
     """
     if not is_large(client):
         return []
-    inbox = client.broker.inbox
-    last = int((await client.broker.latest.state())["last_seq"])
+    inbox = client.services.nats.inbox
+    last = int((await client.services.head.state())["last_seq"])
     names = [attachment.consumer.durable_name for attachment in attachments]
     found = await in_turn([partial(consumer_info, inbox, MESSAGES, name) for name in names])
     idle: list[ConsumerBinding] = []
@@ -272,7 +272,7 @@ async def _find_idle(client: Client, attachments: list[ConsumerBinding]) -> list
     return idle
 
 
-async def attach_idle(client: Client, side: DurableDelivery, idle: list[ConsumerBinding]) -> None:
+async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[ConsumerBinding]) -> None:
     """Attach the idle consumers that :func:`resume` has left, while the client is served.
 
     This goes on when the client leaves, since the session record names the new deliver subjects.
@@ -280,31 +280,33 @@ async def attach_idle(client: Client, side: DurableDelivery, idle: list[Consumer
     Raises:
         ApiError, NoResponders, RequestTimeout, MqttError: JetStream does not do it.
     """
-    broker = client.broker
+    services = client.services
 
     async def attach(attachment: ConsumerBinding) -> None:
         known = side.attachments.get(attachment.consumer.durable_name) is attachment
-        if not known or client.taken or side.stall is not None or attachment.wire is not broker.link.wire:
+        if not known or client.taken or side.stall is not None or attachment.wire is not services.nats.link.wire:
             return  # a later job attaches all consumers, here or at the next owner
         await retry_until_answered(client, partial(side.attach, attachment))
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
             returned(side, attachment)
             finish(side, attachment)
         else:
-            broker.reconciling.due(client, attachment.consumer.durable_name)
+            client.delivery.reconciling.due(client, attachment.consumer.durable_name)
 
     await in_turn([partial(attach, attachment) for attachment in idle])
     await note_kept(client, side)
     side.machine.pump()
 
 
-async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
+async def _ended(client: Receiver, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
     """Return the consumer of an ended subscription; None = it has no message left, or the consumer is gone."""
-    broker, record = client.broker, client.record
-    draining = await existing_consumer(broker.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
+    services, record = client.services, client.record
+    draining = (
+        await existing_consumer(services.nats.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
+    )
     if draining is None:
         return None
-    draining = replace(draining, deliver_subject=DELIVER_PREFIX + broker.new_nuid())
+    draining = replace(draining, deliver_subject=DELIVER_PREFIX + services.identity.new_nuid())
     source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end, whole=entry.whole)
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
     options = record.v5.options if record is not None and record.v5 is not None else {}
@@ -316,7 +318,7 @@ async def _ended(client: Client, side: DurableDelivery, entry: Draining, gates: 
     return attachment
 
 
-async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
+async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
     """Attach all consumers anew: deliveries and acknowledgements may be lost, with the connection to NATS or without.
 
     New messages wait until the pending ones have come again; where some do not come, `Reconciling` tries again later.
@@ -348,7 +350,9 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
             continue
         consumer = record.cons.get(attachment.key)
         if consumer is None:
-            consumer = replace(attachment.consumer, deliver_subject=DELIVER_PREFIX + client.broker.new_nuid())
+            consumer = replace(
+                attachment.consumer, deliver_subject=DELIVER_PREFIX + client.services.identity.new_nuid()
+            )
         attachment.source.hold(SubscriptionState.RETURNING)  # new messages must not overtake lost ones
         side.add(attachment.key, consumer, attachment.source)
         asked = loop.time()
@@ -360,17 +364,17 @@ async def rebind_consumers(client: Client, side: DurableDelivery) -> None:
             returned(side, attachment)
             finish(side, attachment)
         else:
-            client.broker.reconciling.due(client, consumer.durable_name)
+            client.delivery.reconciling.due(client, consumer.durable_name)
     await note_kept(client, side)
     side.machine.pump()
 
 
-async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
+async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     """Move a session that has left the shared reader to its own consumers."""
     if not side.frozen or side.stall is not None:
         return
-    if client.broker.live is not None:
-        client.broker.live.later(client)
+    if client.delivery.feed is not None:
+        client.delivery.feed.later(client)
     if await store_positions_in_consumers(client, side):
         side.begin_fall()
         try:
@@ -379,7 +383,7 @@ async def return_to_consumers(client: Client, side: DurableDelivery) -> None:
             side.end_fall()
 
 
-async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:
+async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None:
     """Leave the shared reader before subscriptions end, if only some of the session's subscriptions are live.
 
     Else messages could be lost that a live subscription has left to a plain one, or the reverse.
@@ -399,7 +403,7 @@ async def leave_shared_reader(client: Client, *, wholly: bool = False) -> None:
         await store_positions_in_consumers(client, side)  # the consumers are attached when the client reads again
 
 
-async def keep_taken(client: Client) -> None:
+async def keep_taken(client: Receiver) -> None:
     """Store the session's position, with all messages taken, before consumers of live subscriptions are deleted.
 
     Raises:

@@ -33,9 +33,8 @@ from mqtt_streams.consumers import BACKSTOP_S
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.delivery.receiver import Delivery, Receiver
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -65,7 +64,7 @@ class SlowClient:
         self.waking = True
 
 
-def watch(broker: Broker) -> None:
+def watch(delivery: Delivery) -> None:
     """Begin to bound the bytes that wait for clients that do not read (`max_unread_bytes`)."""
     loop = asyncio.get_running_loop()
     begun = False
@@ -79,17 +78,17 @@ def watch(broker: Broker) -> None:
     def relieve_once() -> None:
         nonlocal begun
         begun = False
-        relieve(broker)
+        relieve(delivery)
 
-    broker.round.bound(broker.settings.max_unread_bytes, overfull)
+    delivery.services.path.round.bound(delivery.services.settings.max_unread_bytes, overfull)
 
 
-def look_after(broker: Broker) -> None:
+def look_after(delivery: Delivery) -> None:
     """Find sessions that stall, and those whose clients read again. Called every `CLOCK_STEP` seconds."""
     now = monotonic()
-    patience = broker.settings.stall_time
+    patience = delivery.services.settings.stall_time
     queued = looked = 0
-    for client in list(broker.connections):
+    for client in list(delivery.registry.connections):
         side = client.durable_side
         if side is None:
             continue
@@ -107,11 +106,11 @@ def look_after(broker: Broker) -> None:
                 stall.wake()
                 client.do(_wake(client, side, stall))
         queued += _queued(side)
-    if queued + broker.round.held > broker.settings.max_unread_bytes:
-        relieve(broker)
+    if queued + delivery.services.path.round.held > delivery.services.settings.max_unread_bytes:
+        relieve(delivery)
 
 
-def give_up(client: Client, side: DurableDelivery) -> None:
+def give_up(client: Receiver, side: DurableDelivery) -> None:
     """Stall a session: leave the messages that its client has not read to JetStream."""
     machine = side.machine
     stall = side.stall
@@ -123,7 +122,7 @@ def give_up(client: Client, side: DurableDelivery) -> None:
         stop(side)
     elif stall.waking:
         return
-    link = client.broker.link
+    link = client.path.link
     for attachment in side.attachments.values():
         if not attachment.source.end:
             link.unsubscribe_raw(attachment.sid)
@@ -134,11 +133,11 @@ def give_up(client: Client, side: DurableDelivery) -> None:
 
 def _listens(side: DurableDelivery) -> bool:
     """Whether a consumer of a stalled session was attached since."""
-    handlers = side.client.broker.link.handlers
+    handlers = side.client.path.link.handlers
     return any(one.sid in handlers and not one.source.end for one in side.attachments.values())
 
 
-def _take_back(client: Client, side: DurableDelivery) -> None:
+def _take_back(client: Receiver, side: DurableDelivery) -> None:
     """Take PUBLISH packets that consumers will bring again out of the client's write buffer."""
     machine = side.machine
     outlet = client.outlet
@@ -178,13 +177,13 @@ def _queued(side: DurableDelivery | None) -> int:
     return sum(one.body.size for one in side.machine.queued) if side is not None else 0
 
 
-def _held(client: Client) -> int:
+def _held(client: Receiver) -> int:
     """Return the bytes for a client in `FlushRound.held`: unread, or waiting for acknowledgements or replays."""
     regular = client.regular_side.waiting_bytes if client.regular_side is not None else 0
     return client.outlet.held + regular + sum(gate.waiting_bytes for gate in (client.gates or {}).values())
 
 
-def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
     """Postpone a job until a stalled session goes on; False when the job can be done now."""
     stall = client.durable_side.stall if client.durable_side is not None else None
     if stall is None:
@@ -195,7 +194,7 @@ def postponed(client: Client, work: Callable[[], Coroutine[Any, Any, None]]) -> 
     return True
 
 
-async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> None:
+async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> None:
     """Wake a stalled session: attach its consumers, collect the messages that were given up, and go on."""
     record = client.record
     assert record is not None
@@ -230,18 +229,18 @@ async def _wake(client: Client, side: DurableDelivery, stall: SlowClient) -> Non
     side.machine.go_on()
     for name, one in side.attachments.items():
         if one.source.end and (one.missed or one.redelivering):
-            client.broker.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
+            client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)
     for work in stall.postponed:
         client.do(work())
 
 
-def relieve(broker: Broker) -> None:
+def relieve(delivery: Delivery) -> None:
     """Reduce unread bytes: stall sessions, drop QoS 0 messages, end connections if need be; largest clients first."""
-    most = broker.settings.max_unread_bytes
+    most = delivery.services.settings.max_unread_bytes
     goal = most // 2
-    loads = [(_held(client) + _queued(client.durable_side), client) for client in broker.connections]
+    loads = [(_held(client) + _queued(client.durable_side), client) for client in delivery.registry.connections]
     loads = sorted((one for one in loads if one[0]), key=lambda one: one[0], reverse=True)
     total = sum(load for load, _ in loads)
     if total <= most:
@@ -256,7 +255,7 @@ def relieve(broker: Broker) -> None:
         if client.outlet.clogged:
             client.outlet.lose()
         total -= load - _held(client) - _queued(client.durable_side)
-    unread = broker.round.held
+    unread = delivery.services.path.round.held
     for held, client in sorted(((_held(one), one) for _, one in loads), key=lambda one: one[0], reverse=True):
         if unread <= most:
             return

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -30,11 +30,12 @@ from mqtt_nats.config.nats_connect import check_version, connect_link
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.server import Powers
 from mqtt_nats.delivery import slow_clients as stalling
-from mqtt_nats.gateway.broker import Account, Broker
+from mqtt_nats.gateway.broker import Broker, Place
 from mqtt_nats.gateway.reconnect import recover, recover_wild, register
 from mqtt_nats.ingress.retained_deferral import withhold
 from mqtt_nats.lifecycle.pause_detection import tick, watch
 from mqtt_nats.lifecycle.timers import take_timers
+from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.sessions.shared_subscribe import look_after, recover_queues
@@ -56,6 +57,10 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.stores import Streams
+
+if TYPE_CHECKING:
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.client.account import Account
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -113,7 +118,7 @@ class Tenant:
 
     def speaker(self) -> str:
         """Return the gateway's present id, for logs."""
-        return self.identity if self.broker is None else self.broker.identity
+        return self.identity if self.broker is None else self.broker.account.services.identity.id
 
     # -- NATS -----------------------------------------------------------------------------------
 
@@ -238,16 +243,16 @@ class Tenant:
         self._configs = report.configs
         inbox.limit(report.limits.ack_pending)
         if self.broker is not None:
-            self._recognise(self.broker)
+            self._recognise(self.broker.account.services)
         return report
 
-    def _recognise(self, broker: Broker) -> None:
+    def _recognise(self, services: Services) -> None:
         """Set how messages are stored so that their stream recognises repetitions."""
         config = self._configs[MESSAGES]
-        broker.path.use_ids(with_ids(self.settings.message_ids, config.get("num_replicas", 1)))
+        services.path.use_ids(with_ids(self.settings.message_ids, config.get("num_replicas", 1)))
         # Half of the window: it takes a while from the store of a message until the message is sent again.
-        broker.store.trust(config.get("duplicate_window", 0) / 2e9)
-        broker.retained.read_replicas(self._configs[RETAINED].get("num_replicas", 1) > 1)
+        services.nats.store.trust(config.get("duplicate_window", 0) / 2e9)
+        services.streams.retained.read_replicas(self._configs[RETAINED].get("num_replicas", 1) > 1)
 
     async def disconnect(self) -> None:
         """Close the connections to NATS."""
@@ -264,9 +269,10 @@ class Tenant:
             return
         log.warning("%sthe connection to NATS is lost", self._of)
         if self.broker is not None and self.store is not None:
-            self.broker.nats.lost(self.link)
-            self.broker.online.clear()
-            self.broker.unchecked.update(client for client in self.broker.clients.values() if client.alive)
+            nats, registry = self.broker.account.services.nats, self.broker.account.registry
+            nats.lost(self.link)
+            nats.online.clear()
+            registry.unchecked.update(client for client in registry.clients.values() if client.alive)
             self.store.offline()
 
     async def _online(self) -> None:
@@ -275,19 +281,20 @@ class Tenant:
             self.link.go_online()
             return
         log.info("%sconnected to NATS again", self._of)
-        broker.counters.reconnect()
+        account, services = broker.account, broker.account.services
+        services.counters.reconnect()
         # The inbox is subscribed before any request is sent again, so that replies arrive.
         inbox.renew()
         self.link.go_online()
-        withhold(broker)
+        withhold(account.ingress.retained)
         store.online()
-        broker.lease.wake.set()
-        broker.spawn(recover(broker, self.link), "recovery")
+        account.lease.wake.set()
+        services.tasks.spawn(recover(account, self.link), "recovery")
 
     async def _wild_offline(self) -> None:
         log.debug("%sthe connection for wildcards is lost", self._of)
         if self.broker is not None:
-            self.broker.nats.lost(self.wild)
+            self.broker.account.services.nats.lost(self.wild)
 
     async def _shared_offline(self) -> None:
         log.debug("%sthe connection for shared subscriptions is lost", self._of)
@@ -295,12 +302,14 @@ class Tenant:
     async def _shared_online(self) -> None:
         self.shared.go_online()
         if self.broker is not None:
-            recover_queues(self.broker)
+            recover_queues(self.broker.account.services)
 
     async def _wild_online(self) -> None:
         self.wild.go_online()
         if self.broker is not None:
-            self.broker.spawn(recover_wild(self.broker, self.wild), "recovery of wildcards")
+            self.broker.account.services.tasks.spawn(
+                recover_wild(self.broker.account, self.wild), "recovery of wildcards"
+            )
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -309,13 +318,13 @@ class Tenant:
         tasks: asyncio.TaskGroup,
         reload: Callable[[], list[str]],
         powers: Powers,
-        brokers: Mapping[str, Broker],
+        accounts: Mapping[str, Account],
         rules: Rules | None,
     ) -> Broker:
         """Make the broker; clients are not served yet.
 
         Args:
-            brokers: all brokers of the gateway by tenant, as they are made.
+            accounts: all accounts of the gateway by tenant, as their brokers are made.
             reload: reads files again, for requests in the gateway's own account.
             powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
         """
@@ -328,18 +337,17 @@ class Tenant:
             self.settings,
             NatsLinks(self.link, self.wild, self.shared, self.inbox, self.store),
             Streams(self.inbox, self.domain),
-            self.identity,
             tasks,
-            Account(self.name, self.domain, brokers, rules),
+            Place(Identity(self.identity, self.name, self.domain), accounts, rules),
             positions=company.is_wanted(self.settings, self._configs[MESSAGES]),
             reload=_not_here if self.name else reload,
             powers=powers,
         )
-        follow(broker.hooks)
-        self._recognise(broker)
-        register(broker)
-        watch(broker)
-        stalling.watch(broker)
+        follow(broker.account.services.hooks)
+        self._recognise(broker.account.services)
+        register(broker.account, broker.live)
+        watch(broker.account.services)
+        stalling.watch(broker.account.delivery)
         self.link.report(partial(self._denied, self.link), self._writable)
         self.wild.report(partial(self._denied, self.wild))
         return broker
@@ -353,15 +361,15 @@ class Tenant:
         broker = self.broker
         assert broker is not None
         if broker.live is not None:
-            self._company = company.PositionSupport(broker.live, broker.lease)
+            self._company = company.PositionSupport(broker.live, broker.account.lease)
         try:
             if self._company is not None:
                 await self._company.begin()
-            await broker.lease.begin()
+            await broker.account.lease.begin()
         except (NoResponders, RequestTimeout, ApiError) as error:
             text = " ".join(str(error).split())
             raise StartupError(f"{self._of}the gateway cannot be registered in NATS: {text}") from None
-        await broker.banning.begin()
+        await broker.account.banning.begin()
         await broker.fleet.begin()
 
     async def look_for(self, others: Sequence[Tenant]) -> None:
@@ -372,7 +380,7 @@ class Tenant:
         """
         assert self.broker is not None
         try:
-            there = {entry.identity for entry in await self.broker.lease.store.entries()}
+            there = {entry.identity for entry in await self.broker.account.lease.store.entries()}
         except (NoResponders, RequestTimeout, ApiError) as error:
             raise StartupError(f"{self._of}gateways cannot be read: {' '.join(str(error).split())}") from None
         for other in others:
@@ -388,24 +396,24 @@ class Tenant:
         broker = self.broker
         assert broker is not None
         return [
-            tasks.create_task(self._tick(broker), name="clock"),
-            tasks.create_task(take_timers(broker), name="timers"),
-            tasks.create_task(broker.lease.keep(), name="lease"),
-            tasks.create_task(broker.readiness.keep(), name="readiness"),
-            tasks.create_task(broker.banning.keep(), name="bans"),
-            tasks.create_task(broker.system.keep(), name="$SYS"),
+            tasks.create_task(self._tick(broker.account), name="clock"),
+            tasks.create_task(take_timers(broker.account.wills), name="timers"),
+            tasks.create_task(broker.account.lease.keep(), name="lease"),
+            tasks.create_task(broker.account.readiness.keep(), name="readiness"),
+            tasks.create_task(broker.account.banning.keep(), name="bans"),
+            tasks.create_task(broker.account.ingress.system.keep(), name="$SYS"),
             tasks.create_task(broker.fleet.keep(), name="fleet"),
-            tasks.create_task(look_after(broker), name="shared subscriptions"),
-            *company.keep_company(broker, self._company, tasks),
+            tasks.create_task(look_after(broker.account.services), name="shared subscriptions"),
+            *company.keep_company(broker.account.delivery.writers, broker.live, self._company, tasks),
         ]
 
     def _pressure(self, pressed: bool) -> None:
         if self.broker is not None:
-            self.broker.pressure(pressed)
+            self.broker.account.services.path.press(pressed)
 
     def _writable(self, writable: bool) -> None:
         if self.broker is not None:
-            self.broker.pressure(not writable)
+            self.broker.account.services.path.press(not writable)
 
     def _denied(self, link: NatsConnection, publish: bool, subject: bytes) -> None:
         """Handle a permission error of NATS: waiting stores and subscriptions must learn of it."""
@@ -413,60 +421,61 @@ class Tenant:
         if broker is None:
             return
         if not publish:
-            broker.table.deny(link, subject)
+            broker.account.services.path.table.deny(link, subject)
         elif link is self.link:
-            broker.store.denied(subject)
+            broker.account.services.nats.store.denied(subject)
 
     async def finish(self) -> None:
         """Wait until the stores and jobs of the disconnected clients are complete, then release the lease."""
         broker = self.broker
         assert broker is not None
         with anyio.move_on_after(SHUTDOWN) as limit:
-            while broker.connections:
-                broker.left.clear()
-                await broker.left.wait()
-            await broker.tasks.last_jobs()
-            broker.tombstones.end()
-            await broker.store.drained()
-        for client in list(broker.connections):
+            while broker.account.registry.connections:
+                broker.account.registry.left.clear()
+                await broker.account.registry.left.wait()
+            await broker.account.services.tasks.last_jobs()
+            broker.account.ingress.retained.tombstones.end()
+            await broker.account.services.nats.store.drained()
+        for client in list(broker.account.registry.connections):
             client.connection.abort()
             client.lost()
-        broker.tasks.cancel()
+        broker.account.services.tasks.cancel()
         if self.link.online:
             try:
                 await self.link.fence(2.0)
                 if not limit.cancelled_caught:
-                    await broker.lease.release()  # else another gateway completes the rest
+                    await broker.account.lease.release()  # else another gateway completes the rest
             except TimeoutError:
                 log.warning("%sNATS did not confirm the last messages", self._of)
 
-    async def _tick(self, broker: Broker) -> None:
-        loop = asyncio.get_running_loop()
+    async def _tick(self, account: Account) -> None:
+        loop, services = asyncio.get_running_loop(), account.services
         now = rotated = released = looked = loop.time()
         while True:
             await asyncio.sleep(CLOCK_STEP)
             due, now = now + CLOCK_STEP, loop.time()
-            broker.counters.lag.observe(now - due)
-            broker.clock.set(now)
+            services.counters.lag.observe(now - due)
+            services.clock.set(now)
             logs.tick()
-            tick(broker)
-            broker.store.tick(now)
-            broker.nodes.tick(now)
-            stalling.look_after(broker)
-            if now - rotated > SEEN_FOR / 2 and broker.nats.steady:
+            tick(services)
+            services.nats.store.tick(now)
+            services.nodes.tick(now)
+            stalling.look_after(account.delivery)
+            if now - rotated > SEEN_FOR / 2 and services.nats.steady:
                 rotated = now
-                broker.fanout.rotate()
-            if (broker.inbox.unheard or broker.store.unheard) and not self._looking and broker.online.is_set():
+                services.path.fanout.rotate()
+            unheard = services.nats.inbox.unheard or services.nats.store.unheard
+            if unheard and not self._looking and services.nats.online.is_set():
                 self._looking = True
-                broker.spawn(self._restore(broker), "missing streams")
+                services.tasks.spawn(self._restore(services), "missing streams")
             if now - released > RELEASE:
                 released = now
-                broker.table.release()
+                services.path.table.release()
             if now - looked > GROWN:
                 looked = now
                 if self._may_have_grown():
-                    broker.spawn(self._restore(broker), "replicas")
-            end_silent(broker.connections, now)
+                    services.tasks.spawn(self._restore(services), "replicas")
+            end_silent(account.registry.connections, now)
 
     def _may_have_grown(self) -> bool:
         """Return whether the streams have fewer replicas than the announced servers could hold."""
@@ -474,18 +483,18 @@ class Tenant:
         few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
         return few and known is not None and known.size >= BY_SIZE and not self._looking
 
-    async def _restore(self, broker: Broker) -> None:
+    async def _restore(self, services: Services) -> None:
         """Create streams that were deleted, and raise replicas where the cluster allows it."""
         self._looking = True
-        broker.inbox.forget_unheard()
-        broker.store.forget_unheard()
+        services.nats.inbox.forget_unheard()
+        services.nats.store.forget_unheard()
         try:
-            report = await self._ensure_streams(broker.inbox)
+            report = await self._ensure_streams(services.nats.inbox)
             self._tell_lost(report.created)
             self._tell(report)
         except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
             log.debug("%sstreams: %s", self._of, error)
-            broker.inbox.note_unheard()
+            services.nats.inbox.note_unheard()
         finally:
             await asyncio.sleep(LOOK_AGAIN)
             self._looking = False

@@ -21,7 +21,7 @@ from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
 from mqtt_streams.gateway_subjects import RELOAD
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -41,19 +41,19 @@ class Fleet:
         reload: reads files again; returns the problems, one line each.
     """
 
-    def __init__(self, broker: Broker, plugins: Plugins, reload: Callable[[], list[str]]) -> None:
-        self._broker = broker
+    def __init__(self, services: Services, plugins: Plugins, reload: Callable[[], list[str]]) -> None:
+        self._services = services
         self._plugins = plugins
         self._reload = reload
-        self._store = FleetStore(broker.inbox)
+        self._store = FleetStore(services.nats.inbox)
         self._done: dict[tuple[str, str], str] = {}
         """Id of the last wish that was applied, by kind and name."""
         self._heard: list[Wish] = []
         self._problems: list[str] = []
         self._wake = asyncio.Event()
-        broker.reconnect.subscribe(SUBJECTS, self._arrived)
-        broker.reconnect.subscribe(RELOAD, self._asked)
-        broker.reconnect.register(Phase.REQUESTS, self._wake.set)
+        services.nats.reconnect.subscribe(SUBJECTS, self._arrived)
+        services.nats.reconnect.subscribe(RELOAD, self._asked)
+        services.nats.reconnect.register(Phase.REQUESTS, self._wake.set)
 
     async def begin(self) -> None:
         """Load the plugins of the configuration and of the wishes, before any client may connect.
@@ -123,11 +123,11 @@ class Fleet:
             identity, gateway = question["id"], question["gateway"]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return
-        if not isinstance(identity, str) or gateway not in ("", self._broker.identity):
+        if not isinstance(identity, str) or gateway not in ("", self._services.identity.id):
             return
         self._read_again(identity)
-        answer: dict[str, Any] = {"id": self._broker.identity, "problems": self._problems}
+        answer: dict[str, Any] = {"id": self._services.identity.id, "problems": self._problems}
         if reply:
             body = orjson.dumps(answer)
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-            self._broker.link.kick()
+            self._services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._services.nats.link.kick()

@@ -8,7 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -29,14 +29,18 @@ from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.deeds import Deeds
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
-from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.observability.history import History
-from mqtt_nats.observability.report import progress
+from mqtt_nats.control.report import progress
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import Listener
 from mqtt_nats.transport.listener_settings import Bound
 from mqtt_nats.transport.rate_limited import PacedConnection, paced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mqtt_nats.client.account import Account
 
 log = logging.getLogger("mqtt_nats.gateway")
 
@@ -94,9 +98,9 @@ class Gateway:
         self.tenants = [self.own, *(Tenant(name, settings.of(name)) for name in settings.tenants)]
 
     @property
-    def broker(self) -> Broker | None:
-        """Broker of the gateway's own account; None before it serves."""
-        return self.own.broker
+    def account(self) -> Account | None:
+        """The gateway's own account; None before it serves."""
+        return None if self.own.broker is None else self.own.broker.account
 
     @property
     def identity(self) -> str:
@@ -148,13 +152,16 @@ class Gateway:
         """Serve clients until ``stop`` is set."""
         async with asyncio.TaskGroup() as tasks:
             powers = Powers(self.doors, stop.set, self.deeds, self.history)
-            brokers: dict[str, Broker] = {}
+            accounts: dict[str, Account] = {}
+            brokers = []
             for tenant in self.tenants:
-                brokers[tenant.name] = tenant.open(tasks, self.reload, powers, brokers, self.access.rules)
-            served = tuple(brokers.values())
+                broker = tenant.open(tasks, self.reload, powers, accounts, self.access.rules)
+                accounts[tenant.name] = broker.account
+                brokers.append(broker)
+            served = tuple(accounts.values())
             self.access.tell(partial(_change_rules, served), partial(_revoke, served))
             for listener in self.listeners:
-                listener.heed(brokers[listener.settings.tenant or ""].banning.address)
+                listener.heed(accounts[listener.settings.tenant or ""].banning.address)
             background: list[asyncio.Task[None]] = []
             try:
                 for tenant in self.tenants:
@@ -164,8 +171,8 @@ class Gateway:
                         await tenant.look_for(self.tenants)
                 background += [task for tenant in reversed(self.tenants) for task in tenant.keep(tasks)]
                 background.append(tasks.create_task(self.access.keep(), name="authenticators"))
-                background.append(tasks.create_task(self.history.keep(partial(progress, brokers[""])), name="history"))
-                addresses = await self._listen(brokers)
+                background.append(tasks.create_task(self.history.keep(partial(progress, served[0])), name="history"))
+                addresses = await self._listen(accounts)
                 # Objects that live as long as the gateway are not collected again, and the rest less often: nearly
                 # all other objects are freed by reference counts.
                 gc.collect()
@@ -173,74 +180,76 @@ class Gateway:
                 gc.set_threshold(50_000, 20, 50)
                 on_ready(addresses)
             except BaseException:
-                await self._give_up(list(brokers.values()), background)
+                await self._give_up(served, background)
                 raise
             await stop.wait()
             self._close_listeners()
-            await self._shut(list(brokers.values()))
-            for broker in brokers.values():
+            await self._shut(served)
+            for broker in brokers:
                 await broker.plugins.end()
             for task in background:
                 task.cancel()
 
-    async def _listen(self, brokers: dict[str, Broker]) -> list[Bound]:
+    async def _listen(self, accounts: dict[str, Account]) -> list[Bound]:
         """Begin to accept on every listener; return the addresses."""
         settings = self.settings
         found: list[Bound] = []
         for listener in self.listeners:
             of = listener.settings.tenant
-            broker = brokers[of or ""]
-            make = partial(self._connection, broker, partial(self._accept, listener, broker))
+            account = accounts[of or ""]
+            make = partial(self._connection, account, partial(self._accept, listener, account))
             try:
-                bound = await listener.open(make, broker.spawn, backlog=settings.backlog, shared=settings.workers > 1)
+                bound = await listener.open(
+                    make, account.services.tasks.spawn, backlog=settings.backlog, shared=settings.workers > 1
+                )
             except OSError as error:
                 self._close_listeners()
                 raise StartupError(cannot_listen(listener.settings.listen, error)) from None
             found += bound
             for tenant in self.tenants:
                 if of in (None, tenant.name):
-                    brokers[tenant.name].lease.info.setdefault("listen", []).extend(map(str, bound))
+                    accounts[tenant.name].lease.info.setdefault("listen", []).extend(map(str, bound))
         return found
 
     def _close_listeners(self) -> None:
         for listener in self.listeners:
             listener.close()
 
-    def _accept(self, listener: Listener, broker: Broker, connection: Connection) -> Handler | None:
-        if broker.closing or (connection.left is None and not listener.enter(connection, connection.host)):
+    def _accept(self, listener: Listener, account: Account, connection: Connection) -> Handler | None:
+        if account.registry.closing or (connection.left is None and not listener.enter(connection, connection.host)):
             return None
-        client = Client(broker, connection, self.doors[listener])
-        broker.connections.add(client)
+        client = Client(account, connection, self.doors[listener])
+        account.registry.connections.add(client)
         return entered(client)
 
     def _connection(
-        self, broker: Broker, accept: Callable[[Connection], Handler | None], listener: Listener
+        self, account: Account, accept: Callable[[Connection], Handler | None], listener: Listener
     ) -> Connection:
         kind = PacedConnection if paced(listener.general) else Connection
-        return kind(listener.limits, broker.round, listener.general, broker.clock, accept)
+        return kind(listener.limits, account.services.path.round, listener.general, account.services.clock, accept)
 
-    async def _give_up(self, brokers: list[Broker], background: list[asyncio.Task[None]]) -> None:
+    async def _give_up(self, accounts: Sequence[Account], background: list[asyncio.Task[None]]) -> None:
         """Clean up after a failed start: a lease left behind would look like a gateway that has died."""
         with anyio.move_on_after(GIVING_UP, shield=True):
             self._close_listeners()
-            await self._shut(brokers)
+            await self._shut(accounts)
         for task in background:
             task.cancel()
 
-    async def _shut(self, brokers: list[Broker]) -> None:
+    async def _shut(self, accounts: Sequence[Account]) -> None:
         """Close every connection, then wait until all stores and jobs are complete."""
-        for broker in brokers:
-            broker.begin_closing()
-        await self._let_go(brokers)
+        for account in accounts:
+            account.registry.begin_closing()
+        await self._let_go(accounts)
         await asyncio.gather(*(tenant.finish() for tenant in self.tenants))
 
-    async def _let_go(self, brokers: list[Broker]) -> None:
+    async def _let_go(self, accounts: Sequence[Account]) -> None:
         """End every connection, spread over `drain_time`: other gateways get the clients one after the other."""
         text = "the gateway is shutting down"
         error = MqttError(text, ReasonCode.SERVER_SHUTTING_DOWN)
         if self.settings.server_reference is not None:
             error = UseAnotherServer(text, self.settings.server_reference)
-        clients = [client for broker in brokers for client in broker.connections]
+        clients = [client for account in accounts for client in account.registry.connections]
         begun = asyncio.get_running_loop().time()
         for number, client in enumerate(clients):
             due = begun + self.settings.drain_time * number / len(clients)
@@ -249,11 +258,11 @@ class Gateway:
             client.end(error)
 
 
-def _change_rules(brokers: Iterable[Broker], rules: Rules) -> None:
-    for broker in brokers:
-        change_rules(broker, rules)
+def _change_rules(accounts: Iterable[Account], rules: Rules) -> None:
+    for account in accounts:
+        change_rules(account, rules)
 
 
-def _revoke(brokers: Iterable[Broker]) -> None:
-    for broker in brokers:
-        revoke(broker)
+def _revoke(accounts: Iterable[Account]) -> None:
+    for account in accounts:
+        revoke(account)

@@ -14,18 +14,19 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.pubsub.backfill import expect_gap, repair
-from mqtt_nats.sessions.ownership import still_owner
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import recover_inboxes
+from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
+    from mqtt_nats.client.account import Account
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -35,35 +36,35 @@ AT_ONCE: Final = 64
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
-def register(broker: Broker) -> None:
+def register(account: Account, live: SharedReaderSessions | None) -> None:
     """Have subscriptions of clients, and their sessions, renewed on each further connection to NATS.
 
     A consumer of a connected client that is deleted is created again at once.
     """
-    link, register = broker.link, broker.reconnect.register
-    register(Phase.ROUTES, partial(expect_gap, broker, link))
-    register(Phase.ROUTES, partial(broker.table.renew, link))
-    register(Phase.ROUTES, partial(recover_inboxes, broker))
-    register(Phase.SESSIONS, broker.presence.flush)
-    register(Phase.SESSIONS, partial(_check_all, broker))
+    link, register = account.services.nats.link, account.services.nats.reconnect.register
+    register(Phase.ROUTES, partial(expect_gap, account.services.nats, account.services.path, link))
+    register(Phase.ROUTES, partial(account.services.path.table.renew, link))
+    register(Phase.ROUTES, partial(recover_inboxes, account.services))
+    register(Phase.SESSIONS, account.presence.flush)
+    register(Phase.SESSIONS, partial(_check_all, account))
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         name = subject.rpartition(b".")[2].decode()
-        if broker.live is not None and broker.live.reader.name == name:
-            broker.live.reader.broken()
+        if live is not None and live.reader.name == name:
+            live.reader.broken()
             return
-        client = broker.attached.get(name)
+        client = account.registry.attached.get(name)
         side = client.durable_side if client is not None else None
         if client is not None and side is not None and side.begin_repair():
             client.do(_mend(client, side))
 
-    broker.reconnect.subscribe(DELETED, deleted)
+    account.services.nats.reconnect.subscribe(DELETED, deleted)
 
 
 async def _mend(client: Client, side: DurableDelivery) -> None:
     side.end_repair()
     record = client.record
-    inbox = client.broker.inbox
+    inbox = client.services.nats.inbox
     anew = False
     for one in list(side.attachments.values()):
         if not one.source.live or record is None:
@@ -90,18 +91,18 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
     await rebind_consumers(client, side)
 
 
-async def recover(broker: Broker, link: NatsConnection) -> None:
+async def recover(account: Account, link: NatsConnection) -> None:
     """Recover all state: takeover signals first, then clients' subscriptions, then durable sessions."""
-    broker.nats.relink()
-    broker.reconnect.renew(Phase.CLAIMS, Phase.REQUESTS, Phase.ROUTES)
+    account.services.nats.relink()
+    account.services.nats.reconnect.renew(Phase.CLAIMS, Phase.REQUESTS, Phase.ROUTES)
     if not await _passed(link):
         return
-    broker.online.set()
-    broker.reconnect.renew(Phase.SESSIONS)
-    await repair(broker, link)
+    account.services.nats.online.set()
+    account.services.nats.reconnect.renew(Phase.SESSIONS)
+    await repair(account.services.nats, account.services.path, link)
 
 
-def _check_all(broker: Broker) -> None:
+def _check_all(account: Account) -> None:
     """Begin to check the sessions of all clients; nothing of a client is handled before."""
     limit = asyncio.Semaphore(AT_ONCE)
 
@@ -112,7 +113,7 @@ def _check_all(broker: Broker) -> None:
             finally:
                 client.connection.release(Hold.STANDSTILL)
 
-    for client in list(broker.clients.values()):
+    for client in list(account.registry.clients.values()):
         if client.alive:
             client.do(check(client))
 
@@ -132,19 +133,19 @@ async def _passed(link: NatsConnection) -> bool:
     return False
 
 
-async def recover_wild(broker: Broker, link: NatsConnection) -> None:
+async def recover_wild(account: Account, link: NatsConnection) -> None:
     """Recover the filters that start with a wildcard."""
-    broker.nodes.renew(link)
-    expect_gap(broker, link)
-    broker.table.renew(link)
+    account.services.nodes.renew(link)
+    expect_gap(account.services.nats, account.services.path, link)
+    account.services.path.table.renew(link)
     if not await _passed(link):
         return
-    await repair(broker, link)
+    await repair(account.services.nats, account.services.path, link)
 
 
 async def _check(client: Client) -> None:
     """Continue a session, unless another connection has claimed it meanwhile."""
     if await still_owner(client):
-        client.broker.unchecked.discard(client)
+        client.services.registry.unchecked.discard(client)
         if client.durable_side is not None:
             await rebind_consumers(client, client.durable_side)

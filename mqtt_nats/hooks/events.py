@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from mqtt_nats.codec import Properties, ReasonCode, Subscription
-
-if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
 
 REFUSALS: Final = frozenset(
     (
@@ -35,7 +32,39 @@ _SUBSCRIPTION_REFUSALS: Final = frozenset(
 )
 
 
-def client_of(view: ClientView) -> Client:
+DropReason = Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"]
+"""Why a client does not get a message, or a publish of the client is dropped."""
+
+
+class HookedConnection(Protocol):
+    """A client's connection, as far as hooks see it."""
+
+    @property
+    def host(self) -> str:
+        """IP address of the client; empty = none."""
+
+
+class HookedClient(Protocol):
+    """A connected client, as far as hooks see it: a session."""
+
+    client_id: str
+    version: int
+    durable: bool
+    epoch: int
+
+    @property
+    def user(self) -> str | None:
+        """Authenticated user; None = anonymous."""
+
+    @property
+    def connection(self) -> HookedConnection:
+        """The connection of the client."""
+
+    def log_fields(self) -> dict[str, Any]:
+        """Return the ids for a log record about the client."""
+
+
+def client_of(view: ClientView) -> HookedClient:
     """Return the client behind a view, for the gateway's own callbacks."""
     return view._client
 
@@ -45,7 +74,7 @@ class ClientView:
 
     __slots__ = ("_client",)
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: HookedClient) -> None:
         self._client = client
 
     def __repr__(self) -> str:
@@ -292,6 +321,6 @@ class Dropped:
     client: ClientView
     topic: str
     qos: int
-    reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"]
+    reason: DropReason
     message_id: str = ""
     """Id of the message; empty where it is not known."""

@@ -33,17 +33,16 @@ class Hooks:
 
     Args:
         spawn: runs a coroutine in the gateway's task group.
-        changed: called when a callback was added to or removed from a point.
     """
 
-    def __init__(
-        self,
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
-        changed: Callable[[Point], None] = lambda point: None,
-    ) -> None:
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
         self._spawn = spawn
-        self._changed = changed
+        self._changed: Callable[[Point], None] = lambda point: None
         self._chains: dict[Point, Chain] = {}
+
+    def call_on_change(self, changed: Callable[[Point], None]) -> None:
+        """Call ``changed`` when a callback was added to or removed from a point."""
+        self._changed = changed
 
     @overload
     def add(

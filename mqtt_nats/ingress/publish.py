@@ -19,7 +19,7 @@ from mqtt_nats.codec import (
     ReceiveMaximumExceeded,
     TopicAliasInvalid,
 )
-from mqtt_nats.ingress.receipts import Acknowledgement
+from mqtt_nats.ingress.receipts import RECEIPTS_MAX, Acknowledgement
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import may_retain, store_retained
 from mqtt_nats.messages.message import Message, Rich
@@ -29,19 +29,15 @@ from mqtt_streams.properties import STAY, header_lines, ttl_line
 from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.authorization import Guard
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.pubsub.routing_table import Route
+    from mqtt_nats.sessions.guard import Guard
 
 HEADERS: Final = 256
 """Upper bound, in bytes, of all headers of a message except its subject, the publisher's client id and properties."""
 
 HEADER_BYTES_MAX: Final = 65_535
 """Largest size, in bytes, of all headers of a message that JetStream stores."""
-
-# Publishes of a client that wait for JetStream; beyond this nothing is read from the client.
-RECEIPTS_MOST: Final = 1024
-RECEIPTS_LOW: Final = 512
 
 ANSWERED: Final = frozenset(
     (
@@ -72,7 +68,7 @@ OF_RECORD: Final = (
     b"Nmqtt-Mapped:",
     b"Nmqtt-Epoch:",
     b"Nmqtt-Id:",
-    b"Nmqtt-Client:",
+    b"Nmqtt-Publisher:",
     b"Nmqtt-Answer:",
     b"Nats-",
 )
@@ -138,7 +134,7 @@ def restored(headers: bytes, born: float) -> Extras | None:
     return Extras(lines, ttl, found, expiry, born)
 
 
-def route_for(client: Client, key: bytes) -> Route:
+def route_for(client: Publisher, key: bytes) -> Route:
     """Return the route of a client's publishes on a topic.
 
     `$SYS/broker/connection/<client id>/state` is for the client of that id: a bridge of mosquitto has its will and a
@@ -147,13 +143,13 @@ def route_for(client: Client, key: bytes) -> Route:
     Raises:
         MqttError: the topic is not for this client.
     """
-    table = client.broker.table
+    table = client.path.table
     if key.startswith(STATES, 2) and key[2:] == b"%b%b/state" % (STATES, client.client_id.encode()):
         return table.system_route(key)
     return client.memory.route(table, key)
 
 
-def publish_run(client: Client, run: PublishRun) -> None:
+def publish_run(client: Publisher, run: PublishRun) -> None:
     """Publish a run of QoS 0 messages on one topic.
 
     Raises:
@@ -164,7 +160,7 @@ def publish_run(client: Client, run: PublishRun) -> None:
     route = table.routes.get(run.key)
     if route is None or route.version != table.version:
         if client.version == 5 and is_answer(run.key):
-            client.broker.replying.answer_run(client, run)
+            client.ingress.replying.answer_run(client, run)
             return
         route = route_for(client, run.key)
     if run.step - run.head > path.store.max_payload:
@@ -181,7 +177,7 @@ def publish_run(client: Client, run: PublishRun) -> None:
 
 
 def publish(
-    client: Client, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int, more: Extras | None = None
+    client: Publisher, route: Route, payload: bytes, qos: int, retain: bool, packet_id: int, more: Extras | None = None
 ) -> None:
     """Publish a message of a client; its QoS decides about the acknowledgement [MQTT-3.3.4-1] (3.1.1, 5.0).
 
@@ -206,7 +202,7 @@ def publish(
     try:
         if qos == 0:
             if retain:
-                operation = RetainedOp(client.broker, None, not payload, client)
+                operation = RetainedOp(client.ingress.retained, None, not payload, client)
                 store_retained(client, route, payload, 0, operation, b"", more)
                 lines += RETAIN_LINE
             if retain or more is not None or client.marked:
@@ -220,7 +216,7 @@ def publish(
             receipt = Acknowledgement(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
-                operation = RetainedOp(client.broker, receipt, not payload, client)
+                operation = RetainedOp(client.ingress.retained, receipt, not payload, client)
                 store_retained(client, route, payload, 1, operation, b"", more)
                 lines += RETAIN_LINE
             identity = path.ids.next()
@@ -253,13 +249,13 @@ def checked(size: int, stored: bool = True) -> int:
     return size
 
 
-def bound(client: Client) -> None:
+def bound(client: Publisher) -> None:
     """Read nothing from a client that has too many publishes without an acknowledgement."""
-    if len(client.receipts) > RECEIPTS_MOST:
+    if len(client.receipts) > RECEIPTS_MAX:
         client.connection.hold(Hold.WINDOW)
 
 
-def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool, packet_id: int) -> bool:
+def _permitted(client: Publisher, guard: Guard, key: bytes, qos: int, retain: bool, packet_id: int) -> bool:
     """Whether a publish is permitted; otherwise it is acknowledged and dropped [MQTT-3.3.5-2] (3.1.1).
 
     The acknowledgement of a 5.0 client has the reason. The PUBREL of a 3.1.1 client finds no held publish and gets
@@ -279,14 +275,14 @@ def _permitted(client: Client, guard: Guard, key: bytes, qos: int, retain: bool,
     return False
 
 
-def bare(client: Client, route: Route, headers: bytes, payload: bytes, more: Extras | None = None) -> None:
+def bare(client: Publisher, route: Route, headers: bytes, payload: bytes, more: Extras | None = None) -> None:
     """Publish the copy of a message that is not stored, for NATS clients and other gateways."""
     size = len(headers)
     target = route.hpub if more is None else route.hpub + more.reply
     client.path.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
 
 
-def may_answer(client: Client, topic: str) -> bool:
+def may_answer(client: Publisher, topic: str) -> bool:
     """Whether NATS clients may answer on a response topic: only where the client may publish itself."""
     if client.guarded is None:
         return True
@@ -299,7 +295,7 @@ def is_answer(key: bytes) -> bool:
     return key.startswith(ANSWERS, 2)
 
 
-def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool, more: Extras | None) -> Message:
+def message(client: Publisher, route: Route, payload: bytes, qos: int, retain: bool, more: Extras | None) -> Message:
     """Return the message of a publish for the subscribers of this gateway."""
     if more is None and not retain:
         return Message(route.key, payload, qos, client.client_id)
@@ -310,7 +306,7 @@ def message(client: Client, route: Route, payload: bytes, qos: int, retain: bool
     )
 
 
-def publish5(client: Client, packet: Publish) -> None:
+def publish5(client: Publisher, packet: Publish) -> None:
     """Handle a PUBLISH of a 5.0 client.
 
     An error of a single message at QoS 1 or 2 goes into its acknowledgement.
@@ -333,7 +329,7 @@ def publish5(client: Client, packet: Publish) -> None:
         route = table.routes.get(key)
         if route is None or route.version != table.version:
             if is_answer(key):
-                client.broker.replying.answer(client, packet, key, more)
+                client.ingress.replying.answer(client, packet, key, more)
                 return
             route = route_for(client, key)
         publish(client, route, packet.payload, qos, packet.retain, packet.packet_id, more)
@@ -343,7 +339,7 @@ def publish5(client: Client, packet: Publish) -> None:
         refuse_publish(client, packet, error)
 
 
-def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
+def refuse_publish(client: Publisher, packet: Publish, error: MqttError) -> None:
     """Refuse a publish of a 5.0 client by a reason code in PUBACK or PUBREC [MQTT-4.3.3-9] (5.0)."""
     receipt = Acknowledgement(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
     receipt.refuse(error.reason, str(error))
@@ -351,7 +347,7 @@ def refuse_publish(client: Client, packet: Publish, error: MqttError) -> None:
     client.settle()
 
 
-def described(client: Client, properties: Properties, payload: bytes, qos: int) -> Extras | None:
+def described(client: Publisher, properties: Properties, payload: bytes, qos: int) -> Extras | None:
     """Return the properties of a client's publish in the forms that its copies need.
 
     Raises:
@@ -361,13 +357,13 @@ def described(client: Client, properties: Properties, payload: bytes, qos: int) 
     if "response_topic" in properties:
         topic = properties["response_topic"]
         if may_answer(client, topic):
-            reply = client.broker.replying.reply_subject(topic, properties.get("correlation_data"), qos)
-    if properties.get("payload_format_indicator") and client.broker.settings.validate_payload_format:
+            reply = client.ingress.replying.reply_subject(topic, properties.get("correlation_data"), qos)
+    if properties.get("payload_format_indicator") and client.services.settings.validate_payload_format:
         _check_text(payload)
     return extras(properties, reply)
 
 
-def count(client: Client, packet: Publish) -> None:
+def count(client: Publisher, packet: Publish) -> None:
     """Count a publish against the Receive Maximum of CONNACK [MQTT-3.3.4-7] (5.0)."""
     unreleased = 0 if client.qos2 is None else len(client.qos2.machine.states)
     if packet.qos == 2:
@@ -381,16 +377,16 @@ def count(client: Client, packet: Publish) -> None:
         raise ReceiveMaximumExceeded(f"more than {most} publishes are not acknowledged")
 
 
-def unalias(client: Client, key: bytes, alias: int) -> bytes:
+def unalias(client: Publisher, key: bytes, alias: int) -> bytes:
     """Return the topic of an alias, which the packet may also set [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
 
     Raises:
         TopicAliasInvalid: the alias is higher than CONNACK allows, or not known.
         QuotaExceeded: the gateway has no memory for the alias.
     """
-    if alias > client.broker.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
+    if alias > client.services.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
         # [MQTT-3.2.2-17] [MQTT-3.2.2-18] (5.0)
-        raise TopicAliasInvalid(f"topic alias {alias} is above {client.broker.settings.topic_alias_maximum}")
+        raise TopicAliasInvalid(f"topic alias {alias} is above {client.services.settings.topic_alias_maximum}")
     if len(key) > 2:
         if not client.memory.set_alias(alias, key):
             raise QuotaExceeded("the topic aliases take too much memory")

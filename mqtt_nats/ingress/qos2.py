@@ -35,10 +35,10 @@ from mqtt_streams.stored import purge
 from mqtt_streams.subjects import topic_to_subject, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.ingress.publish import Extras
+    from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.pubsub.routing_table import Route
+    from mqtt_nats.sessions.services import Registry
     from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -112,7 +112,7 @@ class Removals:
         """Number of unanswered removals; a removal that is scheduled for the end of the turn counts as one."""
         self.clearance = Clearance()
 
-    def add(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
+    def add(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Have the record of a released publish removed."""
         self.clearance.done(held.id)
         self._done.append((held, receipt))
@@ -120,27 +120,26 @@ class Removals:
             self._requests = 1
             asyncio.get_running_loop().call_soon(self.answered, client)
 
-    def answered(self, client: Client) -> None:
+    def answered(self, client: Publisher) -> None:
         """Note that a removal is answered; after the last answer the next removals are sent."""
         self._requests -= 1
         if self._requests or not self._done:
             return
         done, self._done = self._done, []
-        broker = client.broker
-        store = broker.store
+        services, store = client.services, client.path.store
         bound = 0
-        if len(done) >= TOGETHER and client not in broker.unchecked:
+        if len(done) >= TOGETHER and client not in services.registry.unchecked:
             bound = self.clearance.bound(store.attempt)
         together = [one for one in done if one[0].sequence <= bound]
         if len(together) >= TOGETHER:
             self._requests = 1
-            store.call(broker.purge_held, held_up_to(client.token, bound), DeleteHeld(client, self, together))
+            store.call(services.streams.purge_held, held_up_to(client.token, bound), DeleteHeld(client, self, together))
             done = [one for one in done if one[0].sequence > bound]
         for one in done:
             self._requests += 1
             body = b'{"seq":%d,"no_erase":true}' % one[0].sequence
-            store.call(broker.delete_held, body, DeleteHeld(client, self, [one]))
-        broker.link.kick()
+            store.call(services.streams.delete_held, body, DeleteHeld(client, self, [one]))
+        client.path.link.kick()
 
 
 class Inbound:
@@ -167,7 +166,7 @@ class Inbound:
             removals = self._removals = Removals()
         return removals
 
-    async def take_over(self, client: Client, former: int, session: SessionRecord) -> None:
+    async def take_over(self, client: Publisher, former: int, session: SessionRecord) -> None:
         """Take over the publishes that earlier connections of the session held while they were its owners.
 
         A record that an earlier owner held too late, after the previous connection had looked for such records, is
@@ -177,18 +176,18 @@ class Inbound:
             former: sequence of the session record that the claim of the previous connection had replaced.
             session: the last session record of the previous connection.
         """
-        broker = client.broker
+        services = client.services
         records = []
         first = session.v5.first if session.v5 is not None else 0
-        for record in await broker.held.held(client.token):
+        for record in await services.streams.held.held(client.token):
             if record.late(former, session.time_ns) or 0 < record.epoch < first:
                 log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
-                await broker.held.delete(record.seq)
+                await services.streams.held.delete(record.seq)
             else:
                 records.append(record)
         self._restore(client, records)
 
-    def _restore(self, client: Client, records: list[Held]) -> None:
+    def _restore(self, client: Publisher, records: list[Held]) -> None:
         for record in records:
             topic = wire_topic((record.mapped or record.subject).encode())
             if topic is None:
@@ -202,15 +201,15 @@ class Inbound:
             self.removals.clearance.restore(held.id, held.sequence)
             self.machine.stored(held.id)
         known = {record.seq for record in records}
-        arguments = client.broker, registered_as(client.client_id, client.hash), known, client.epoch
+        arguments = client.ingress.registry, registered_as(client.client_id, client.hash), known, client.epoch
         asyncio.get_running_loop().call_later(LATE, self._expect_late, *arguments)
 
-    def _expect_late(self, broker: Broker, name: str, known: Set[int], epoch: int) -> None:
-        client = broker.clients.get(name)
+    def _expect_late(self, registry: Registry[Publisher], name: str, known: Set[int], epoch: int) -> None:
+        client = registry.clients.get(name)
         if client is not None and client.inbound is self and client.alive:
             client.do(self.remove_late(client, known, epoch))
 
-    async def remove_late(self, client: Client, known: Set[int], epoch: int) -> None:
+    async def remove_late(self, client: Publisher, known: Set[int], epoch: int) -> None:
         """Remove records that the former gateway has held after the session was claimed here.
 
         That gateway may read and hold a publish before it hears of the claim. The client has sent the publish again
@@ -220,15 +219,15 @@ class Inbound:
             known: sequences of the records that were held when the session was taken over.
             epoch: epoch of the claim; records of this connection have this epoch or a later one.
         """
-        broker = client.broker
-        for record in await retry_until_answered(client, lambda: broker.held.held(client.token)):
+        services = client.services
+        for record in await retry_until_answered(client, lambda: services.streams.held.held(client.token)):
             if record.epoch < epoch and record.seq not in known:
                 log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
-                await retry_until_answered(client, partial(broker.held.delete, record.seq))
+                await retry_until_answered(client, partial(services.streams.held.delete, record.seq))
 
     def publish(
         self,
-        client: Client,
+        client: Publisher,
         key: bytes,
         route: Route,
         identifier: int,
@@ -237,7 +236,7 @@ class Inbound:
         more: Extras | None = None,
     ) -> None:
         """Hold a PUBLISH at QoS 2, or answer its repetition."""
-        most = client.broker.settings.max_held
+        most = client.services.settings.max_held
         if len(self.machine.states) >= most and identifier not in self.machine.states:
             raise QuotaExceeded(f"more than {most} publishes at QoS 2 wait for PUBREL")
         match self.machine.publish(identifier):
@@ -269,7 +268,7 @@ class Inbound:
         held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
         return held
 
-    def hold(self, client: Client, operation: StoreHeld, route: Route, payload: bytes) -> None:
+    def hold(self, client: Publisher, operation: StoreHeld, route: Route, payload: bytes) -> None:
         """Store the held record of a publish, which exists until PUBREL."""
         held = operation.held
         lines = client.sender_header + (held.more.recorded if held.more is not None else b"")
@@ -277,33 +276,35 @@ class Inbound:
             lines = b"Nmqtt-Mapped:%b\r\n%b" % (route.origin.encode(), lines)
         headers = held_block(route.subject.encode(), 5 if held.retain else 4, client.epoch, held.message_id, lines)
         target = b"HPUB %b " % held_subject(client.token, held.id).encode()
-        client.broker.store.put(target, headers, payload, operation)
+        client.path.store.put(target, headers, payload, operation)
 
-    def held(self, client: Client, held: HeldPublish, sequence: int) -> None:
+    def held(self, client: Publisher, held: HeldPublish, sequence: int) -> None:
         """Note that the record of a publish is stored under ``sequence``."""
         if not client.alive and not client.durable:  # the session ended before its publish was held
-            client.broker.store.call(
-                client.broker.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, IgnoredStore()
+            client.path.store.call(
+                client.services.streams.delete_held, b'{"seq":%d,"no_erase":true}' % sequence, IgnoredStore()
             )
-            client.broker.link.kick()
+            client.path.link.kick()
             return
         held.record(sequence)
         self.removals.clearance.held(held.id, sequence)
         self.newest = max(self.newest, sequence)
         self.machine.stored(held.id)
 
-    def stray(self, client: Client, operation: StoreHeld) -> None:
+    def stray(self, client: Publisher, operation: StoreHeld) -> None:
         """Replace a record of another session under the packet identifier: remove it and store the publish again."""
         if not client.alive:
             if not client.durable:
-                client.broker.spawn(self._forget(client, operation.held), f"a held publish of {client.client_id}")
+                client.services.tasks.spawn(
+                    self._forget(client, operation.held), f"a held publish of {client.client_id}"
+                )
             return
         self.removals.clearance.astray()
 
         async def replace() -> None:
-            broker = client.broker
+            services = client.services
             held = operation.held
-            found = await retry_until_answered(client, lambda: broker.held.find(client.token, held.id))
+            found = await retry_until_answered(client, lambda: services.streams.held.find(client.token, held.id))
             if found is not None and found.message_id.encode() == held.message_id:
                 # This connection's own record, sent twice over a reconnect: the first PubAck was lost.
                 self.held(client, held, found.seq)
@@ -312,35 +313,35 @@ class Inbound:
             if found is not None:
                 log.info("a held publish of %r without a session is removed (sequence %d)", client.client_id, found.seq)
                 stray = found.seq
-                await retry_until_answered(client, lambda: broker.held.delete(stray))
+                await retry_until_answered(client, lambda: services.streams.held.delete(stray))
             else:
                 await retry_until_answered(
-                    client, lambda: purge(broker.inbox, STREAM, held_subject(client.token, held.id))
+                    client, lambda: purge(services.nats.inbox, STREAM, held_subject(client.token, held.id))
                 )
             if held.payload is None:
                 client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
             self.hold(client, operation, route_for(client, held.key), held.payload)
-            broker.link.kick()
+            client.path.link.kick()
 
         client.do(replace())
 
-    async def _forget(self, client: Client, held: HeldPublish) -> None:
+    async def _forget(self, client: Publisher, held: HeldPublish) -> None:
         """Remove the record of an ended session that may have been stored although its PubAck was lost."""
-        broker = client.broker
+        services = client.services
         while True:
             try:
-                found = await broker.held.find(client.token, held.id)
+                found = await services.streams.held.find(client.token, held.id)
                 if found is not None and found.message_id.encode() == held.message_id:
-                    await broker.held.delete(found.seq)
+                    await services.streams.held.delete(found.seq)
                 return
             except (ApiError, NoResponders, RequestTimeout):
                 await asyncio.sleep(PAUSE)
-                await broker.online.wait()
+                await services.nats.online.wait()
 
     # -- release --------------------------------------------------------------------------------
 
-    def pubrel(self, client: Client, identifier: int) -> None:
+    def pubrel(self, client: Publisher, identifier: int) -> None:
         """Handle PUBREL: release the publish, or answer at once where there is none."""
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
@@ -362,10 +363,10 @@ class Inbound:
                 pass
         bound(client)
 
-    def _release(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
-        broker = client.broker
+    def _release(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
+        path, takers = client.path, client.ingress.takers
         if not held.sequence:  # no record: an answer that has gone to its NATS client, or a publish handled by hooks
-            broker.replying.released(client, held.id)
+            client.ingress.replying.released(client, held.id)
             self.deleted(held)
             receipt.stored(b"")
             return
@@ -374,7 +375,7 @@ class Inbound:
         route = route_for(client, held.key)
         release = release_id(held.sequence).encode()
         more = held.more
-        taker = broker.takers.of_key(held.key) if broker.takers else None
+        taker = takers.of_key(held.key) if takers else None
         if taker is not None:
             self._give(client, taker, held, receipt)
             return
@@ -391,21 +392,20 @@ class Inbound:
         first = b"NATS/1.0\r\nNmqtt-Pub:2\r\nNats-Msg-Id:%b\r\nNmqtt-Id:%b\r\n%b" % (release, held.message_id, lines)
         bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
         ttl = more.stay if more is not None else b""
-        broker.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
-        broker.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
+        path.store.put(route.msgs, b"%b%b\r\n" % (first, ttl), payload, operation)
+        path.fanout.released(route, message(client, route, payload, 2, held.retain, more), release)
 
-    def _give(self, client: Client, taker: Taker, held: HeldPublish, receipt: Acknowledgement) -> None:
+    def _give(self, client: Publisher, taker: Taker, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release a publish to the taker of its topic."""
-        broker = client.broker
         topic = held.key[2:].decode()
         target = taker.target(topic).encode()
-        route = broker.table.route(len(target).to_bytes(2) + target)
+        route = client.path.table.route(len(target).to_bytes(2) + target)
         operation = PublishHeld(client, held, receipt, 0)
         payload = held.payload or b""
         sender = client.sender_header
         taker.take(Taken(topic, route, payload, 2, held.retain, sender, held.more, held.message_id), operation)
 
-    async def _release_later(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
+    async def _release_later(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release a publish in a job, behind publishes that have to be read back."""
         if held.payload is None or held.since:
             await self._reload(client, held, receipt)
@@ -413,28 +413,28 @@ class Inbound:
             self._release(client, held, receipt)
         self._reloading -= 1
         client.proceed()
-        client.broker.link.kick()
-        client.broker.round.start()
+        client.path.link.kick()
+        client.path.round.start()
 
-    async def _reload(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
+    async def _reload(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Release a publish that this connection does not have in memory, unless it has been released before."""
-        broker = client.broker
-        loaded = await retry_until_answered(client, lambda: broker.held.load(held.sequence))
+        services = client.services
+        loaded = await retry_until_answered(client, lambda: services.streams.held.load(held.sequence))
         if loaded is None:
             self.deleted(held)
             receipt.stored(b"")
             return
         record, payload = loaded
-        identity = held.message_id or (get(record.headers, "Nmqtt-Id") or "").encode() or broker.ids.next()
+        identity = held.message_id or (get(record.headers, "Nmqtt-Id") or "").encode() or client.path.ids.next()
         held.load(payload, identity)
-        doubtful = held.since and natstime.now() - held.since > min(broker.store.trusted, RECENT)
-        taker = broker.takers.of_key(held.key) if broker.takers else None
+        doubtful = held.since and natstime.now() - held.since > min(client.path.store.trusted, RECENT)
+        taker = client.ingress.takers.of_key(held.key) if client.ingress.takers else None
         if taker is not None:
             subject = topic_to_subject(taker.target(held.key[2:].decode()))
             release = release_of(held.message_id.decode())
-            gone = partial(release_stored, broker.inbox, subject, release.decode(), record.time_ns)
+            gone = partial(release_stored, services.nats.inbox, subject, release.decode(), record.time_ns)
         else:
-            gone = partial(broker.held.was_released, record)
+            gone = partial(services.streams.held.was_released, record)
         if doubtful and await retry_until_answered(client, gone):
             if held.retain and taker is None:
                 await self._retain_again(client, held, record, PublishHeld(client, held, receipt, 1))
@@ -443,20 +443,22 @@ class Inbound:
             return
         more = restored(record.headers, record.time_ns / 1e9)
         if more is not None:
-            more = broker.replying.addressed(more, record.headers)
+            more = client.ingress.replying.addressed(more, record.headers)
         held.describe(more)
         self._release(client, held, receipt)
 
-    async def _retain_again(self, client: Client, held: HeldPublish, record: Held, operation: PendingStore) -> None:
+    async def _retain_again(self, client: Publisher, held: HeldPublish, record: Held, operation: PendingStore) -> None:
         """Retain a publish that was released before, unless it, or a newer message, is retained.
 
         The gateway that released the publish may have withheld the retained copy; see
         docs/internals/ingress.md#withheld-messages.
         """
-        broker = client.broker
+        services = client.services
         subject = route_for(client, held.key).subject
         payload = held.payload or b""
-        done = await retry_until_answered(client, lambda: is_retained(broker, subject, payload, record.time_ns))
+        done = await retry_until_answered(
+            client, lambda: is_retained(services.streams, subject, payload, record.time_ns)
+        )
         more = restored(record.headers, record.time_ns / 1e9)
         expired = False
         if more is not None and more.expiry >= 0:
@@ -467,14 +469,14 @@ class Inbound:
         else:
             self._retain(client, held, operation, more)
 
-    def _retain(self, client: Client, held: HeldPublish, operation: PendingStore, more: Extras | None) -> None:
+    def _retain(self, client: Publisher, held: HeldPublish, operation: PendingStore, more: Extras | None) -> None:
         payload = held.payload
         assert payload is not None
         route = route_for(client, held.key)
-        retained = RetainedOp(client.broker, operation, not payload, client)
+        retained = RetainedOp(client.ingress.retained, operation, not payload, client)
         store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 
-    def stored(self, client: Client, held: HeldPublish, receipt: Acknowledgement) -> None:
+    def stored(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Remove the held record: the release is stored."""
         self.removals.add(client, held, receipt)
 

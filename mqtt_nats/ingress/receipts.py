@@ -16,10 +16,14 @@ from mqtt_nats.codec import Ack, ReasonCode, ack_bytes, encode
 from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.ingress.qos2 import HeldPublish, Removals
 
 log = logging.getLogger("mqtt_nats.broker")
+
+RECEIPTS_MAX: Final = 1024
+"""Publishes of a client that wait for JetStream; beyond this nothing is read from the client."""
+RECEIPTS_LOW: Final = 512
 
 MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
 """JetStream's error codes for the deletion of a message that does not exist."""
@@ -33,7 +37,7 @@ class Acknowledgement(CountedStore):
 
     __slots__ = ("client", "id", "kind", "reason", "text")
 
-    def __init__(self, client: Client, kind: int, identifier: int, left: int, reason: int = 0) -> None:
+    def __init__(self, client: Publisher, kind: int, identifier: int, left: int, reason: int = 0) -> None:
         super().__init__(left)
         self.client = client
         self.kind = kind
@@ -94,7 +98,7 @@ class UnheldPubrec(Acknowledgement):
 
     __slots__ = ("_held",)
 
-    def __init__(self, client: Client, held: HeldPublish) -> None:
+    def __init__(self, client: Publisher, held: HeldPublish) -> None:
         super().__init__(client, 5, held.id, 0)
         self._held = held
 
@@ -115,7 +119,7 @@ class StoreHeld(Acknowledgement):
 
     __slots__ = ("held",)
 
-    def __init__(self, client: Client, held: HeldPublish) -> None:
+    def __init__(self, client: Publisher, held: HeldPublish) -> None:
         super().__init__(client, 5, held.id, 1)
         self.held = held
 
@@ -138,7 +142,7 @@ class PublishHeld(CountedStore):
 
     __slots__ = ("client", "held", "receipt")
 
-    def __init__(self, client: Client, held: HeldPublish, receipt: Acknowledgement, left: int) -> None:
+    def __init__(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement, left: int) -> None:
         super().__init__(left)
         self.client = client
         self.held = held
@@ -164,7 +168,7 @@ class DeleteHeld(PendingStore):
 
     __slots__ = ("client", "done", "removals")
 
-    def __init__(self, client: Client, removals: Removals, done: list[tuple[HeldPublish, Acknowledgement]]) -> None:
+    def __init__(self, client: Publisher, removals: Removals, done: list[tuple[HeldPublish, Acknowledgement]]) -> None:
         self.client = client
         self.removals = removals
         self.done = done

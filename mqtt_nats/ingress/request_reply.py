@@ -39,10 +39,10 @@ from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.ingress.qos2 import HeldPublish
     from mqtt_nats.pubsub.routing_table import Filter, Route
+    from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -110,7 +110,7 @@ class Unconfirmed(NamedTuple):
             return
         if held is not None:
             client.inbound.deleted(held)
-            client.broker.replying.released(client, held.id)
+            client.ingress.replying.released(client, held.id)
         receipt.refuse(ReasonCode.UNSPECIFIED_ERROR, "the connection to NATS was lost")
         if client.receipts and client.receipts[0] is receipt:
             client.settle()
@@ -159,14 +159,14 @@ class Tokens(Generic[T]):
 class Replying:
     """Open requests that one gateway has passed on, of NATS clients and of MQTT clients."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        own = broker.settings.reply_prefixes
+    def __init__(self, services: Services) -> None:
+        self._services, self._path = services, services.path
+        own = services.settings.reply_prefixes
         self._inboxes = (*INBOXES, *(f"{prefix}.".encode() for prefix in own))
         self._requests: Tokens[Request] = Tokens()
         self._questions: Tokens[Question] = Tokens()
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
-        broker.reconnect.subscribe(self._prefix + b"*", self._answered)
+        services.nats.reconnect.subscribe(self._prefix + b"*", self._answered)
         self._sent: dict[tuple[str, int], bytes] = {}
         """Tokens of the answers at QoS 2 without PUBREL, by session key and packet identifier."""
         self._unconfirmed: list[Unconfirmed] = []
@@ -191,16 +191,16 @@ class Replying:
             asked = len(encoded).to_bytes(2, "big") + encoded
         request = Request(reply, route.topic, found.text, asked)
         size = ENTRY_BYTES + len(reply) + len(asked) + len(route.key) + len(found.text)
-        token = self._requests.issue(request, size, self._broker.clock.now)
+        token = self._requests.issue(request, size, self._services.clock.now)
         topic = ANSWERS + token
         return RESPONSE_TOPIC + len(topic).to_bytes(2, "big") + topic
 
-    def answer_run(self, client: Client, run: PublishRun) -> None:
+    def answer_run(self, client: Publisher, run: PublishRun) -> None:
         """Publish a run of answers at QoS 0 without properties."""
         for payload in run.payloads():
             self.answer(client, Publish(0, False, False, run.key, 0, payload), run.key, None)
 
-    def answer(self, client: Client, packet: Publish, key: bytes, more: Extras | None) -> None:
+    def answer(self, client: Publisher, packet: Publish, key: bytes, more: Extras | None) -> None:
         """Handle a PUBLISH on ``$reply/...``; at QoS 0 an answer that comes too late is dropped.
 
         PUBACK and PUBREC leave when nats-server has the answer. The answer goes to the requester at once, also at
@@ -211,7 +211,6 @@ class Replying:
                 topic that this client may not publish to.
             PacketTooLarge: NATS would not take the answer.
         """
-        broker = self._broker
         token = key[2 + len(ANSWERS) :]
         qos, identifier = packet.qos, packet.packet_id
         if packet.retain:
@@ -220,8 +219,10 @@ class Replying:
         if request is None:
             return
         size = HEADERS + len(client.sender_header) + len(packet.payload) + (len(more.lines) if more is not None else 0)
-        if size > broker.store.max_payload:
-            raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+        if size > self._path.store.max_payload:
+            raise PacketTooLarge(
+                f"nats-server takes messages of {self._path.store.max_payload} bytes, headers included"
+            )
         held = None
         if qos == 2:
             match client.inbound.machine.publish(identifier):
@@ -245,16 +246,16 @@ class Replying:
         if qos:
             receipt = Acknowledgement(client, 3 + qos, identifier, 1)
             client.receipts.append(receipt)
-            self._confirm(Unconfirmed(receipt, held, broker.link.wire))
+            self._confirm(Unconfirmed(receipt, held, self._path.link.wire))
             bound(client)
 
-    def _request(self, client: Client, token: bytes, qos: int) -> Request | None:
+    def _request(self, client: Publisher, token: bytes, qos: int) -> Request | None:
         """Return the request that a client answers; None: the answer comes too late or is not permitted (QoS 0).
 
         Raises:
             NotAuthorized: the same at QoS 1 or 2, where the acknowledgement has the reason.
         """
-        request = self._requests.find(token, self._broker.clock.now)
+        request = self._requests.find(token, self._services.clock.now)
         if request is None or not _receives(client, request):
             if qos:
                 raise NotAuthorized("the request was not for this client, or can no longer be answered")
@@ -266,24 +267,24 @@ class Replying:
             return None
         return request
 
-    def _send(self, client: Client, request: Request, packet: Publish, more: Extras | None) -> None:
+    def _send(self, client: Publisher, request: Request, packet: Publish, more: Extras | None) -> None:
         payload = packet.payload
-        client.broker.counters.receive(packet.qos, len(payload))
+        client.services.counters.receive(packet.qos, len(payload))
         lines = client.sender_header + (more.lines if more is not None else b"")
         self._publish(request.subject, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
         if not request.subject.startswith(INBOXES):  # MQTT clients here may subscribe to it as a topic
-            route = self._broker.table.route_of_subject(request.subject)
+            route = self._path.table.route_of_subject(request.subject)
             if route is not None and route.local:
-                self._broker.fanout.group(route.local, message(client, route, payload, 0, False, more))
+                self._path.fanout.group(route.local, message(client, route, payload, 0, False, more))
 
     def _publish(self, subject: bytes, headers: bytes, payload: bytes, more: Extras | None) -> None:
         reply = more.reply if more is not None else b""
         size = len(headers)
         frame = b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
-        self._broker.link.out.append(frame)
-        self._broker.link.kick()
+        self._path.link.out.append(frame)
+        self._path.link.kick()
 
-    def released(self, client: Client, identifier: int) -> None:
+    def released(self, client: Publisher, identifier: int) -> None:
         """Forget an answer at QoS 2 after PUBREL: its packet identifier may be used for another answer."""
         self._sent.pop((client.hash, identifier), None)
 
@@ -291,14 +292,14 @@ class Replying:
         self._unconfirmed.append(one)
         if not self._confirming:
             self._confirming = True
-            self._broker.spawn(self._confirm_all(), "answers")
+            self._services.tasks.spawn(self._confirm_all(), "answers")
 
     async def _confirm_all(self) -> None:
         """Acknowledge answers when nats-server has them: one round trip for all waiting answers."""
         try:
             while self._unconfirmed:
                 some, self._unconfirmed = self._unconfirmed, []
-                link = self._broker.link
+                link = self._path.link
                 try:
                     await link.fence()
                     wire: object = link.wire
@@ -306,7 +307,7 @@ class Replying:
                     wire = None
                 for one in some:
                     one.end(wire is not None and one.wire is wire)
-                self._broker.round.start()
+                self._path.round.start()
         finally:
             self._confirming = False
 
@@ -323,12 +324,12 @@ class Replying:
             MqttError: the Response Topic is not for clients.
         """
         encoded = topic.encode()
-        route = self._broker.table.route(len(encoded).to_bytes(2, "big") + encoded)
+        route = self._path.table.route(len(encoded).to_bytes(2, "big") + encoded)
         subject = route.origin.encode()
         if correlation is None and not qos and len(subject) <= OWN_MOST:
             return subject + b" "
         size = ENTRY_BYTES + len(route.key) + len(correlation or b"")
-        token = self._questions.issue(Question(route.asked, correlation), size, self._broker.clock.now)
+        token = self._questions.issue(Question(route.asked, correlation), size, self._services.clock.now)
         return b"%b%b " % (self._prefix, token)
 
     def addressed(self, more: Extras, record: bytes) -> Extras:
@@ -351,9 +352,8 @@ class Replying:
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Publish the answer of a NATS client on the Response Topic, with the correlation data of the request."""
-        broker = self._broker
         token = subject[len(self._prefix) :]
-        question = self._questions.find(token, broker.clock.now)
+        question = self._questions.find(token, self._services.clock.now)
         if question is None:
             return
         if is_status(headers):  # no responders
@@ -369,16 +369,16 @@ class Replying:
             properties["message_expiry_interval"] = expiry
         more = extras(properties)
         lines = more.lines if more is not None else b""
-        if HEADERS + len(lines) + len(payload) > broker.store.max_payload:
+        if HEADERS + len(lines) + len(payload) > self._path.store.max_payload:
             log.warning("an answer from NATS on %r is too large with its correlation data", question.key[2:])
             return
-        route = broker.table.route(question.key)
+        route = self._path.table.route(question.key)
         self._publish(route.origin.encode(), b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
         if route.local:
             whole = Message(route.key, payload, 0)
             if more is not None:
                 whole = Rich(route.key, payload, 0, body=more.body, expiry=more.expiry, born=more.born)
-            broker.fanout.group(route.local, whole)
+            self._path.fanout.group(route.local, whole)
 
 
 def _answerable(subject: bytes) -> bool:
@@ -394,10 +394,10 @@ def _answerable(subject: bytes) -> bool:
     return subject.partition(b".")[0].decode("utf-8", "replace") not in RESERVED_ROOTS
 
 
-def _receives(client: Client, request: Request) -> bool:
+def _receives(client: Publisher, request: Request) -> bool:
     """Whether a client is subscribed to the topic of a request."""
     filters = client.filters
-    if client.broker.table.filters.get(request.filter) in filters:
+    if client.path.table.filters.get(request.filter) in filters:
         return True
     if any(matches(found.text, request.topic) for found in filters):
         return True

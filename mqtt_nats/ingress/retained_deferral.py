@@ -20,8 +20,8 @@ from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.retained_store import RetainedStores
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -36,48 +36,49 @@ AT_ONCE: Final = 64
 """Records that are read at the same time."""
 
 
-def withhold(broker: Broker) -> None:
+def withhold(stores: RetainedStores) -> None:
     """Withhold all retained messages that are not stored; NATS is connected again and nothing was sent again yet."""
-    for operation in broker.retaining:
-        _withhold(broker, operation, True)
+    for operation in stores.storing:
+        _withhold(stores, operation, True)
 
 
-def consider(broker: Broker, operation: PendingStore) -> None:
+def consider(stores: RetainedStores, operation: PendingStore) -> None:
     """Withhold the store of a retained message if its client's session is in doubt, or if others are withheld."""
     client = _client(operation)
-    doubtful = client is not None and client in broker.unchecked
-    if doubtful or broker.withholding is not None:
-        _withhold(broker, operation, doubtful)
+    doubtful = client is not None and client in stores.services.registry.unchecked
+    if doubtful or stores.withholding is not None:
+        _withhold(stores, operation, doubtful)
 
 
-def _withhold(broker: Broker, operation: PendingStore, doubtful: bool) -> None:
-    broker.store.withhold(operation)
-    doubted = broker.withholding
+def _withhold(stores: RetainedStores, operation: PendingStore, doubtful: bool) -> None:
+    stores.services.nats.store.withhold(operation)
+    doubted = stores.withholding
     if doubted is None:
-        doubted = broker.begin_withholding()
-        broker.spawn(_look(broker, doubted), "retained messages in doubt")
+        doubted = stores.begin_withholding()
+        stores.services.tasks.spawn(_look(stores, doubted), "retained messages in doubt")
     client = _client(operation)
     if doubtful and client is not None:
         doubted.add(client)
 
 
-def _client(operation: PendingStore) -> Client | None:
+def _client(operation: PendingStore) -> Publisher | None:
     return operation.client if isinstance(operation, RetainedOp) else None
 
 
-async def _look(broker: Broker, doubted: set[Client]) -> None:
+async def _look(stores: RetainedStores, doubted: set[Publisher]) -> None:
     """Store the withheld messages in their order, except messages of clients whose session has moved."""
-    here: dict[Client, bool | None] = {}
+    nats = stores.services.nats
+    here: dict[Publisher, bool | None] = {}
     linked = 0.0
     while True:
-        await broker.online.wait()
-        if linked != broker.nats.linked:
-            linked = broker.nats.linked
+        await nats.online.wait()
+        if linked != nats.linked:
+            linked = nats.linked
             here.clear()
         try:
             while doubted - here.keys():
                 await _read(doubted - here.keys(), here)
-            if linked == broker.nats.linked and broker.link.online:
+            if linked == nats.linked and nats.link.online:
                 break
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("retained messages wait for JetStream: %s", error)
@@ -85,11 +86,11 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             log.exception("retained messages could not be stored")
         here.clear()  # a client that was here may have moved before the other records can be read
         await asyncio.sleep(RETRY)
-    broker.end_withholding()
-    dropped: set[PendingStore] = {one for one in broker.retaining if not _may(here, one)}
-    broker.store.let_go(dropped)
+    stores.end_withholding()
+    dropped: set[PendingStore] = {one for one in stores.storing if not _may(here, one)}
+    stores.services.nats.store.let_go(dropped)
     for operation in dropped:
-        broker.retained_now(operation)
+        stores.end(operation)
     for client in [client for client, is_here in here.items() if not is_here]:
         log.info("%s: this gateway does not store its retained message", client)
         if client.alive and here[client] is None:
@@ -99,29 +100,29 @@ async def _look(broker: Broker, doubted: set[Client]) -> None:
             client.taken_over()
 
 
-def _may(here: dict[Client, bool | None], operation: PendingStore) -> bool:
+def _may(here: dict[Publisher, bool | None], operation: PendingStore) -> bool:
     client = _client(operation)
     return client is None or bool(here.get(client, True) and not client.taken)
 
 
-async def _read(doubted: set[Client], here: dict[Client, bool | None]) -> None:
+async def _read(doubted: set[Publisher], here: dict[Publisher, bool | None]) -> None:
     """Read the session records of clients; the results go into ``here``."""
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def read(client: Client) -> None:
+    async def read(client: Publisher) -> None:
         async with limit:
             here[client] = await _is_here(client)
 
     await all_done(read(client) for client in doubted)
 
 
-async def _is_here(client: Client) -> bool | None:
+async def _is_here(client: Publisher) -> bool | None:
     """Whether no other connection has had the client's session since; None: its record cannot be read.
 
     A session that has ended leaves no record, on whichever gateway it ended.
     """
     try:
-        found = await client.broker.sessions.load(client.hash, client.client_id)
+        found = await client.services.streams.sessions.load(client.hash, client.client_id)
     except NewerRecord:
         return False
     except (ApiError, PoisonedRecord) as error:

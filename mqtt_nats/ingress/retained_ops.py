@@ -10,8 +10,8 @@ from mqtt_nats.backbone.pending_stores import PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.retained_store import RetainedStores
     from mqtt_streams.api import ApiError
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -23,12 +23,12 @@ NO_ROOM: Final = "maximum messages exceeded"
 class RetainedOp(PendingStore):
     """The store of a retained message, a part of the operation ``parent``; None = the result is only logged."""
 
-    __slots__ = ("broker", "client", "parent", "tombstone")
+    __slots__ = ("client", "parent", "stores", "tombstone")
 
     def __init__(
-        self, broker: Broker, parent: PendingStore | None, tombstone: bool, client: Client | None = None
+        self, stores: RetainedStores, parent: PendingStore | None, tombstone: bool, client: Publisher | None = None
     ) -> None:
-        self.broker = broker
+        self.stores = stores
         self.client = client
         """Client that has published the message; None = no client whose session may have moved."""
         self.parent = parent
@@ -36,10 +36,10 @@ class RetainedOp(PendingStore):
 
     def stored(self, ack: bytes) -> None:
         """Finish the store; a tombstone is removed by the gateway that has stored it."""
-        broker = self.broker
-        broker.retained_now(self)
+        stores = self.stores
+        stores.end(self)
         if self.tombstone:
-            broker.tombstones.add(sequence(ack), self.parent, ack)
+            stores.tombstones.add(sequence(ack), self.parent, ack)
         elif self.parent is not None:
             self.parent.stored(ack)
 
@@ -53,10 +53,10 @@ class RetainedOp(PendingStore):
 
     def failed(self, error: ApiError) -> None:
         """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
-        self.broker.retained_now(self)
+        self.stores.end(self)
         parent = self.parent
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):
-            self.broker.count_not_retained()
+            self.stores.services.counters.not_retain()
             log.debug("a message is not retained: max_retained is reached")
             if parent is not None:
                 parent.stored(b"")

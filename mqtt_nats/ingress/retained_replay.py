@@ -31,7 +31,7 @@ from mqtt_streams.subjects import wire_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.pubsub.routing_table import Filter
 
@@ -59,7 +59,7 @@ GATE_BYTES: Final = 4 * 1024 * 1024
 class Replay:
     """The retained messages of one NATS subject of one subscription [MQTT-3.3.1-6] (3.1.1), [MQTT-3.8.4-4] (5.0)."""
 
-    def __init__(self, client: Client, topic_filter: str, key: str, subject: str, qos: int, start: int = 0) -> None:
+    def __init__(self, client: Publisher, topic_filter: str, key: str, subject: str, qos: int, start: int = 0) -> None:
         self.client = client
         self.filter = topic_filter
         self.key = key
@@ -102,14 +102,14 @@ class Replay:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
         if of_system(self.filter) and not self.again:
-            self.page = self.client.broker.system.page(self.filter, self._subject)
+            self.page = self.client.ingress.system.page(self.filter, self._subject)
         if self._literal:
-            message = await self.client.broker.retained.get(self._literal)
+            message = await self.client.services.streams.retained.get(self._literal)
             self.page += [] if message is None or message.seq < self.cursor else [message]
             self.complete = True
             return
         early = max(PAGE_BYTES // max(len(self.client.gates or ()), 1), EARLY_LEAST)
-        pages = self._pages = self.client.broker.retained.matching(self._subject, self.cursor, early)
+        pages = self._pages = self.client.services.streams.retained.matching(self._subject, self.cursor, early)
         page = await anext(pages, None)
         if page is None:
             self.complete = True
@@ -131,7 +131,7 @@ class Replay:
     @property
     def stored(self) -> bool:
         """True when the session record needs a cursor: the session is durable and the QoS is above 0."""
-        return self.client.durable_side is not None and self.qos > 0
+        return self.client.consumers is not None and self.qos > 0
 
     @property
     def noted(self) -> bool:
@@ -147,7 +147,7 @@ class Replay:
         encoded = topic.encode()
         key = len(encoded).to_bytes(2, "big") + encoded
         qos = min(message.qos, self.qos)  # [MQTT-3.8.4-6] (3.1.1), [MQTT-3.8.4-8] (5.0)
-        side = client.durable_side
+        side = client.consumers
         source = self.source
         if qos and side is not None and source is None:
             qos = 0  # the filter was subscribed again at QoS 0: the remaining messages come at QoS 0, too
@@ -163,7 +163,7 @@ class Replay:
     def _choice(self, qos: int) -> Choice:
         """Return the options of this subscription only: others did not ask for the messages [MQTT-3.3.4-5] (5.0)."""
         client = self.client
-        found = client.broker.table.filters[self.filter]
+        found = client.path.table.filters[self.filter]
         options = (client.options or {}).get(found, PLAIN)
         ids = encoded_id(options.identifier) if client.version == 5 else b""
         return Choice(found, qos, ids, False)
@@ -171,7 +171,7 @@ class Replay:
     def finish(self) -> None:
         """End the replay and release the new messages that were kept back."""
         source = self._source  # also an ended one: it may still bring messages for other subscriptions
-        side = self.client.durable_side
+        side = self.client.consumers
         if self._holding and source is not None and side is not None:
             self._holding = False
             side.machine.release_held(source)
@@ -211,7 +211,7 @@ class Replay:
         """Whether the client can take ``size`` bytes more; None = nothing waits to be sent."""
         client = self.client
         regular = client.regular_side
-        side = client.durable_side
+        side = client.consumers
         if regular is not None:
             free = not regular.waiting or (size is not None and regular.has_room_for(size))
         else:
@@ -222,7 +222,7 @@ class Replay:
         """Send page after page, and read the next page meanwhile."""
         client = self.client
         if self.noted:
-            client.broker.spawn(self._follow(), f"retained messages for {client.client_id}")
+            client.services.tasks.spawn(self._follow(), f"retained messages for {client.client_id}")
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
             while self.page and self.wanted:
@@ -263,7 +263,7 @@ class Replay:
 
         The cursor moves within pages where PUBREL records of complete messages are kept (QoS 2).
         """
-        side = self.client.durable_side
+        side = self.client.consumers
         source = self.source
         if side is None:  # the connection has ended before this began
             return
@@ -290,7 +290,7 @@ class Replay:
         record = self.client.record
         assert record is not None
         assert record.v5 is not None
-        side, source = self.client.durable_side, self.source
+        side, source = self.client.consumers, self.source
         if side is None or source is None:  # a later subscription of the filter has its own cursor
             return
         if cursor is not None:
@@ -305,7 +305,7 @@ class Replay:
             side.machine.replayed(source, cursor)
 
 
-async def prepare(client: Client, replays: list[Replay]) -> None:
+async def prepare(client: Publisher, replays: list[Replay]) -> None:
     """Note the replays that begin in the session record, before the first of their messages is sent.
 
     Raises:
@@ -316,12 +316,12 @@ async def prepare(client: Client, replays: list[Replay]) -> None:
     if begun and record is not None and record.v5 is not None:
         for replay in begun:
             record.v5.replay[replay.key] = 1
-            if client.durable_side is not None and replay.source is not None:
-                client.durable_side.machine.replayed(replay.source, 1)
+            if client.consumers is not None and replay.source is not None:
+                client.consumers.machine.replayed(replay.source, 1)
         await save_record(client, client.epoch)
 
 
-def open_gate(client: Client, found: Filter) -> Gate:
+def open_gate(client: Publisher, found: Filter) -> Gate:
     """Keep back a subscription's new messages; every gate goes to :func:`start_replays` or :func:`close_gate`.
 
     Where a consumer's messages follow the messages of the present gate, new messages get a gate of their own, which
@@ -332,7 +332,7 @@ def open_gate(client: Client, found: Filter) -> Gate:
         gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.outlet.round.hold)
         client.close_by(gate)
         if former is None:
-            client.broker.table.changed(found)
+            client.path.table.changed(found)
         else:
             gate.hold()
             former.after.append(partial(close_gate, client, gate))
@@ -340,7 +340,7 @@ def open_gate(client: Client, found: Filter) -> Gate:
     return gate
 
 
-def drop_gates(client: Client) -> None:
+def drop_gates(client: Publisher) -> None:
     """Discard what gates have kept back for a client whose connection has ended."""
     for present in (client.gates or {}).values():
         gate: Gate | None = present
@@ -349,7 +349,7 @@ def drop_gates(client: Client) -> None:
             gate = gate.former
 
 
-def drop_gate(client: Client, topic_filter: str) -> None:
+def drop_gate(client: Publisher, topic_filter: str) -> None:
     """Discard the gates of an ended subscription with the messages that they have kept back."""
     for found in client.gates or ():
         if found.text == topic_filter:
@@ -361,15 +361,15 @@ def drop_gate(client: Client, topic_filter: str) -> None:
             return
 
 
-def close_gate(client: Client, gate: Gate) -> None:
+def close_gate(client: Publisher, gate: Gate) -> None:
     """Release one hold of a gate; after the last one the messages that it has kept back are sent."""
     if not gate.unhold() or gate.ended:
         return
     if client.gate(gate.found) is gate:
         client.forget_gate(gate.found)
-        client.broker.table.changed(gate.found)
+        client.path.table.changed(gate.found)
     if gate.dropped:
-        client.broker.round.drop(gate.dropped)
+        client.path.round.drop(gate.dropped)
         log.debug("%s: %d messages that came while retained messages were sent were dropped", client, gate.dropped)
     for choice, message in gate.end():
         if client.alive:
@@ -377,7 +377,7 @@ def close_gate(client: Client, gate: Gate) -> None:
     gate.let_go()
 
 
-def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate]) -> None:
+def start_replays(client: Publisher, replays: list[Replay], gates: dict[str, Gate]) -> None:
     """Send the replays that fit at once, and the others as the client takes them.
 
     Args:
@@ -398,7 +398,7 @@ def start_replays(client: Client, replays: list[Replay], gates: dict[str, Gate])
     for topic_filter, gate in gates.items():
         group = longer.get(topic_filter)
         if group:
-            client.broker.spawn(_run(client, gate, group), f"retained messages for {client.client_id}")
+            client.services.tasks.spawn(_run(client, gate, group), f"retained messages for {client.client_id}")
         else:
             close_gate(client, gate)
 
@@ -420,10 +420,10 @@ class _Turns:
         return not self._users
 
 
-_turns: dict[Client, _Turns] = {}
+_turns: dict[Publisher, _Turns] = {}
 
 
-async def _run(client: Client, gate: Gate, group: list[Replay]) -> None:
+async def _run(client: Publisher, gate: Gate, group: list[Replay]) -> None:
     turns = _turns.setdefault(client, _Turns())
     turns.enter()
     try:

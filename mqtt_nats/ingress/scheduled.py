@@ -23,9 +23,11 @@ from mqtt_streams.qos2 import release_stored
 from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.ingress.interceptors import Taken
     from mqtt_nats.ingress.publish import Extras
+    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.pubsub.data_path import Path
     from mqtt_nats.pubsub.routing_table import Route
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -38,7 +40,7 @@ def release_of(identity: str) -> bytes:
     return b"q2-later-%b" % identity.encode()
 
 
-def schedule(broker: Broker, taken: Taken, at: float, operation: CountedStore) -> None:
+def schedule(path: Path, taken: Taken, at: float, operation: CountedStore) -> None:
     """Have a message published at Unix time ``at``; another call for the same message moves its timer.
 
     Raises:
@@ -51,17 +53,18 @@ def schedule(broker: Broker, taken: Taken, at: float, operation: CountedStore) -
     lines = taken.sender + (taken.more.recorded if taken.more is not None else b"")
     headers = schedule_block(MESSAGE, key, at, 0, pairs)[: -len(block.END)] + lines + block.END
     operation.expect()
-    broker.store.put(b"HPUB %b " % timer_subject(MESSAGE, key).encode(), headers, taken.payload, operation)
+    path.store.put(b"HPUB %b " % timer_subject(MESSAGE, key).encode(), headers, taken.payload, operation)
 
 
-async def message_due(broker: Broker, timer: FiredTimer) -> None:
+async def message_due(ingress: Ingress, timer: FiredTimer) -> None:
     """Publish a message that is due, and remove its timer."""
+    timers = ingress.services.streams.timers
     qos = block.get_int(timer.headers, block.PUB)
     subject = block.get(timer.headers, block.SUBJECT)
-    route = None if subject is None else broker.table.route_to(subject.encode())
+    route = None if subject is None else ingress.services.path.table.route_to(subject.encode())
     if qos is None or qos > 2 or route is None:
         log.error("a scheduled message names no topic, or no QoS: removed")
-        await broker.timers.done(timer)
+        await timers.done(timer)
         return
     release = release_of(timer.key)
     lines = [line + b"\r\n" for line in timer.headers.split(b"\r\n")[1:] if line]
@@ -69,40 +72,40 @@ async def message_due(broker: Broker, timer: FiredTimer) -> None:
     kept = b"".join(line for line in lines if not line.startswith(b"Nmqtt-Retain:"))
     more = restored(block.START + kept + block.END, natstime.now())
     if more is not None:
-        more = broker.replying.addressed(more, timer.headers)
+        more = ingress.replying.addressed(more, timer.headers)
     retained = block.get(timer.headers, block.RETAIN) is not None
     if qos:
-        if await _published(broker, timer, route.subject, release):
+        if await _published(ingress.services.nats, timer, route.subject, release):
             if retained:
-                await _retain_again(broker, timer, route, qos, sender, more, release)
+                await _retain_again(ingress, timer, route, qos, sender, more, release)
         else:
             operation = Awaited()
             try:
-                inject(broker, route, timer.payload, qos, retained, sender, more, release, operation)
+                inject(ingress, route, timer.payload, qos, retained, sender, more, release, operation)
             except TooLarge as error:
                 log.error("a scheduled message on %r cannot be published: %s", route.topic, error)
             else:
-                _send(broker)
+                _send(ingress.services.path)
                 await operation.done
-        await broker.timers.done(timer)
-    elif await broker.timers.done(timer):
+        await timers.done(timer)
+    elif await timers.done(timer):
         try:
-            inject(broker, route, timer.payload, 0, retained, sender, more, release, Lonely(route.topic))
+            inject(ingress, route, timer.payload, 0, retained, sender, more, release, Lonely(route.topic))
         except TooLarge as error:
             log.error("a scheduled message on %r cannot be published: %s", route.topic, error)
-        _send(broker)
+        _send(ingress.services.path)
 
 
-async def _published(broker: Broker, timer: FiredTimer, subject: str, release: bytes) -> bool:
+async def _published(nats: NatsLinks, timer: FiredTimer, subject: str, release: bytes) -> bool:
     """Whether a redelivered timer's message has been published already, by any gateway."""
     ack = parse_ack(timer.ack.encode())
     if ack is None or ack.delivered <= REDELIVERED:
         return False
-    return await release_stored(broker.inbox, subject, release.decode(), ack.timestamp_ns)
+    return await release_stored(nats.inbox, subject, release.decode(), ack.timestamp_ns)
 
 
 async def _retain_again(
-    broker: Broker, timer: FiredTimer, route: Route, qos: int, sender: bytes, more: Extras | None, release: bytes
+    ingress: Ingress, timer: FiredTimer, route: Route, qos: int, sender: bytes, more: Extras | None, release: bytes
 ) -> None:
     """Retain a message that was published before, unless it, or a newer message, is retained.
 
@@ -115,20 +118,20 @@ async def _retain_again(
         more = aged(more._replace(born=due / 1e9), natstime.now())
         if more is None:
             return
-    if await is_retained(broker, route.subject, timer.payload, due):
+    if await is_retained(ingress.services.streams, route.subject, timer.payload, due):
         return
     operation = Awaited(1)
-    parent = RetainedOp(broker, operation, not timer.payload)
+    parent = RetainedOp(ingress.retained, operation, not timer.payload)
     lines = sender if more is None else sender + more.lines + more.ttl
     try:
-        retain(broker, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)
+        retain(ingress.retained, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)
     except TooLarge as error:
         log.error("a scheduled message on %r cannot be retained: %s", route.topic, error)
         return
-    _send(broker)
+    _send(ingress.services.path)
     await operation.done
 
 
-def _send(broker: Broker) -> None:
-    broker.link.kick()
-    broker.round.start()
+def _send(path: Path) -> None:
+    path.link.kick()
+    path.round.start()

@@ -19,7 +19,8 @@ from mqtt_streams.headers import percent_decode
 from mqtt_streams.subjects import topic_to_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.pubsub.data_path import Path
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -62,7 +63,7 @@ class Awaited(CountedStore):
             self.done.set_exception(error)
 
 
-def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
+def check_size(path: Path, route: Route, payload: bytes, sender: bytes, more: Extras | None) -> None:
     """Check that NATS takes a message.
 
     Raises:
@@ -71,12 +72,12 @@ def check_size(broker: Broker, route: Route, payload: bytes, sender: bytes, more
     """
     lines = len(more.lines) if more is not None else 0
     size = len(payload) + checked(HEADERS + len(sender) + 2 * len(route.hpub) + lines)
-    if size > broker.store.max_payload:
-        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes, headers included")
+    if size > path.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
 
 
 def inject(
-    broker: Broker,
+    ingress: Ingress,
     route: Route,
     payload: bytes,
     qos: int,
@@ -96,17 +97,18 @@ def inject(
     Raises:
         TooLarge: NATS would not take the message.
     """
+    path = ingress.services.path
     lines = sender
     ttl, reply, stay = b"", b"", b""
     if more is not None:
         lines += more.lines
         ttl, reply, stay = more.ttl, more.reply, more.stay
-    identity = broker.ids.next() if qos else b""
+    identity = path.ids.next() if qos else b""
     known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
     if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
         operation.expect()
-        parent = RetainedOp(broker, operation, not payload)
-        retain(broker, route, payload, qos, parent, lines + ttl, known_by)
+        parent = RetainedOp(ingress.retained, operation, not payload)
+        retain(ingress.retained, route, payload, qos, parent, lines + ttl, known_by)
         lines += RETAIN_LINE
     first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % qos
     if qos:
@@ -114,22 +116,20 @@ def inject(
     first += lines
     stated = first + route.stated if qos else first
     size = len(stated) + 2
-    broker.link.out.append(
-        b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), stated, payload)
-    )
+    path.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), stated, payload))
     if qos:
         operation.expect()
-        if not release and broker.path.with_ids:
+        if not release and path.with_ids:
             first += b"Nats-Msg-Id:%b\r\n" % identity
-        broker.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
+        path.store.put(route.msgs, b"%b%b\r\n" % (first, stay), payload, operation)
     message = _message(route, payload, qos, retained, sender, more)
     if qos and release:
-        broker.fanout.released(route, message, release)
+        path.fanout.released(route, message, release)
     else:
-        broker.fanout.local(route, message, identity)
+        path.fanout.local(route, message, identity)
 
 
-async def unretain(broker: Broker, topic: str) -> bool:
+async def unretain(ingress: Ingress, topic: str) -> bool:
     """Remove the retained message of a topic; False: subscribers do not get an empty message.
 
     Where subject mappings lead the topic's publishes elsewhere, only the stored message is removed: an empty message
@@ -142,20 +142,27 @@ async def unretain(broker: Broker, topic: str) -> bool:
     """
     encoded = topic.encode()
     key = len(encoded).to_bytes(2) + encoded
-    operation = Awaited()
+    operation, path = Awaited(), ingress.services.path
     try:
-        table = broker.table
+        table = path.table
         route: Route | None = table.system_route(key) if key.startswith(STATES, 2) else table.route(key)
     except TopicNameInvalid:  # the topic is mapped to a subject that is no topic
         route = None
     told = route is not None and route.topic == topic
     if route is not None and told:
-        inject(broker, route, b"", 0, True, b"", None, b"", operation)
+        inject(ingress, route, b"", 0, True, b"", None, b"", operation)
     else:
         operation.expect()
-        retain(broker, Route(key, topic, topic_to_subject(topic)), b"", 0, RetainedOp(broker, operation, True), b"")
-    broker.link.kick()
-    broker.round.start()
+        retain(
+            ingress.retained,
+            Route(key, topic, topic_to_subject(topic)),
+            b"",
+            0,
+            RetainedOp(ingress.retained, operation, True),
+            b"",
+        )
+    path.link.kick()
+    path.round.start()
     await operation.done
     return told
 
@@ -172,7 +179,7 @@ def _message(route: Route, payload: bytes, qos: int, retained: bool, sender: byt
 def sender_line(headers: bytes) -> bytes:
     """Return the header line that names a publisher if ``headers`` begin with it, else empty bytes."""
     first, newline, _ = headers.partition(b"\r\n")
-    return first + newline if first.startswith(b"Nmqtt-Client:") else b""
+    return first + newline if first.startswith(b"Nmqtt-Publisher:") else b""
 
 
 __all__ = ["Awaited", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]

@@ -32,8 +32,10 @@ from mqtt_streams.subjects import subject_to_filter, wire_topic
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.codec import Connect
+    from mqtt_nats.lifecycle.will import Wills
+    from mqtt_nats.sessions.session import Session
+    from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -53,12 +55,12 @@ class Claim(NamedTuple):
     expected: int
 
 
-def user_of(client: Client) -> str:
+def user_of(client: Session) -> str:
     """Return the user to whom the session of a client belongs; `NOBODY` for an anonymous client."""
     return NOBODY if client.user is None else client.user
 
 
-async def find_session(client: Client, connect: Connect) -> Claim:
+async def find_session(client: Session, claims: Claims, connect: Connect) -> Claim:
     """Find the session of a client, or the key for its new session.
 
     Raises:
@@ -76,7 +78,7 @@ async def find_session(client: Client, connect: Connect) -> Claim:
             return found
     except ForeignRecord:
         log.info("%s: its session has its second key, since another client id has the same hash", client)
-    if found is not None and not other_user and not await client.broker.claims.look_for_second_keys():
+    if found is not None and not other_user and not await claims.look_for_second_keys():
         return found
     try:
         beside = await _load(client, connect, second)
@@ -86,29 +88,31 @@ async def find_session(client: Client, connect: Connect) -> Claim:
         return beside
     if found is not None and not other_user:
         return found
-    if other_user and client.broker.settings.session_of_other_user == "refuse":
+    if other_user and client.services.settings.session_of_other_user == "refuse":
         raise NotAuthorized("the session of this client id belongs to another user")
     return beside
 
 
-async def forget_second(client: Client) -> None:
+async def forget_second(client: Session, claims: Claims, wills: Wills) -> None:
     """End the client's session at its second key: a session that ends with its connection has begun at the first key.
 
     [MQTT-3.1.2-4] (3.1.1, 5.0)
     """
-    broker = client.broker
+    services = client.services
     try:
-        if await broker.claims.look_for_second_keys():
-            found = await broker.sessions.load(second_key(client.client_id, user_of(client)), client.client_id)
+        if await claims.look_for_second_keys():
+            found = await services.streams.sessions.load(
+                second_key(client.client_id, user_of(client)), client.client_id
+            )
             if found is not None:
-                await end_session(broker, *found)
+                await end_session(wills, *found)
     except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
         log.debug("%s: the record at its second key cannot be read: %s", client, error)
 
 
-async def _load(client: Client, connect: Connect, key: str) -> Claim:
+async def _load(client: Session, connect: Connect, key: str) -> Claim:
     try:
-        found = await client.broker.sessions.load(key, client.client_id)
+        found = await client.services.streams.sessions.load(key, client.client_id)
     except NewerRecord as error:  # also for a clean start: only a newer gateway knows what the session has to remove
         log.warning("%s: only a newer gateway can serve its session: %s", client, error)
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
@@ -117,7 +121,7 @@ async def _load(client: Client, connect: Connect, key: str) -> Claim:
     except PoisonedRecord as error:
         if connect.clean_start:
             log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
-            names = await consumer_names(client.broker.inbox, MESSAGES, f"{key}_")
+            names = await consumer_names(client.services.nats.inbox, MESSAGES, f"{key}_")
             consumers = [Draining(name, ">", 0, 0) for name in names]
             return Claim(key, SessionRecord(client.client_id, v5=V5(q2=True, draining=consumers), key=key), error.seq)
         log.error(
@@ -131,7 +135,7 @@ async def _load(client: Client, connect: Connect, key: str) -> Claim:
     return Claim(key, None, 0) if found is None else Claim(key, *found)
 
 
-async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bool:
+async def _may_claim(client: Session, record: SessionRecord, sequence: int) -> bool:
     """Whether a session belongs to the client's user, or to no user and the client may subscribe and publish it all."""
     user = record.v5.user if record.v5 is not None else None
     if user is not None:
@@ -139,7 +143,7 @@ async def _may_claim(client: Client, record: SessionRecord, sequence: int) -> bo
     return _may_read(client, record) and await _may_release(client, record)
 
 
-def _may_read(client: Client, record: SessionRecord) -> bool:
+def _may_read(client: Session, record: SessionRecord) -> bool:
     """Whether the client may subscribe all filters of a session, ended ones with undelivered messages included."""
     guard = client.guarded
     if guard is None:
@@ -159,12 +163,12 @@ def _may_read(client: Client, record: SessionRecord) -> bool:
     return True
 
 
-async def _may_release(client: Client, record: SessionRecord) -> bool:
+async def _may_release(client: Session, record: SessionRecord) -> bool:
     """Whether the client may publish all messages that are held for a session."""
     guard = client.guarded
     if guard is None:
         return True
-    for held in await client.broker.held.held(held_token(record.client_id, record.key)):
+    for held in await client.services.streams.held.held(held_token(record.client_id, record.key)):
         topic = wire_topic((held.mapped or held.subject).encode())
         if topic is None:
             continue
@@ -174,15 +178,15 @@ async def _may_release(client: Client, record: SessionRecord) -> bool:
     return True
 
 
-async def has_expired(client: Client, known: SessionRecord | None, sequence: int) -> bool:
+async def has_expired(client: Session, known: SessionRecord | None, sequence: int) -> bool:
     """Whether a session has expired: its timer has fired, although no gateway may have handled it yet."""
     expiry = known.v5.expiry if known is not None and known.v5 is not None else None
     if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
         return False
-    return await client.broker.timers.fired(EXPIRY, known.key) == sequence
+    return await client.services.streams.timers.fired(EXPIRY, known.key) == sequence
 
 
-async def leave_claimed(client: Client, expected: int, *, continued: bool) -> None:
+async def leave_claimed(client: Session, wills: Wills, expected: int, *, continued: bool) -> None:
     """Find out whether a claim was stored; if so, leave the session as one whose connection has just ended.
 
     Args:
@@ -193,9 +197,9 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
     until = inf
     pause = PAUSE
     while True:
-        await client.broker.online.wait()
+        await client.services.nats.online.wait()
         try:
-            if await _leave(client, expected, continued) or loop.time() > until:
+            if await _leave(client, wills, expected, continued) or loop.time() > until:
                 return
             until = min(until, loop.time() + SETTLING)
         except PoisonedRecord:  # a record that this gateway has not written
@@ -206,13 +210,13 @@ async def leave_claimed(client: Client, expected: int, *, continued: bool) -> No
         pause = min(2 * pause, SETTLING)
 
 
-async def _leave(client: Client, expected: int, continued: bool) -> bool:
+async def _leave(client: Session, wills: Wills, expected: int, continued: bool) -> bool:
     """Read the record once; False: neither the claim nor another record was stored so far."""
-    broker = client.broker
+    services = client.services
     mine = client.record
     assert mine is not None
     assert mine.v5 is not None
-    found = await broker.sessions.load(client.hash, client.client_id)
+    found = await services.streams.sessions.load(client.hash, client.client_id)
     if (0 if found is None else found[1]) == expected:
         return False
     if found is None or found[0].v5 is None or found[0].v5.nonce != mine.v5.nonce:
@@ -221,25 +225,25 @@ async def _leave(client: Client, expected: int, continued: bool) -> bool:
     client.claim(epoch)
     log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
-        await _delay_wills(client, record)
+        await _delay_wills(client, wills, record)
     else:
-        await settle_wills(broker, client.hash, found[0].v5.wills, client.epoch, continued=False)
+        await settle_wills(wills, client.hash, found[0].v5.wills, client.epoch, continued=False)
     if client.expiry is not None:
         set_deadline(client, natstime.now() + client.expiry)
-        broker.link.kick()
+        services.nats.link.kick()
     return True
 
 
-async def _delay_wills(client: Client, record: SessionRecord) -> None:
+async def _delay_wills(client: Session, wills: Wills, record: SessionRecord) -> None:
     """Set the delays of a session's wills anew from now, as at the end of a connection; publish wills without one."""
-    broker = client.broker
+    services = client.services
     assert record.v5 is not None
     for gateway in record.v5.wills:
-        will = await broker.wills.load(gateway, client.hash)
+        will = await services.streams.wills.load(gateway, client.hash)
         if will is None or will.epoch >= client.epoch:
             continue
         if will.delay and client.expiry != 0:
             delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-            delay_will(broker, will, client.epoch, natstime.now() + delay)
+            delay_will(services, will, client.epoch, natstime.now() + delay)
         else:
-            await settle_wills(broker, client.hash, [gateway], client.epoch, continued=False)
+            await settle_wills(wills, client.hash, [gateway], client.epoch, continued=False)

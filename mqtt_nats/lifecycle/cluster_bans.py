@@ -22,8 +22,10 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.bans import PREFIX, BanStore, read_ban
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from collections.abc import Mapping
+
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.audit")
 
@@ -39,10 +41,10 @@ SOON: Final = 2.0
 class Banning:
     """Bans that this gateway knows, and its counts of connections."""
 
-    def __init__(self, broker: Broker) -> None:
-        settings = broker.settings
-        self._broker = broker
-        self._store = BanStore(broker.inbox)
+    def __init__(self, services: Services, tenants: Mapping[str, object]) -> None:
+        settings = services.settings
+        self._services, self._tenants = services, tenants
+        self._store = BanStore(services.nats.inbox)
         self.bans = Bans()
         self._unsaved: dict[tuple[str, str], Ban] = {}
         """Bans that this gateway has set and that are not stored yet."""
@@ -55,8 +57,8 @@ class Banning:
         by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
         self._by_id = None if by_id is None else Flapping(by_id, window)
         self._by_address = None if by_address is None else Flapping(by_address, window)
-        broker.reconnect.subscribe(SUBJECTS, self._arrived)
-        broker.reconnect.register(Phase.REQUESTS, self.read_missed)
+        services.nats.reconnect.subscribe(SUBJECTS, self._arrived)
+        services.nats.reconnect.register(Phase.REQUESTS, self.read_missed)
 
     # -- questions ------------------------------------------------------------------------------
 
@@ -69,7 +71,7 @@ class Banning:
         """True when no bans exist and no connections are counted: `admit` has nothing to check."""
         return not self.bans and self._by_id is None and self._by_address is None
 
-    async def admit(self, client: Client, client_id: str, *, known: bool) -> None:
+    async def admit(self, client: Session, client_id: str, *, known: bool) -> None:
         """Refuse a banned client, and delay a client that connects too often.
 
         Args:
@@ -82,7 +84,7 @@ class Banning:
         now = natstime.now()
         user = client.granted.user if known else None
         # Where users may belong to other tenants, a ban of a client id applies only when the tenant is known.
-        named = client_id if known or self._broker.tenant or len(self._broker.tenants) < 2 else ""
+        named = client_id if known or self._services.identity.tenant or len(self._tenants) < 2 else ""
         self._refuse(self.bans.find(now, client=named, user=user, host=host, proved=known))
         delay: float | None = 0.0
         if known and self._by_id is not None:
@@ -103,8 +105,8 @@ class Banning:
             raise MqttError(f"{found} is banned", ReasonCode.BANNED)
 
     def _flaps(self, kind: str, value: str) -> Ban:
-        until = natstime.now() + self._broker.settings.flapping_ban
-        one = ban(kind, value, until, "it connects too often", self._broker.identity)
+        until = natstime.now() + self._services.settings.flapping_ban
+        one = ban(kind, value, until, "it connects too often", self._services.identity.id)
         self._unsaved[one.kind, one.value] = one
         self._wake.set()
         self._set(one)
@@ -124,11 +126,11 @@ class Banning:
             "%s is banned by %s: %s", one, one.by or "an unknown administrator", one.reason or "no reason given"
         )
         error = MqttError("banned", ReasonCode.ADMINISTRATIVE_ACTION)
-        for client in list(self._broker.connections):
+        for client in list(self._services.registry.connections):
             if client.alive and client.client_id and self._is_about(one, client):
                 client.end(error)
 
-    def _is_about(self, one: Ban, client: Client) -> bool:
+    def _is_about(self, one: Ban, client: Session) -> bool:
         if one.kind == "client":
             return client.client_id == one.value
         if one.kind == "user":

@@ -13,7 +13,7 @@ from mqtt_streams.sessions import WRONG_LAST_SEQUENCE, PoisonedRecord
 from mqtt_streams.timers import EXPIRY, schedule_block, timer_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -21,11 +21,11 @@ log = logging.getLogger("mqtt_nats.broker")
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
 
 
-def set_deadline(client: Client, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
+def set_deadline(client: Session, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
     """Have the session end at Unix time ``at`` (nats-server's clock), unless its record is written before."""
     headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
     target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
-    client.broker.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
+    client.path.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
 
 
 class DeadlineOp(PendingStore):
@@ -37,7 +37,7 @@ class DeadlineOp(PendingStore):
 
     __slots__ = ("at", "client")
 
-    def __init__(self, client: Client, at: float) -> None:
+    def __init__(self, client: Session, at: float) -> None:
         self.client = client
         self.at = at
 
@@ -48,22 +48,22 @@ class DeadlineOp(PendingStore):
         """Replace a timer that exists, if the session has not moved; log any other error."""
         client = self.client
         if error.err_code in WRONG_LAST_SEQUENCE:
-            client.broker.spawn(self._replace(), f"deadline of {client.client_id}")
+            client.services.tasks.spawn(self._replace(), f"deadline of {client.client_id}")
         else:
             log.error("the session of %r may not end in time: %s", client.client_id, error)
 
     async def _replace(self) -> None:
         client = self.client
-        broker = client.broker
+        services = client.services
         try:
-            found = await broker.sessions.load(client.hash, client.client_id)
+            found = await services.streams.sessions.load(client.hash, client.client_id)
             if found is None or found[1] != client.epoch:
                 return
-            await broker.timers.cancel(EXPIRY, client.hash, client.epoch)
+            await services.streams.timers.cancel(EXPIRY, client.hash, client.epoch)
         except PoisonedRecord:
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.error("the session of %r may not end in time: %s", client.client_id, error)
             return
         set_deadline(client, self.at, ())
-        broker.link.kick()
+        services.nats.link.kick()

@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.hooks.calls import session
 from mqtt_nats.hooks.points import SESSION_TERMINATED
+from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.will import settle_wills
 from mqtt_nats.sessions.record import discard_session, leftovers
@@ -24,7 +24,7 @@ from mqtt_streams.sessions import (
 )
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.lifecycle.will import Wills
     from mqtt_streams.timers import FiredTimer
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -36,16 +36,16 @@ POSTPONED: Final = 15.0
 """Seconds after which a timer that only a newer gateway can handle fires again."""
 
 
-async def expire(broker: Broker, timer: FiredTimer) -> None:
+async def expire(wills: Wills, timer: FiredTimer) -> None:
     """End a session whose deadline has passed, unless its record was written after the timer was set.
 
     After an interruption the timer is delivered again, and all is done again from the start.
     """
     try:
-        found = await broker.sessions.load(timer.key)
+        found = await wills.services.streams.sessions.load(timer.key)
     except NewerRecord as error:  # a gateway that can read the record may take the timer when it fires again
         log.debug("a session whose deadline has passed is left to a newer gateway: %s", error)
-        await postpone(broker, timer)
+        await postpone(wills, timer)
         return
     except PoisonedRecord as error:  # another record than the one for which the timer was set
         log.warning("a session whose deadline has passed cannot be read: %s", error)
@@ -55,44 +55,44 @@ async def expire(broker: Broker, timer: FiredTimer) -> None:
     record, sequence = found
     if sequence == timer.epoch:
         log.info("the session of %r has expired", record.client_id)
-        session(broker.hooks, SESSION_TERMINATED, record.client_id, sequence)
-        await end_session(broker, record, sequence)
+        session(wills.services.hooks, SESSION_TERMINATED, record.client_id, sequence)
+        await end_session(wills, record, sequence)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
-        await _remove(broker, record, sequence)
+        await _remove(wills, record, sequence)
 
 
-async def postpone(broker: Broker, timer: FiredTimer) -> None:
+async def postpone(wills: Wills, timer: FiredTimer) -> None:
     """Have a timer of a session fire again after `POSTPONED`, unless another timer was set."""
     try:
         at = natstime.now() + POSTPONED
-        await broker.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
+        await wills.services.streams.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
     except ApiError as error:
         if error.err_code not in WRONG_LAST_SEQUENCE:
             raise
 
 
-async def end_session(broker: Broker, record: SessionRecord, sequence: int) -> bool:
+async def end_session(wills: Wills, record: SessionRecord, sequence: int) -> bool:
     """End a session whose record has stream sequence ``sequence``; False when it has been claimed since.
 
     The session is claimed first, as by a client: a client that connects at this moment keeps it or gets a new one.
     """
-    record = ended_record(record, broker.identity, sequence)
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{record.key}.{broker.new_nuid()}"
+    record = ended_record(record, wills.services.identity.id, sequence)
+    reply = f"$MQTT.JSA.{wills.services.identity.id}.SP.{record.key}.{wills.services.identity.new_nuid()}"
     try:
-        sequence = await broker.sessions.save(record, expected=sequence, reply=reply)
+        sequence = await wills.services.streams.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
         return False
-    await _remove(broker, record, sequence)
+    await _remove(wills, record, sequence)
     return True
 
 
-async def _remove(broker: Broker, record: SessionRecord, sequence: int) -> None:
+async def _remove(wills: Wills, record: SessionRecord, sequence: int) -> None:
     """Remove all that an ended session has stored; the end of the session also ends the delay of its will."""
     assert record.v5 is not None
-    await settle_wills(broker, record.key, record.v5.wills, sequence, continued=False)
-    await discard_session(broker, record, sequence)
-    if await broker.sessions.delete(sequence):
-        await broker.quotas.forget(record)
+    await settle_wills(wills, record.key, record.v5.wills, sequence, continued=False)
+    await discard_session(wills.services, record, sequence)
+    if await wills.services.streams.sessions.delete(sequence):
+        await wills.services.quotas.forget(record)
 
 
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:

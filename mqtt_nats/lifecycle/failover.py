@@ -33,7 +33,9 @@ from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.lifecycle.will import Wills
+    from mqtt_nats.observability.presence import Presence
+    from mqtt_nats.sessions.services import Services
     from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -48,34 +50,32 @@ LOOK_BACK: Final = 10.0
 """Seconds before a gateway's last sign of life in which it may have published a will without its deletion."""
 
 
-async def publish_wills(broker: Broker, dead: Entry) -> int:
+async def publish_wills(wills: Wills, dead: Entry) -> int:
     """Publish the wills of a dead gateway, or set their timers; returns the number of wills.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    wills = await broker.wills.of_gateway(dead.identity)
-    done = await _published_before(broker, dead, wills)
-    for start in range(0, len(wills), AT_ONCE):
-        await asyncio.gather(
-            *(_will(broker, dead, will, will.epoch in done) for will in wills[start : start + AT_ONCE])
-        )
-    return len(wills)
+    owed = await wills.services.streams.wills.of_gateway(dead.identity)
+    done = await _published_before(wills.services, dead, owed)
+    for start in range(0, len(owed), AT_ONCE):
+        await asyncio.gather(*(_will(wills, dead, will, will.epoch in done) for will in owed[start : start + AT_ONCE]))
+    return len(owed)
 
 
-async def reap(broker: Broker, dead: Entry) -> None:
+async def reap(wills: Wills, presence: Presence, dead: Entry) -> None:
     """Publish the wills of a dead gateway, and end its sessions or set their deadlines.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    wills = await publish_wills(broker, dead)
+    count = await publish_wills(wills, dead)
     sessions = 0
     sequence = 1
     more = True
     while more:
         page, more = await stored.direct_page(
-            broker.inbox, STREAM, PREFIX + ">", {"seq": sequence}, messages=PAGE, size=PAGE_BYTES
+            wills.services.nats.inbox, STREAM, PREFIX + ">", {"seq": sequence}, messages=PAGE, size=PAGE_BYTES
         )
         owned: list[tuple[SessionRecord, int]] = []
         for message in page:
@@ -87,12 +87,12 @@ async def reap(broker: Broker, dead: Entry) -> None:
             if record.v5 is not None and record.v5.owner == dead.identity:
                 owned.append((record, message.seq))
         for start in range(0, len(owned), AT_ONCE):
-            await asyncio.gather(*(_session(broker, dead, *one) for one in owned[start : start + AT_ONCE]))
+            await asyncio.gather(*(_session(wills, presence, dead, *one) for one in owned[start : start + AT_ONCE]))
         sessions += len(owned)
-    log.info("gateway %s: %d wills and %d sessions were taken over", dead.identity, wills, sessions)
+    log.info("gateway %s: %d wills and %d sessions were taken over", dead.identity, count, sessions)
 
 
-async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]) -> set[int]:
+async def _published_before(services: Services, dead: Entry, wills: list[StoredWill]) -> set[int]:
     """Return the epochs of the wills that a dead gateway has published but not deleted.
 
     Other gateways have delivered these wills and may have forgotten their ids: see docs/internals/lifecycle.md#wills.
@@ -100,16 +100,18 @@ async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]
     since = int((dead.alive - LOOK_BACK) * 1e9)
     names: dict[str, dict[str, StoredWill]] = {}
     for will in wills:
-        route = broker.table.route_to(will.subject.encode()) if will.qos else None
+        route = services.path.table.route_to(will.subject.encode()) if will.qos else None
         if route is not None:
             names.setdefault(route.subject, {})[will.release.decode()] = will
 
     async def look(subject: str) -> set[int]:
         known = names[subject]
-        found = [known[name] for name in await releases_stored(broker.inbox, subject, known.keys(), since)]
+        found = [known[name] for name in await releases_stored(services.nats.inbox, subject, known.keys(), since)]
         # A will whose retained copy is missing is published again, with that copy.
         return {
-            will.epoch for will in found if not will.retain or await is_retained(broker, subject, will.payload, since)
+            will.epoch
+            for will in found
+            if not will.retain or await is_retained(services.streams, subject, will.payload, since)
         }
 
     done: set[int] = set()
@@ -119,63 +121,63 @@ async def _published_before(broker: Broker, dead: Entry, wills: list[StoredWill]
     return done
 
 
-async def _will(broker: Broker, dead: Entry, will: StoredWill, done: bool) -> None:
+async def _will(wills: Wills, dead: Entry, will: StoredWill, done: bool) -> None:
     """Publish a will at once or after its delay, which counts from the gateway's last sign of life.
 
     Args:
         done: the will has been published and is only deleted.
     """
     if done:
-        await broker.wills.delete(will.seq)
+        await wills.services.streams.wills.delete(will.seq)
         return
     try:
-        found = await broker.sessions.load(will.client_hash)
+        found = await wills.services.streams.sessions.load(will.client_hash)
     except NewerRecord:
         return  # the session's new owner deals with the will
     except PoisonedRecord:
         found = None
     if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:
         if dead.identity not in found[0].v5.wills:  # the new owner has looked for wills before this one was stored
-            await broker.wills.delete(will.seq)
+            await wills.services.streams.wills.delete(will.seq)
         return  # else the session's new owner deals with the will
     record = found[0] if found is not None else None
     v5 = record.v5 if record is not None else None
     if found is None or v5 is None or not will.delay or v5.kind == "regular" or v5.expiry == 0:
-        await published(broker, will)
+        await published(wills, will)
         return
     delay = will.delay if v5.expiry is None else min(will.delay, v5.expiry)
-    delay_will(broker, will, found[1], dead.alive + delay)
+    delay_will(wills.services, will, found[1], dead.alive + delay)
 
 
-async def _session(broker: Broker, dead: Entry, record: SessionRecord, sequence: int) -> None:
+async def _session(wills: Wills, presence: Presence, dead: Entry, record: SessionRecord, sequence: int) -> None:
     """End a session that ends with its connection; set the deadline of any other session."""
     v5 = record.v5
     assert v5 is not None
     if v5.kind == "regular" or v5.expiry == 0:
-        if await end_session(broker, record, sequence):
-            broker.presence.lost(dead.identity, record.client_id, sequence)
+        if await end_session(wills, record, sequence):
+            presence.lost(dead.identity, record.client_id, sequence)
         return
     # Wills of earlier gateways that the dead gateway had not dealt with; its own wills are under its own id.
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
-        await settle_wills(broker, record.key, others, sequence + 1, continued=True)
+        await settle_wills(wills, record.key, others, sequence + 1, continued=True)
     # A session that does not expire has no timer that would tell whether its connection had ended before.
-    if v5.expiry is None or await _deadline(broker, record, sequence, dead.alive + v5.expiry):
-        broker.presence.lost(dead.identity, record.client_id, sequence)
+    if v5.expiry is None or await _deadline(wills, record, sequence, dead.alive + v5.expiry):
+        presence.lost(dead.identity, record.client_id, sequence)
 
 
-async def _deadline(broker: Broker, record: SessionRecord, sequence: int, at: float) -> bool:
+async def _deadline(wills: Wills, record: SessionRecord, sequence: int, at: float) -> bool:
     """Set the timer of a session; False when it has one, since its connection had ended before its gateway died."""
     client_hash = record.key
     payload = record.client_id.encode()
     try:
-        await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
+        await wills.services.streams.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
     except ApiError as error:
         if error.err_code not in WRONG_LAST_SEQUENCE:
             raise
-        present = await stored.get_last(broker.inbox, TIMERS, timer_subject(EXPIRY, client_hash))
+        present = await stored.get_last(wills.services.nats.inbox, TIMERS, timer_subject(EXPIRY, client_hash))
         if present is None or (get_int(present.headers, EPOCH) or 0) >= sequence:
             return False
-        await broker.timers.cancel(EXPIRY, client_hash, sequence)
-        await broker.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
+        await wills.services.streams.timers.cancel(EXPIRY, client_hash, sequence)
+        await wills.services.streams.timers.schedule(EXPIRY, client_hash, at, sequence, payload, UNSET)
     return True

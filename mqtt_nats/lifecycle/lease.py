@@ -25,7 +25,7 @@ from mqtt_nats.config.worker_identity import default_name
 from mqtt_nats.lifecycle.failover import publish_wills, reap
 from mqtt_nats.lifecycle.predecessor import NAME, PROCESS, free_name, is_gone, own_process
 from mqtt_nats.lifecycle.readiness import explain
-from mqtt_nats.sessions.ownership import still_owner
+from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateways import POSITIONS, Entry, GatewayStore, LeaseTaken
@@ -33,8 +33,11 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_PLAIN, V5_VERSION
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.delivery.position_handover import PositionHandover
+    from mqtt_nats.lifecycle.will import Wills
+    from mqtt_nats.observability.presence import Presence
+    from mqtt_nats.sessions.session import Session
+    from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -61,7 +64,7 @@ def called(entry: Entry) -> str:
     return f"{entry.identity} ({name})" if isinstance(name, str) and name else entry.identity
 
 
-async def _let_go(client: Client) -> None:
+async def _let_go(client: Session) -> None:
     """End a connection whose session another gateway may have dealt with."""
     if await still_owner(client) or client.alive:  # claimed later, or unknown: no other gateway deals with the session
         client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
@@ -70,10 +73,11 @@ async def _let_go(client: Client) -> None:
 class Lease:
     """Lease and registration of this gateway; detects dead gateways by their lapsed leases."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.store = GatewayStore(broker.inbox)
-        self.ttl = broker.settings.gateway_lease
+    def __init__(self, wills: Wills, presence: Presence, claims: Claims, handover: PositionHandover) -> None:
+        self._services = services = wills.services
+        self._wills, self._presence, self._claims, self._handover = wills, presence, claims, handover
+        self.store = GatewayStore(services.nats.inbox)
+        self.ttl = services.settings.gateway_lease
         self.info: dict[str, Any] = {
             "version": __version__,
             "records": V5_PLAIN,
@@ -109,7 +113,7 @@ class Lease:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        await ask_once_for_all(self.broker.generation.check)  # this also reads nats-server's time
+        await ask_once_for_all(self._services.stream.check)  # this also reads nats-server's time
         former = await ask_once_for_all(self._take_name)
         await ask_once_for_all(self._renew)
         for entry in former:
@@ -117,7 +121,7 @@ class Lease:
 
     async def _take_name(self) -> list[Entry]:
         """Choose the name of this gateway; returns the dead gateways that had it before."""
-        settings, own = self.broker.settings, own_process()
+        settings, own = self._services.settings, own_process()
         entries = [one for one in await self.store.entries() if isinstance(one.info.get(NAME), str)]
         gone = {one.identity: is_gone(one.info.get(PROCESS), own) for one in entries}
         wanted = settings.name or default_name()
@@ -131,7 +135,7 @@ class Lease:
         if name in taken:
             log.warning("another gateway has the name %s: give each gateway a name of its own", name)
         self.info |= {NAME: name, PROCESS: own}
-        log.info("this gateway has the id %s and the name %s", self.broker.identity, name)
+        log.info("this gateway has the id %s and the name %s", self._services.identity.id, name)
         return [one for one in entries if one.identity in dead and one.info[NAME] == name]
 
     async def _succeed(self, entry: Entry) -> None:
@@ -143,17 +147,19 @@ class Lease:
         if not self._can_read(entry) or entry.reaper:
             return
         try:
-            sequence = await self.store.hold(entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS)
+            sequence = await self.store.hold(
+                entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS
+            )
         except LeaseTaken:
             sequence, holder = await self.store.lease(entry.identity)
-            if holder != self.broker.identity:  # else an earlier attempt of this gateway was stored
+            if holder != self._services.identity.id:  # else an earlier attempt of this gateway was stored
                 return  # another gateway was faster
         log.warning(
             "gateway %s had the name of this gateway and is dead: its wills and sessions are taken over", called(entry)
         )
-        await publish_wills(self.broker, entry)
+        await publish_wills(self._wills, entry)
         self._reaping.add(entry.identity)
-        self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+        self._services.tasks.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     async def keep(self) -> None:
         """Renew the lease, and handle lapsed leases of other gateways, for as long as the gateway runs.
@@ -167,9 +173,9 @@ class Lease:
                     async with asyncio.timeout(self.ttl / RENEWALS):
                         await self.wake.wait()
                 self.wake.clear()
-                await self.broker.online.wait()
+                await self._services.nats.online.wait()
                 if await self._renew_connected() and (looking is None or looking.done()):
-                    looking = self.broker.spawn(self._look(), "leases of others")
+                    looking = self._services.tasks.spawn(self._look(), "leases of others")
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("lease: %s", error)
             except Exception:
@@ -178,7 +184,7 @@ class Lease:
     async def _look(self) -> None:
         """Check the stream of messages, and the leases of the other gateways."""
         try:
-            await self.broker.generation.check()
+            await self._services.stream.check()
             if await self.watches():
                 await self._judge()
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -216,7 +222,7 @@ class Lease:
         left = self.ttl / RENEWALS
         return time.monotonic() + left <= self._until[0] and elapsed() + left <= self._until[1]
 
-    async def confirmed(self, client: Client) -> None:
+    async def confirmed(self, client: Session) -> None:
         """Wait until the lease lasts a while: only then do other gateways deal with a new client's session and will.
 
         Raises:
@@ -287,8 +293,8 @@ class Lease:
             raise
 
     async def _renew(self) -> None:
-        broker = self.broker
-        identity = broker.identity
+        services = self._services
+        identity = services.identity.id
         while True:
             begun = time.monotonic(), elapsed()
             try:
@@ -316,19 +322,19 @@ class Lease:
 
     def _begin_anew(self) -> str:
         """End all clients, whose sessions may have moved, and go on under another id; returns the id."""
-        broker = self.broker
-        broker.presence.renamed()
-        broker.rename(name_hash(secrets.token_hex(16)))
-        broker.claims.named(broker.identity)
-        broker.leaving.named()
+        services = self._services
+        self._presence.renamed()
+        services.identity.rename(name_hash(secrets.token_hex(16)))
+        self._claims.named(services.identity.id)
+        self._handover.named()
         self._sequence = self._registration = 0
-        for client in list(broker.connections):
+        for client in list(services.registry.connections):
             if client.epoch:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
             elif client.record is not None:  # its session is being claimed under the former id
                 client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
-        return broker.identity
+        return services.identity.id
 
     async def _judge(self) -> None:
         """Deal with the clients of gateways whose lease has lapsed.
@@ -340,12 +346,12 @@ class Lease:
         if since is None or time.monotonic() - since < self.ttl:
             return
         for entry in await self.store.entries():
-            if entry.lapsed and entry.identity != self.broker.identity and entry.identity not in self._reaping:
+            if entry.lapsed and entry.identity != self._services.identity.id and entry.identity not in self._reaping:
                 if not self._can_read(entry):
                     continue
                 try:
                     sequence = await self.store.hold(
-                        entry.identity, self.broker.identity, entry.sequence, self.ttl * RENEWALS
+                        entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS
                     )
                 except LeaseTaken:
                     continue  # the gateway is alive, or another gateway was faster
@@ -353,7 +359,7 @@ class Lease:
                     "gateway %s has not renewed its lease: its wills and sessions are taken over", called(entry)
                 )
                 self._reaping.add(entry.identity)
-                self.broker.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+                self._services.tasks.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
 
     def _can_read(self, entry: Entry) -> bool:
         """Whether this gateway can read all records of a dead one; else a newer gateway deals with its clients."""
@@ -373,13 +379,13 @@ class Lease:
 
     async def _reap(self, entry: Entry, sequence: int) -> None:
         """Deal with the clients of a dead gateway; after an interruption any gateway does it again."""
-        work = asyncio.create_task(reap(self.broker, entry))
+        work = asyncio.create_task(reap(self._wills, self._presence, entry))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self.ttl)
                 if not work.done():  # the work takes long: renew the claim of the dead gateway's lease
                     sequence = await self.store.hold(
-                        entry.identity, self.broker.identity, sequence, self.ttl * RENEWALS
+                        entry.identity, self._services.identity.id, sequence, self.ttl * RENEWALS
                     )
             work.result()
             await self.store.remove(entry.identity)
@@ -392,6 +398,6 @@ class Lease:
     async def release(self) -> None:
         """Remove the lease: the gateway ends and has left its sessions in order."""
         try:
-            await self.store.remove(self.broker.identity)
+            await self.store.remove(self._services.identity.id)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("lease: %s", error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.transport.turns import STANDSTILL, Hold
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -23,49 +23,49 @@ PATIENCE: Final = 5.0
 """Seconds after which a PING without PONG is repeated."""
 
 
-def tick(broker: Broker) -> None:
+def tick(services: Services) -> None:
     """Read the clock, or begin a standstill where it was not read in time; called every `CLOCK_STEP` seconds."""
-    if monotonic() - broker.clock.read > STANDSTILL:
-        _begin(broker)
+    if monotonic() - services.clock.read > STANDSTILL:
+        _begin(services)
     else:
-        _read_clock(broker)
+        _read_clock(services)
 
 
-def _read_clock(broker: Broker) -> None:
-    broker.clock.touch()
-    broker.nats.tick()
+def _read_clock(services: Services) -> None:
+    services.clock.touch()
+    services.nats.tick()
 
 
-def watch(broker: Broker) -> None:
+def watch(services: Services) -> None:
     """Detect standstills from now on: before a client's bytes or a frame of NATS are handled, or a frame is sent."""
-    _read_clock(broker)
+    _read_clock(services)
 
     def noticed() -> None:
-        _begin(broker)
+        _begin(services)
 
-    broker.clock.call_on_standstill(noticed)
-    broker.nats.call_on_standstill(noticed)
+    services.clock.call_on_standstill(noticed)
+    services.nats.call_on_standstill(noticed)
 
 
-def _begin(broker: Broker) -> None:
-    stood = monotonic() - broker.clock.read
+def _begin(services: Services) -> None:
+    stood = monotonic() - services.clock.read
     log.warning("the gateway process did not run for %.1f s", stood)
-    broker.store.excuse(stood)
+    services.nats.store.excuse(stood)
     now = asyncio.get_running_loop().time()
-    broker.clock.set(now)
-    _read_clock(broker)
-    if not broker.nats.begin_standstill():
+    services.clock.set(now)
+    _read_clock(services)
+    if not services.nats.begin_standstill():
         return
-    for client in broker.connections:
+    for client in services.registry.connections:
         client.connection.hold(Hold.STANDSTILL)
         if not client.greeted:  # its connect timeout begins anew: `opened` may come from the clock that was not read
             client.connection.restart_timeout(now)
-    broker.spawn(_catch_up(broker), "standstill")
+    services.tasks.spawn(_catch_up(services), "standstill")
 
 
-async def _catch_up(broker: Broker) -> None:
+async def _catch_up(services: Services) -> None:
     """Wait until the takeover signals have come, which end clients whose session has moved; then go on."""
-    link = broker.link
+    link = services.nats.link
     wire = link.wire
     waiting = set()
     try:
@@ -77,9 +77,9 @@ async def _catch_up(broker: Broker) -> None:
                 log.debug("NATS does not answer yet")
         else:
             # The signals were lost with the connection: the recovery reads the record of each session.
-            waiting = set(broker.clients.values())
-            await broker.online.wait()
+            waiting = set(services.registry.clients.values())
+            await services.nats.online.wait()
     finally:
-        broker.nats.end_standstill()
-        for client in list(broker.connections - waiting):
+        services.nats.end_standstill()
+        for client in list(services.registry.connections - waiting):
             client.connection.release(Hold.STANDSTILL)

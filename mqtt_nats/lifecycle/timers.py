@@ -16,7 +16,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.lifecycle.will import Wills
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -33,17 +33,17 @@ PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
 
 
-async def take_timers(broker: Broker) -> None:
+async def take_timers(wills: Wills) -> None:
     """Take fired timers for as long as the gateway runs."""
     ready = False
     while True:
         try:
-            await broker.online.wait()
+            await wills.services.nats.online.wait()
             if not ready:
-                await broker.timers.ensure_consumer()
+                await wills.services.streams.timers.ensure_consumer()
                 ready = True
-            timers = await broker.timers.fetch(WAIT, AT_ONCE)
-            await asyncio.gather(*(_handle(broker, timer) for timer in timers))
+            timers = await wills.services.streams.timers.fetch(WAIT, AT_ONCE)
+            await asyncio.gather(*(_handle(wills, timer) for timer in timers))
         except OthersWait:
             await asyncio.sleep(WAIT * random.random())
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -52,22 +52,22 @@ async def take_timers(broker: Broker) -> None:
             await asyncio.sleep(PAUSE)
 
 
-async def _handle(broker: Broker, timer: FiredTimer) -> None:
+async def _handle(wills: Wills, timer: FiredTimer) -> None:
     """Handle a timer by its kind; after an interruption JetStream delivers it again, to any gateway."""
     try:
         if timer.kind == EXPIRY:
-            await expire(broker, timer)
+            await expire(wills, timer)
         elif timer.kind == WILL:
-            await will_due(broker, timer)
+            await will_due(wills, timer)
         elif timer.kind == MESSAGE:
-            await message_due(broker, timer)
+            await message_due(wills.ingress, timer)
             return
         else:
             log.debug("a timer of kind %s is left to a newer gateway", timer.kind)
             return
-        await broker.timers.done(timer)
+        await wills.services.streams.timers.done(timer)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("timer of %s: %s", timer.key, error)
-        answer(broker, timer.ack.encode(), LATER)
+        answer(wills.services, timer.ack.encode(), LATER)
     except Exception:
         log.exception("a timer could not be handled")

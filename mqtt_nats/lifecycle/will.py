@@ -31,39 +31,39 @@ from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.ingress.publisher import Ingress, Publisher
     from mqtt_nats.pubsub.routing_table import Route
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
 
-def check_will(client: Client, will: Will) -> Route:
+def check_will(client: Publisher, will: Will) -> Route:
     """Check that a will can be published; returns its route.
 
     Raises:
         MqttError: the topic or response topic is not permitted, or NATS would not take the message.
     """
-    broker = client.broker
     properties = will.properties or {}
     lines = header_lines(properties)
     if "response_topic" in properties:
-        broker.table.route(put_string(properties["response_topic"]))
+        client.path.table.route(put_string(properties["response_topic"]))
         if not may_answer(client, properties["response_topic"]):
             raise NotAuthorized("the will's response topic is not permitted")
     route = route_for(client, put_string(will.topic))
     if client.guarded is not None and not client.guarded.may_publish(route.asked, will.qos, will.retain):
         raise NotAuthorized("the will is not permitted")
-    most = broker.settings.max_retained_size
+    most = client.services.settings.max_retained_size
     if will.retain and most is not None and len(will.payload) > most:
         raise QuotaExceeded(f"retained messages have at most {most} bytes")
     size = len(will.payload) + checked(HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub))
-    if size > broker.store.max_payload:
-        raise PacketTooLarge(f"nats-server takes messages of {broker.store.max_payload} bytes")
+    if size > client.path.store.max_payload:
+        raise PacketTooLarge(f"nats-server takes messages of {client.path.store.max_payload} bytes")
     return route
 
 
-def permitted_will(client: Client, will: Will) -> Will | None:
+def permitted_will(client: Publisher, will: Will) -> Will | None:
     """Return the will of a client; None: the rules do not permit the will for the state of a bridge, which is no error.
 
     A bridge of mosquitto has that will by default, and would try to connect for ever if it were refused.
@@ -74,20 +74,19 @@ def permitted_will(client: Client, will: Will) -> Will | None:
     return None
 
 
-async def keep_will(client: Client, will: Will) -> None:
+async def keep_will(client: Publisher, will: Will) -> None:
     """Store the will of a client whose session has just been claimed [MQTT-3.1.2-8] (3.1.1), [MQTT-3.1.2-7] (5.0).
 
     Raises:
         ApiError: JetStream does not store the will.
     """
-    broker = client.broker
     route = check_will(client, will)
     properties = will.properties or {}
     lines = header_lines(properties)
     if "response_topic" in properties:
         lines += ANSWER_LINE  # `check_will` refuses a response topic that is not permitted
     found = StoredWill(
-        broker.identity,
+        client.services.identity.id,
         client.hash,
         0,
         client.epoch,
@@ -101,8 +100,10 @@ async def keep_will(client: Client, will: Will) -> None:
     subject = route.origin.encode()
     headers = will_block(subject, found.qos, found.retain, found.epoch, found.delay, found.lines)
     operation = KeepOp(client, found)
-    broker.store.put(b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation)
-    broker.link.kick()
+    client.path.store.put(
+        b"HPUB %b " % will_subject(found.gateway, client.hash).encode(), headers, will.payload, operation
+    )
+    client.path.link.kick()
     await operation.done
 
 
@@ -111,7 +112,7 @@ class KeepOp(AwaitedStore):
 
     __slots__ = ("client", "guard", "will")
 
-    def __init__(self, client: Client, will: StoredWill) -> None:
+    def __init__(self, client: Publisher, will: StoredWill) -> None:
         super().__init__()
         self.client = client
         self.will = will
@@ -126,7 +127,7 @@ class KeepOp(AwaitedStore):
         super().stored(ack)
 
 
-def may_leave(client: Client, will: StoredWill) -> bool:
+def may_leave(client: Publisher, will: StoredWill) -> bool:
     """Whether the present rules permit a stored will: its message, and answers on its response topic."""
     if client.guarded is None:
         return True
@@ -137,7 +138,7 @@ def may_leave(client: Client, will: StoredWill) -> bool:
     return answers is None or may_answer(client, unquote(answers))
 
 
-def drop_will(client: Client) -> Done | None:
+def drop_will(client: Publisher) -> Done | None:
     """Remove the will without its publication [MQTT-3.1.2-10] [MQTT-3.14.4-3] (3.1.1, 5.0).
 
     Returns:
@@ -147,61 +148,62 @@ def drop_will(client: Client) -> Done | None:
     if will is None:
         return None
     deleted = Done()
-    _delete(client.broker, will, deleted)
-    client.broker.link.kick()
+    _delete(client.services, will, deleted)
+    client.path.link.kick()
     return deleted
 
 
-def leave_will(client: Client) -> None:
+def leave_will(wills: Wills, client: Publisher) -> None:
     """Publish the will of a connection that has ended without DISCONNECT, at once or after its delay."""
     will = client.take_will()  # [MQTT-3.1.2-10] (3.1.1, 5.0)
     if will is None or not client.epoch:  # [MQTT-3.1.2-12] (3.1.1)
         return
-    broker = client.broker
     if client.taken:
-        broker.spawn(_taken(client, will), f"will of {client.client_id}")
+        wills.services.tasks.spawn(_taken(wills, client, will), f"will of {client.client_id}")
     elif will.delay and client.durable and client.expiry != 0:
         # [MQTT-3.1.3-9] (5.0); the session may expire before the delay is over
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-        broker.late_wills[client] = will, natstime.now() + delay
+        wills.late[client] = will, natstime.now() + delay
     else:
         done = None
         if not client.durable:
-            done = broker.last_wills[client] = Done()
-        if client in broker.unchecked or not broker.online.is_set() or will.gateway != broker.identity:
-            look = broker.spawn(_publish_if_there(broker, will, done), f"will of {client.client_id}")
-            broker.tasks.await_at_end(look)
+            done = wills.last[client] = Done()
+        if (
+            client in wills.services.registry.unchecked
+            or not wills.services.nats.online.is_set()
+            or will.gateway != wills.services.identity.id
+        ):
+            look = wills.services.tasks.spawn(_publish_if_there(wills, will, done), f"will of {client.client_id}")
+            wills.services.tasks.await_at_end(look)
         else:
-            publish_will(broker, will, done)
+            publish_will(wills, will, done)
 
 
-def leave_late_will(client: Client) -> None:
+def leave_late_will(wills: Wills, client: Publisher) -> None:
     """Set the timer of a delayed will, after the client's last job: a later write of the record would make it void."""
-    broker = client.broker
-    late = broker.late_wills.pop(client, None)
+    late = wills.late.pop(client, None)
     if late is None:
         return
     will, at = late
     if client.taken:
-        broker.spawn(_taken(client, will), f"will of {client.client_id}")
+        wills.services.tasks.spawn(_taken(wills, client, will), f"will of {client.client_id}")
     else:
-        delay_will(broker, will, client.epoch, at)
+        delay_will(wills.services, will, client.epoch, at)
 
 
-def delay_will(broker: Broker, will: StoredWill, epoch: int, at: float) -> None:
+def delay_will(services: Services, will: StoredWill, epoch: int, at: float) -> None:
     """Have a will published at Unix time ``at``, unless the session record has been written after ``epoch``."""
     key = f"{will.gateway}.{will.client_hash}"
     headers = schedule_block(WILL, key, at, epoch)
-    broker.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
-    broker.link.kick()
+    services.nats.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
+    services.nats.link.kick()
 
 
-async def _taken(client: Client, will: StoredWill) -> None:
+async def _taken(wills: Wills, client: Publisher, will: StoredWill) -> None:
     """Publish the will of a moved session unless a gateway owns it: nats-server's listener ignores gateways' wills."""
-    broker = client.broker
     while True:
         try:
-            found = await broker.sessions.load(client.hash, client.client_id)
+            found = await wills.services.streams.sessions.load(client.hash, client.client_id)
             break
         except NewerRecord:
             return  # a gateway's record: the record that it has replaced has named the will
@@ -210,32 +212,30 @@ async def _taken(client: Client, will: StoredWill) -> None:
             break
         except (ApiError, NoResponders, RequestTimeout):
             await asyncio.sleep(PAUSE)
-            await broker.online.wait()
+            await wills.services.nats.online.wait()
     if found is None or found[0].v5 is None:
-        await _publish_if_there(broker, will, None)
+        await _publish_if_there(wills, will, None)
 
 
-async def _publish_if_there(broker: Broker, will: StoredWill, done: Done | None) -> None:
+async def _publish_if_there(wills: Wills, will: StoredWill, done: Done | None) -> None:
     """Publish a will if it is still stored: another gateway may have published it while this one had no NATS.
 
     This gateway may also have passed for dead. The message may be so old that a repetition would not be recognised.
     """
     while True:
-        await broker.online.wait()
+        await wills.services.nats.online.wait()
         try:
-            found = await broker.wills.load(will.gateway, will.client_hash)
+            found = await wills.services.streams.wills.load(will.gateway, will.client_hash)
             break
         except (ApiError, NoResponders, RequestTimeout):
             await asyncio.sleep(PAUSE)
     if found is not None and found.seq == will.seq:
-        publish_will(broker, will, done)
+        publish_will(wills, will, done)
     elif done is not None:
         done.event.set()
 
 
-async def settle_wills(
-    broker: Broker, client_hash: str, gateways: Iterable[str], epoch: int, *, continued: bool
-) -> None:
+async def settle_wills(wills: Wills, client_hash: str, gateways: Iterable[str], epoch: int, *, continued: bool) -> None:
     """Publish or delete the wills of a session that has been claimed or has ended.
 
     Args:
@@ -247,77 +247,88 @@ async def settle_wills(
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     for gateway in gateways:
-        will = await broker.wills.load(gateway, client_hash)
+        will = await wills.services.streams.wills.load(gateway, client_hash)
         if will is None or will.epoch >= epoch:
             continue
         due = False
         if will.delay:
             key = f"{gateway}.{client_hash}"
-            cancelled = await broker.timers.cancel(WILL, key, epoch)
-            due = not cancelled and will.epoch <= await broker.timers.fired(WILL, key)
+            cancelled = await wills.services.streams.timers.cancel(WILL, key, epoch)
+            due = not cancelled and will.epoch <= await wills.services.streams.timers.fired(WILL, key)
         if continued and will.delay and not due:
-            await broker.wills.delete(will.seq)
+            await wills.services.streams.wills.delete(will.seq)
         else:
-            await published(broker, will)
+            await published(wills, will)
 
 
-async def will_due(broker: Broker, timer: FiredTimer) -> None:
+async def will_due(wills: Wills, timer: FiredTimer) -> None:
     """Publish a will whose delay is over, unless the session was claimed since: then its owner deals with the will."""
     gateway, _, client_hash = timer.key.partition(".")
-    will = await broker.wills.load(gateway, client_hash)
+    will = await wills.services.streams.wills.load(gateway, client_hash)
     if will is None:
         return
     try:
-        found = await broker.sessions.load(client_hash)
+        found = await wills.services.streams.sessions.load(client_hash)
         present = timer.epoch if found is None else found[1]
     except NewerRecord as error:
         present = error.seq
     except PoisonedRecord:
         present = timer.epoch
     if present == timer.epoch:
-        await published(broker, will)
+        await published(wills, will)
 
 
 # -- publishing -------------------------------------------------------------------------------------
 
 
-async def published(broker: Broker, will: StoredWill) -> None:
+async def published(wills: Wills, will: StoredWill) -> None:
     """Publish a will, and wait until that is done."""
     done = Done()
-    publish_will(broker, will, done)
+    publish_will(wills, will, done)
     await done.event.wait()
 
 
-def publish_will(broker: Broker, will: StoredWill, then: Done | None = None) -> None:
+def publish_will(wills: Wills, will: StoredWill, then: Done | None = None) -> None:
     """Publish a will that no gateway has published yet; ``then`` ends when that is done."""
     if will.qos == 0:
-        _delete(broker, will, ZeroOp(broker, will, then))
+        _delete(wills.services, will, ZeroOp(wills, will, then))
     else:
-        _publish(broker, will, then)
-    broker.link.kick()
+        _publish(wills, will, then)
+    wills.services.nats.link.kick()
 
 
-def _delete(broker: Broker, will: StoredWill, operation: PendingStore) -> None:
-    broker.store.call(broker.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
+def _delete(services: Services, will: StoredWill, operation: PendingStore) -> None:
+    services.nats.store.call(services.streams.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
 
 
-def _publish(broker: Broker, will: StoredWill, then: Done | None) -> None:
-    route = broker.table.route_to(will.subject.encode())
+def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
+    route = wills.services.path.table.route_to(will.subject.encode())
     more = restored(b"%b%b%b" % (START, will.lines, END), natstime.now())
     if more is not None:
-        more = broker.replying.addressed(more, START + will.lines)
-    operation = WillOp(broker, will, then)
+        more = wills.ingress.replying.addressed(more, START + will.lines)
+    operation = WillOp(wills, will, then)
     try:
         if route is None:
             raise TooLarge("its subject names no topic")
         sender = sender_line(will.lines)
-        inject(broker, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
+        inject(wills.ingress, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
         operation.end()
         return
     if not operation.left:
         operation.end()
+
+
+class Wills:
+    """The wills of one account that are being published, or wait for the last job of their client."""
+
+    def __init__(self, ingress: Ingress) -> None:
+        self.ingress, self.services = ingress, ingress.services
+        self.last: dict[Session, Done] = {}
+        """Wills that are being published, by client, of sessions that end with their connection."""
+        self.late: dict[Session, tuple[StoredWill, float]] = {}
+        """Delayed wills with their due Unix time in seconds, by client, of clients whose last job has not ended."""
 
 
 class Done(PendingStore):
@@ -340,11 +351,11 @@ class Done(PendingStore):
 class WillOp(CountedStore):
     """The stores of a will's message; after the last one the stored will is deleted."""
 
-    __slots__ = ("broker", "then", "will")
+    __slots__ = ("then", "will", "wills")
 
-    def __init__(self, broker: Broker, will: StoredWill, then: Done | None) -> None:
+    def __init__(self, wills: Wills, will: StoredWill, then: Done | None) -> None:
         super().__init__()
-        self.broker = broker
+        self.wills = wills
         self.will = will
         self.then = then
 
@@ -370,8 +381,8 @@ class WillOp(CountedStore):
     def end(self) -> None:
         """Delete the stored will, which has been published; at QoS 0 it is deleted already."""
         if self.will.qos:
-            _delete(self.broker, self.will, self.then or IgnoredStore())
-            self.broker.link.kick()
+            _delete(self.wills.services, self.will, self.then or IgnoredStore())
+            self.wills.services.path.link.kick()
         elif self.then is not None:
             self.then.event.set()
 
@@ -379,18 +390,18 @@ class WillOp(CountedStore):
 class ZeroOp(PendingStore):
     """The deletion of a stored will at QoS 0: the gateway that has deleted the will publishes it."""
 
-    __slots__ = ("broker", "then", "will")
+    __slots__ = ("then", "will", "wills")
 
-    def __init__(self, broker: Broker, will: StoredWill, then: Done | None) -> None:
-        self.broker = broker
+    def __init__(self, wills: Wills, will: StoredWill, then: Done | None) -> None:
+        self.wills = wills
         self.will = will
         self.then = then
 
     def stored(self, ack: bytes) -> None:
         """Publish the will: this gateway has deleted it."""
-        _publish(self.broker, self.will, self.then)
-        self.broker.link.kick()
-        self.broker.round.start()
+        _publish(self.wills, self.will, self.then)
+        self.wills.services.path.link.kick()
+        self.wills.services.path.round.start()
 
     def failed(self, error: ApiError) -> None:
         """End without a publication: another gateway has deleted the will, or the deletion is refused."""

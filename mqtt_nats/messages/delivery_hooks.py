@@ -4,31 +4,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from mqtt_nats.hooks.calls import dropped
-from mqtt_nats.hooks.events import Answered, ClientView, Delivered
+from mqtt_nats.hooks.events import Answered, ClientView, Delivered, DropReason, HookedClient
 from mqtt_nats.hooks.points import MESSAGE_ACKED, MESSAGE_ANSWERED, MESSAGE_DELIVERED, MESSAGE_DROPPED
 from mqtt_nats.transport.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.messages.message import Stored
+    from mqtt_nats.hooks.registry import Hooks
+    from mqtt_nats.messages.publish_encoder import Aliases
 
 
-def fit_spout(client: Client) -> None:
-    """Insert or remove the spout of a client, as the present hooks require."""
-    hooks = client.broker.hooks
+class DeliverySubscriber(HookedClient, Protocol):
+    """The client whose packets are looked at: a session."""
+
+    outlet: WriteBuffer
+    outgoing: Aliases | None
+
+    def drop(self, topic: str, qos: int, reason: DropReason, message_id: str = "") -> None:
+        """Count and announce a message that the client does not get."""
+
+
+def fit_spout(client: DeliverySubscriber, hooks: Hooks, identity: Callable[[int], str]) -> None:
+    """Insert or remove the spout of a client, as the hooks require; ``identity``: see :class:`DeliveryHooks`."""
     outlet = client.outlet
     looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED) or hooks.noticing(MESSAGE_ANSWERED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
     send = outlet.send
     if isinstance(send, DeliveryHooks):
-        send.look_at_packets(looks)
+        send.look_by(hooks, looks)
         if not wanted:
             outlet.send_by(send.send)
     elif wanted and send is not None:
-        outlet.send_by(DeliveryHooks(client, send, looks))
+        outlet.send_by(DeliveryHooks(client, hooks, send, looks, identity))
 
 
 _ANSWERS: Final[dict[int, Literal[4, 5, 7]]] = {4: 4, 5: 5, 7: 7}
@@ -36,12 +44,24 @@ _ANSWERS: Final[dict[int, Literal[4, 5, 7]]] = {4: 4, 5: 5, 7: 7}
 
 
 class DeliveryHooks:
-    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets and answers that are sent."""
+    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets and answers that are sent.
 
-    __slots__ = ("_aliases", "_view", "client", "looks", "send", "sent")
+    Args:
+        identity: returns the id of the message with a packet identifier; empty where it does not come from a stream.
+    """
 
-    def __init__(self, client: Client, send: Callable[[bytes | bytearray], None], looks: bool) -> None:
+    __slots__ = ("_aliases", "_hooks", "_identity", "_view", "client", "looks", "send", "sent")
+
+    def __init__(
+        self,
+        client: DeliverySubscriber,
+        hooks: Hooks,
+        send: Callable[[bytes | bytearray], None],
+        looks: bool,
+        identity: Callable[[int], str],
+    ) -> None:
         self.client = client
+        self._hooks, self._identity = hooks, identity
         self.send = send
         self.looks = looks
         self.sent: dict[int, Delivered] = {}
@@ -49,9 +69,9 @@ class DeliveryHooks:
         self._view = ClientView(client)
         self._aliases: dict[int, bytes] = {} if client.outgoing is None else client.outgoing.known()
 
-    def look_at_packets(self, looks: bool) -> None:
-        """Report the sent messages to the hooks, or report dropped ones only."""
-        self.looks = looks
+    def look_by(self, hooks: Hooks, looks: bool) -> None:
+        """Report the sent messages to these hooks, or report dropped ones only."""
+        self._hooks, self.looks = hooks, looks
 
     def send_by(self, send: Callable[[bytes | bytearray], None]) -> None:
         """Send bytes by another function."""
@@ -64,7 +84,7 @@ class DeliveryHooks:
             self._look(bytes(data))
 
     def _look(self, data: bytes) -> None:
-        hooks = self.client.broker.hooks
+        hooks = self._hooks
         delivered, acked = hooks.noticing(MESSAGE_DELIVERED), hooks.noticing(MESSAGE_ACKED)
         answered = hooks.noticing(MESSAGE_ANSWERED)
         at = 0
@@ -111,15 +131,6 @@ class DeliveryHooks:
         identity = self._identity(identifier) if qos else ""
         return Delivered(self._view, topic.decode(), data[at:end], qos, retain, dup, identifier, identity, properties)
 
-    def _identity(self, identifier: int) -> str:
-        """Return the id of the message with a packet identifier; empty where it does not come from a stream."""
-        side = self.client.durable_side
-        delivery = side.machine.inflight.get(identifier) if side is not None else None
-        if delivery is None:
-            return ""
-        found: Stored | None = delivery.body or self.client.broker.stored.get(delivery.sequence)
-        return found.identity if found is not None else ""
-
 
 def extent(data: bytes, at: int) -> tuple[int, int]:
     """Return beginning and end of the bytes whose length (one to four bytes) follows the byte at ``at``."""
@@ -150,4 +161,4 @@ def lost(outlet: WriteBuffer, data: bytes) -> None:
         body, at = extent(data, at)
         if first >> 4 == 3:
             size = data[body] << 8 | data[body + 1]
-            dropped(spout.client, data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")
+            spout.client.drop(data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

@@ -24,6 +24,11 @@ class MessageIds:
         """Time in microseconds without its last 8 bits: its digits are shared by messages of the same moment."""
         self._start = b""
 
+    def is_own(self, headers: bytes) -> bool:
+        """Return whether this gateway made the message with these headers, by its id."""
+        start = headers.find(b"\r\nNmqtt-Id:")
+        return start >= 0 and headers[start + 27 : start + 39] == self.own
+
     def give(self, identity: bytes) -> None:
         """Give the next message an id that hooks have seen; empty = a new id."""
         self.given = identity

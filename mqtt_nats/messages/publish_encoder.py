@@ -7,19 +7,15 @@ Such a packet is encoded when it is written, so that a topic alias is never give
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.codec import matches
-from mqtt_nats.hooks.calls import dropped
-from mqtt_nats.messages.message import Message, Stored, encoded_id, expired, tailored
-from mqtt_streams.subjects import subject_to_topic
+from mqtt_nats.messages.message import Message, Stored, expired, tailored
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.protocol.inflight import Delivery
-    from mqtt_nats.protocol.overlap import Overlap
-    from mqtt_nats.pubsub.routing_table import Choice
+    from mqtt_nats.hooks.events import DropReason
+    from mqtt_nats.messages.terms import Terms
+    from mqtt_nats.transport.write_buffer import WriteBuffer
 
 # Largest number of topic aliases for one client, also where it allows more: gateway and client remember each of them.
 ALIASES_MOST: Final = 256
@@ -56,8 +52,31 @@ class Aliases:
         self._given.clear()
 
 
+class Subscriber(Protocol):
+    """The client that a PUBLISH packet is for: a session."""
+
+    version: int
+    outlet: WriteBuffer
+    terms: Terms
+    outgoing: Aliases | None
+    checks_each: bool
+
+    def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
+        """Whether the rules withhold a message of a subscription of this QoS."""
+
+    def drop(self, topic: str, qos: int, reason: DropReason, message_id: str = "") -> None:
+        """Count and announce a message that the client does not get."""
+
+
 def encode_publish(
-    client: Client, message: Message | Stored, qos: int, identifier: int, *, ids: bytes, retain: bool, dup: bool = False
+    client: Subscriber,
+    message: Message | Stored,
+    qos: int,
+    identifier: int,
+    *,
+    ids: bytes,
+    retain: bool,
+    dup: bool = False,
 ) -> bytes:
     """Return a PUBLISH packet for one client; empty when it must not be sent: expired, or too large for the client.
 
@@ -65,7 +84,7 @@ def encode_publish(
     """
     now = natstime.now()
     if not dup and expired(message, now):
-        dropped(client, message.key[2:].decode(), qos, "expired", message.identity)
+        client.drop(message.key[2:].decode(), qos, "expired", message.identity)
         return b""
     version = client.version
     limit = client.terms.maximum_packet_size
@@ -80,19 +99,23 @@ def encode_publish(
         message, version, qos, identifier, now, ids=ids, retain=retain, dup=dup, alias=alias, named=not known
     )
     if len(data) > limit:
-        dropped(client, message.key[2:].decode(), qos, "too large", message.identity)
+        client.drop(message.key[2:].decode(), qos, "too large", message.identity)
         return b""
     return data
 
 
 def encode_for_subscriber(
-    client: Client, message: Message | Stored, qos: int, choice: Choice | None = None
+    client: Subscriber, message: Message | Stored, qos: int, granted: int, ids: bytes = b"", *, kept: bool = False
 ) -> Callable[[int], bytes]:
-    """Return a function that encodes a message for its packet identifier; empty: denied, expired or too large."""
-    ids = choice.ids if choice is not None else b""
-    retain = message.retain or (choice is not None and choice.kept and message.kept)
+    """Return a function that encodes a message for its packet identifier; empty: denied, expired or too large.
 
-    granted = choice.qos if choice is not None else qos
+    Args:
+        qos: the QoS of the packet.
+        granted: the QoS of the subscription.
+        ids: subscription identifiers as they stand in the packet.
+        kept: whether the subscription gets the RETAIN flag of the publisher.
+    """
+    retain = message.retain or (kept and message.kept)
 
     def late(identifier: int) -> bytes:
         if client.checks_each and client.withheld(message.key, granted, message.identity):
@@ -100,28 +123,3 @@ def encode_for_subscriber(
         return encode_publish(client, message, qos, identifier, ids=ids, retain=retain)
 
     return late
-
-
-def subscriber_properties(
-    client: Client, overlap: Overlap[Any], message: Stored, delivery: Delivery
-) -> tuple[bytes, bool]:
-    """Return subscription identifiers for a stored message, and whether RETAIN stays [MQTT-3.3.4-4] (5.0).
-
-    A 3.1.1 bridge gets the publisher's RETAIN flag.
-    """
-    options = client.options
-    if client.version != 5:
-        return b"", client.bridge and message.kept
-    if delivery.sequence < 0:  # a retained message, or one of a group, comes by one subscription only
-        return encoded_id(delivery.source.identifier), delivery.source.kept and message.kept
-    if not options:
-        return b"", False
-    own = message.sender == client.client_id
-    identifiers, kept = overlap.extras(message.subject, delivery.sequence, own)
-    topic = subject_to_topic(message.subject)
-    for found, wanted in options.items():  # subscriptions at QoS 0 have no consumer, so `overlap` lacks them
-        if not client.filters[found] and not (own and wanted.no_local) and matches(found.text, topic):
-            kept = kept or wanted.retain_as_published
-            if wanted.identifier is not None:
-                identifiers.append(wanted.identifier)
-    return b"".join(map(encoded_id, identifiers)), kept and message.kept

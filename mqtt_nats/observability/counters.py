@@ -6,19 +6,11 @@ The message path only adds to integers, once for a run of packets or a fan-out; 
 
 from __future__ import annotations
 
-import asyncio
-import resource
-import sys
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from mqtt_nats.base.logs import FAILURES, left_out
-from mqtt_nats.hooks.calls import DISCONNECTS
-
-if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.hooks.session_notices import DISCONNECTS
 
 LATENCIES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histogram of acknowledgement times, in seconds."""
@@ -30,9 +22,6 @@ FILTER_LIMITS: Final = (
     *("max_subscriptions", "filter_levels", "max_payload", "consumers", "overlapping_filters", "jetstream"),
 )
 """Limits that refuse filters: settings, session record size (`max_payload` of nats-server), quotas, JetStream."""
-
-SLICE: Final = 1000
-"""Number of clients after which `snapshot` gives way to other tasks."""
 
 
 class Histogram:
@@ -88,6 +77,10 @@ class Counters:
         """Ends of accepted connections, by cause."""
         self.dropped: dict[str, int] = {}
         """Messages that a client did not get, by reason; :meth:`drops` returns all reasons."""
+        self.passed_over = 0
+        """Messages that were not sent to a session because too many waited."""
+        self.not_retained = 0
+        """Messages that were not retained because of a limit."""
         self.reconnects = 0
         """Number of reconnects to NATS."""
         self.stored = Histogram(LATENCIES)
@@ -133,8 +126,16 @@ class Counters:
         """Count the end of an accepted connection; ``cause`` is one of `DISCONNECTS`."""
         self.disconnects[cause] += 1
 
-    def drops(self, broker: Broker) -> dict[str, int]:
-        """Return the numbers of messages that a client did not get, by reason."""
+    def pass_over(self) -> None:
+        """Count a message that is not sent to a session because too many wait."""
+        self.passed_over += 1
+
+    def not_retain(self) -> None:
+        """Count a message that is not retained because of a limit."""
+        self.not_retained += 1
+
+    def drops(self, slow: int) -> dict[str, int]:
+        """Return the numbers of messages that a client did not get, by reason; ``slow``: those of `FlushRound`."""
         return {
             "denied": 0,
             "expired": 0,
@@ -144,84 +145,7 @@ class Counters:
             "session ended": 0,
             "copy": 0,
             **self.dropped,
-            "slow client": broker.round.dropped,
-            "backlog": broker.passed_over,
-            "not retained": broker.not_retained,
+            "slow client": slow,
+            "backlog": self.passed_over,
+            "not retained": self.not_retained,
         }
-
-
-async def snapshot(broker: Broker) -> dict[str, Any]:
-    """Return all counters and the present state of a gateway as JSON values; gives way to other tasks meanwhile."""
-    counters = broker.counters
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    found: dict[str, Any] = {
-        "id": broker.identity,
-        "name": broker.lease.info.get("name", ""),
-        "time": time.time(),
-        "since": counters.since,
-        "received": list(counters.received),
-        "received_bytes": list(counters.received_bytes),
-        "sent": list(counters.sent),
-        "sent_bytes": list(counters.sent_bytes),
-        "connections": len(broker.connections),
-        "clients": len(broker.clients),
-        "connects": counters.connects,
-        "refused": dict(counters.refused),
-        "limited": dict(counters.limited),
-        "filters_refused": dict(counters.filters_refused),
-        "disconnects": dict(counters.disconnects),
-        "dropped": counters.drops(broker),
-        "failures": dict(FAILURES),
-        "log_records_left_out": left_out(),
-        "filters": len(broker.table.filters),
-        "copies_stored": broker.copies.stored,
-        "pending_stores": len(broker.store.pending),
-        "pending_store_bytes": broker.store.bytes,
-        "resent_stores": broker.store.resent,
-        "refused_stores": dict(broker.store.refusals.counts),
-        "unread_bytes": broker.round.held,
-        "nats": [
-            {"link": name, "online": link.online, "writable": link.writable}
-            for name, link in (("main", broker.link), ("wildcards", broker.wild), ("shared", broker.shared))
-        ],
-        "reconnects": counters.reconnects,
-        "stored": counters.stored.state(),
-        "lag": counters.lag.state(),
-        "cpu": usage.ru_utime + usage.ru_stime,
-        "memory": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        "tasks": len(asyncio.all_tasks()),
-        "draining": broker.closing,
-        "obstacle": broker.readiness.reason,
-    }
-    return found | await _of_clients(list(broker.connections))
-
-
-async def _of_clients(clients: list[Client]) -> dict[str, Any]:
-    durable = regular = inflight = queued = receipts = subscriptions = stalled = clogged = 0
-    for start in range(0, len(clients), SLICE):
-        for client in clients[start : start + SLICE]:
-            subscriptions += len(client.filters) + len(client.shares or ())
-            receipts += len(client.receipts)
-            clogged += client.outlet.clogged
-            side = client.durable_side
-            if side is not None:
-                durable += 1
-                inflight += len(side.machine.inflight)
-                queued += len(side.machine.queued)
-                stalled += side.stall is not None
-            elif client.regular_side is not None:
-                regular += 1
-                inflight += len(client.regular_side.inflight)
-                queued += client.regular_side.waiting
-        if start + SLICE < len(clients):
-            await asyncio.sleep(0)
-    return {
-        "durable": durable,
-        "regular": regular,
-        "inflight": inflight,
-        "queued": queued,
-        "unacknowledged": receipts,
-        "subscriptions": subscriptions,
-        "slow": clogged,
-        "stalled": stalled,
-    }

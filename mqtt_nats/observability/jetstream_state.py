@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mqtt_nats.base import server_clock as natstime
@@ -20,8 +20,9 @@ from mqtt_streams.wills import STREAM as WILLS
 from mqtt_streams.wills import will_subject
 
 if TYPE_CHECKING:
+    from mqtt_streams.gateways import Entry
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.inbox import RequestInbox
-    from mqtt_nats.gateway.broker import Broker
 
 PATIENCE: Final = 2.0
 """Seconds in which JetStream answers; what is not answered by then is missing, or counts as not available."""
@@ -74,21 +75,25 @@ class JetStreamState(NamedTuple):
         return None if found is None or not found.available else found.max_age or math.inf
 
 
-async def jetstream_state(broker: Broker) -> JetStreamState:
-    """Return the state of JetStream in the account of ``broker``, as far as JetStream answers in `PATIENCE` seconds."""
-    if not broker.online.is_set():
+async def jetstream_state(nats: NatsLinks, gateways: Callable[[], Awaitable[list[Entry]]]) -> JetStreamState:
+    """Return the state of JetStream in the account of ``nats``, as far as JetStream answers in `PATIENCE` seconds.
+
+    Args:
+        gateways: returns all registered gateways.
+    """
+    if not nats.online.is_set():
         return JetStreamState({})
-    inbox = broker.inbox
-    streams, storage, gateways, absent = await asyncio.gather(
-        _streams(inbox), _answered(_storage(inbox)), _answered(_dead(broker)), _answered(_absent(inbox))
+    inbox = nats.inbox
+    streams, storage, others, absent = await asyncio.gather(
+        _streams(inbox), _answered(_storage(inbox)), _answered(_dead(inbox, gateways)), _answered(_absent(inbox))
     )
-    dead, with_wills = gateways if gateways is not None else (None, None)
+    dead, with_wills = others if others is not None else (None, None)
     return JetStreamState(streams, storage, dead, with_wills, absent)
 
 
-async def storage(broker: Broker) -> AccountStorage | None:
-    """Return the file storage of the account of ``broker``; None: JetStream has not answered in `PATIENCE` seconds."""
-    return await _answered(_storage(broker.inbox)) if broker.online.is_set() else None
+async def storage(nats: NatsLinks) -> AccountStorage | None:
+    """Return the file storage of the account of ``nats``; None: JetStream has not answered in `PATIENCE` seconds."""
+    return await _answered(_storage(nats.inbox)) if nats.online.is_set() else None
 
 
 async def _answered(question: Awaitable[T]) -> T | None:
@@ -136,10 +141,10 @@ async def _storage(inbox: RequestInbox) -> AccountStorage:
     return account_storage(await call(inbox, "INFO"))
 
 
-async def _dead(broker: Broker) -> tuple[int, int]:
+async def _dead(inbox: RequestInbox, gateways: Callable[[], Awaitable[list[Entry]]]) -> tuple[int, int]:
     """Return the number of dead gateways, and how many of them have a will to be published."""
-    dead = [one.identity for one in await broker.lease.registered() if one.lapsed or one.reaper]
-    looks = (stored.get_next(broker.inbox, WILLS, will_subject(one, "*"), 1) for one in dead[:DEAD_MOST])
+    dead = [one.identity for one in await gateways() if one.lapsed or one.reaper]
+    looks = (stored.get_next(inbox, WILLS, will_subject(one, "*"), 1) for one in dead[:DEAD_MOST])
     wills = await asyncio.gather(*looks)
     return len(dead), sum(one is not None for one in wills)
 

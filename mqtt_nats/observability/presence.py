@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mqtt_nats.codec import ReasonCode
 from mqtt_nats.observability.presence_events import Change, event, milliseconds, places, shortened
 from mqtt_nats.observability.sys_topics import spread_under
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.pubsub.data_path import Path
+    from mqtt_nats.transport.connection import Connection
 
 WAITING_MOST: Final = 10_000
 """Most events that wait while NATS is not connected; beyond it the oldest is dropped."""
@@ -26,23 +27,44 @@ WAITING_MOST: Final = 10_000
 GATEWAY_LOST: Final = "the gateway was lost"
 
 
-class Presence:
-    """Publisher of the presence events of one gateway."""
+class PresentClient(Protocol):
+    """A connected client, as far as events show it: a session."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._wanted = broker.settings.presence
+    client_id: str
+    version: int
+    epoch: int
+    connection: Connection
+
+    @property
+    def user(self) -> str | None:
+        """Authenticated user; None = anonymous."""
+
+    @property
+    def expiry(self) -> int | None:
+        """Session expiry interval in seconds; None = the session does not expire."""
+
+
+class Presence:
+    """Publisher of the presence events of one gateway.
+
+    Args:
+        wanted: whether events are published.
+    """
+
+    def __init__(self, path: Path, identity: Identity, *, wanted: bool) -> None:
+        self._path, self._identity = path, identity
+        self._wanted = wanted
         self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=WAITING_MOST)
-        self._since: dict[Client, int] = {}
+        self._since: dict[PresentClient, int] = {}
         """Time of the `connected` event by client, in milliseconds since 1970."""
-        self._former: set[Client] = set()
+        self._former: set[PresentClient] = set()
         """Connections from before `renamed`: the gateway that considered this one dead publishes their ends."""
 
     def renamed(self) -> None:
         """Note that the gateway was considered dead and has a new id, so that it does not publish the former ends."""
         self._former = set(self._since)
 
-    def connected(self, client: Client, present: bool) -> None:
+    def connected(self, client: PresentClient, present: bool) -> None:
         """Publish that a connection has been accepted."""
         if self._wanted:
             at = time.time()
@@ -54,7 +76,7 @@ class Presence:
             }
             self._tell("connected", client, at, more)
 
-    def disconnected(self, client: Client, reason: ReasonCode, text: str) -> None:
+    def disconnected(self, client: PresentClient, reason: ReasonCode, text: str) -> None:
         """Publish that a connection has ended, if its beginning was published under the present id."""
         since = self._since.pop(client, None)
         if since is None:
@@ -71,7 +93,7 @@ class Presence:
         }
         self._tell("disconnected", client, at, more)
 
-    def _tell(self, change: Change, client: Client, at: float, more: dict[str, Any]) -> None:
+    def _tell(self, change: Change, client: PresentClient, at: float, more: dict[str, Any]) -> None:
         connection = client.connection
         about = {
             "connection": connection.number,
@@ -80,7 +102,7 @@ class Presence:
             "proto_name": "MQTT",
             "proto_ver": client.version,
         }
-        self._publish(change, self._broker.identity, client.client_id, client.epoch, at, about | more)
+        self._publish(change, self._identity.id, client.client_id, client.epoch, at, about | more)
 
     def lost(self, gateway: str, client_id: str, epoch: int) -> None:
         """Publish that a connection has ended with its dead gateway."""
@@ -98,13 +120,12 @@ class Presence:
 
     def flush(self) -> None:
         """Publish the waiting events if NATS is connected."""
-        broker = self._broker
-        link = broker.link
+        link = self._path.link
         if link.wire is None or not link.online:
             return
         while self._waiting:
             change, gateway, client_id, body = self._waiting.popleft()
             where = places(change, gateway, client_id)
             link.out.append(b"PUB %b %d\r\n%b\r\n" % (where.subject.encode(), len(body), body))
-            spread_under(broker, where.topic, where.inner.encode(), body, abroad=True)
+            spread_under(self._path, where.topic, where.inner.encode(), body, abroad=True)
         link.kick()

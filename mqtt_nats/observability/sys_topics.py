@@ -20,7 +20,6 @@ from mqtt_nats import __version__
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.message import Message
-from mqtt_nats.observability.counters import snapshot
 from mqtt_nats.observability.load_averages import Averages
 from mqtt_nats.observability.topics import Report, of_cluster, of_gateway, totals
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -32,7 +31,11 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from collections.abc import Awaitable, Callable
+
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.pubsub.data_path import Path
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -54,72 +57,84 @@ def of_system(topic_filter: str) -> bool:
     return topic_filter == SYSTEM_LEVEL or topic_filter.startswith(SYSTEM_LEVEL + "/")
 
 
-def spread(broker: Broker, topic: str, payload: bytes, *, abroad: bool) -> None:
+def spread(path: Path, topic: str, payload: bytes, *, abroad: bool) -> None:
     """Publish on a `$SYS` topic at QoS 0: to all gateways, or (``abroad`` False) to this gateway's clients only."""
-    spread_under(broker, topic, system_subject(topic).encode(), payload, abroad=abroad)
+    spread_under(path, topic, system_subject(topic).encode(), payload, abroad=abroad)
 
 
-def spread_under(broker: Broker, topic: str, subject: bytes, payload: bytes, *, abroad: bool) -> None:
+def spread_under(path: Path, topic: str, subject: bytes, payload: bytes, *, abroad: bool) -> None:
     """Publish as `spread` on a topic whose subject is known."""
     if abroad:
-        broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
-    if not broker.table.wanted(topic):
+        path.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+    if not path.table.wanted(topic):
         return
-    route = broker.table.route_of_subject(subject)
+    route = path.table.route_of_subject(subject)
     if route is None:
         return
     message = Message(route.key, payload, 0)
     if abroad:
-        broker.fanout.local(route, message)
+        path.fanout.local(route, message)
     else:
         for group in route.groups.values():
-            broker.fanout.group(group, message)
+            path.fanout.group(group, message)
 
 
 class System:
-    """Publisher of the `$SYS` topics of one gateway, with the last reports of other gateways."""
+    """Publisher of the `$SYS` topics of one gateway, with the last reports of other gateways.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._interval = broker.settings.sys_interval
+    Args:
+        interval: seconds between two publishes; 0 = nothing is published.
+        snapshot: returns all counters of the gateway.
+    """
+
+    def __init__(
+        self,
+        nats: NatsLinks,
+        path: Path,
+        identity: Identity,
+        interval: float,
+        snapshot: Callable[[], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self._nats, self._path, self._identity, self._snapshot = nats, path, identity, snapshot
+        self._interval = interval
         self._averages = Averages()
         self._report: Report | None = None
         self._others: dict[str, tuple[float, Report]] = {}
         """Last reports of other gateways with the time of arrival (loop time in seconds), by gateway id."""
         self._most = self._most_here = 0
         self._streams: dict[str, int] = {}
-        self._own = b"%b.%b" % (REPORTS, broker.identity.encode())
+        self._own = b"%b.%b" % (REPORTS, identity.id.encode())
         """Subject on which other gateways answer a report of this gateway."""
         self._subjects: dict[bytes, bytes] = {}
         """Subscriptions by subject."""
         self._wanted_sid = b""
         if self._interval:
-            self._wanted_sid = broker.link.subscribe_raw(REPORTS_WANTED, self._wanted)
+            self._wanted_sid = path.link.subscribe_raw(REPORTS_WANTED, self._wanted)
             self._read_reports()
-        broker.reconnect.register(Phase.REQUESTS, self._renew)
+        nats.reconnect.register(Phase.REQUESTS, self._renew)
 
     def _renew(self) -> None:
         """Subscribe again after a reconnect."""
         if self._wanted_sid:
-            self._broker.link.renew(self._wanted_sid, REPORTS_WANTED)
+            self._path.link.renew(self._wanted_sid, REPORTS_WANTED)
         for subject, sid in self._subjects.items():
-            self._broker.link.renew(sid, subject)
+            self._path.link.renew(sid, subject)
 
     def _read_reports(self) -> None:
         """Subscribe to the reports of other gateways."""
         for subject in (REPORTS, self._own):
-            self._subjects[subject] = self._broker.link.subscribe_raw(subject, self._heard)
+            self._subjects[subject] = self._path.link.subscribe_raw(subject, self._heard)
 
     def _choose(self) -> None:
         """Read the reports of others only if there are few, or a client wants them."""
         if self._subjects and len(self._others) <= FEW:
             return
-        wanted = any(self._broker.table.wanted(topic) for topic in self.values())
+        wanted = any(self._path.table.wanted(topic) for topic in self.values())
         if wanted:
             self._ask()
         elif self._subjects:
             for sid in self._subjects.values():
-                self._broker.link.unsubscribe_raw(sid)
+                self._path.link.unsubscribe_raw(sid)
             self._subjects.clear()
             self._others.clear()
 
@@ -127,15 +142,15 @@ class System:
         """Read the reports of others from now on, and ask for the present ones, unless they are read already."""
         if self._interval and not self._subjects and self._report is not None:
             self._read_reports()
-            self._broker.link.out.append(b"PUB %b %b 0\r\n\r\n" % (REPORTS_WANTED, self._own))
-            self._broker.link.kick()
+            self._path.link.out.append(b"PUB %b %b 0\r\n\r\n" % (REPORTS_WANTED, self._own))
+            self._path.link.kick()
 
     def _wanted(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Send the last report to a gateway that begins to read reports."""
         if reply.startswith(REPORTS + b".") and self._report is not None:
             body = orjson.dumps(self._report)
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-            self._broker.link.kick()
+            self._path.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._path.link.kick()
 
     async def keep(self) -> None:
         """Publish every `sys_interval` while the gateway runs."""
@@ -152,12 +167,11 @@ class System:
                     log.exception("$SYS topics were not published")
                 await asyncio.sleep(self._interval)
         finally:
-            self._tell(orjson.dumps({"id": self._broker.identity, "gone": True}), b"")
+            self._tell(orjson.dumps({"id": self._identity.id, "gone": True}), b"")
 
     async def tick(self, seconds: float) -> None:
         """Publish the present values, ``seconds`` after the last time."""
-        broker = self._broker
-        found = await snapshot(broker)
+        found = await self._snapshot()
         self._averages.update(totals(found), seconds)
         await self._look()
         self._most_here = max(self._most_here, found["clients"])
@@ -174,17 +188,17 @@ class System:
         }
         self._tell(orjson.dumps(report), self._own if first else b"")
         for topic, value in of_gateway(report).items():
-            spread(broker, topic, value.encode(), abroad=True)
+            spread(self._path, topic, value.encode(), abroad=True)
         for topic, value in self._sums().items():
-            spread(broker, topic, value.encode(), abroad=False)
-        broker.link.kick()
+            spread(self._path, topic, value.encode(), abroad=False)
+        self._path.link.kick()
 
     async def _look(self) -> None:
         """Read the sizes of the streams; without an answer the former values stay."""
         found: dict[str, int] = {}
         try:
             for name, key in ((MESSAGES, "messages"), (RETAINED, "retained"), (SESSIONS, "sessions")):
-                state = (await call(self._broker.inbox, f"STREAM.INFO.{name}"))["state"]
+                state = (await call(self._nats.inbox, f"STREAM.INFO.{name}"))["state"]
                 found[key] = int(state["messages"])
                 if name == MESSAGES:
                     found["bytes"] = int(state["bytes"])
@@ -193,7 +207,7 @@ class System:
         self._streams = found
 
     def _tell(self, body: bytes, reply: bytes) -> None:
-        link = self._broker.link
+        link = self._path.link
         target = b"%b %b" % (REPORTS, reply) if reply else REPORTS
         link.out.append(b"PUB %b %d\r\n%b\r\n" % (target, len(body), body))
         link.kick()
@@ -203,7 +217,7 @@ class System:
         try:
             report: dict[str, Any] = orjson.loads(payload)
             identity = report["id"]
-            if identity == self._broker.identity or not isinstance(identity, str):
+            if identity == self._identity.id or not isinstance(identity, str):
                 return
             if report.get("gone"):
                 self._others.pop(identity, None)
@@ -217,8 +231,8 @@ class System:
             return
         if reply == b"%b.%b" % (REPORTS, identity.encode()) and self._report is not None:
             body = orjson.dumps(self._report)
-            self._broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-            self._broker.link.kick()
+            self._path.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+            self._path.link.kick()
 
     def _known(self) -> list[Report]:
         """Return the last reports of all gateways, after dropping gateways that are silent for `MISSED` intervals."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from mqtt_nats.backbone.pending_stores import TooLarge
 from mqtt_nats.base import server_clock as natstime
@@ -21,7 +21,8 @@ from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import CountedStore
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.client.account import Account
+    from mqtt_nats.client.client import Client
 
 E = TypeVar("E")
 V = TypeVar("V")
@@ -30,8 +31,8 @@ V = TypeVar("V")
 class Host:
     """Interface of a gateway for one plugin. Hooks, tasks and takers begun here end when the plugin is unloaded."""
 
-    def __init__(self, broker: Broker, owner: str) -> None:
-        self._broker = broker
+    def __init__(self, account: Account, owner: str) -> None:
+        self._account = account
         self._owner = owner
         self._taken: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -39,7 +40,7 @@ class Host:
     @property
     def identity(self) -> str:
         """Id of the gateway."""
-        return self._broker.identity
+        return self._account.services.identity.id
 
     @overload
     def on(
@@ -49,12 +50,12 @@ class Host:
     def on(self, point: Notice[E], callback: Observer[E], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry: ...
     def on(self, point: Point, callback: Callable[..., Any], *, priority: int = 0, timeout: float = TIMEOUT) -> Entry:
         """Add a hook; arguments as for :meth:`mqtt_nats.hooks.Hooks.add`."""
-        add: Callable[..., Entry] = self._broker.hooks.add
+        add: Callable[..., Entry] = self._account.services.hooks.add
         return add(point, callback, priority=priority, timeout=timeout, owner=self._owner)
 
     def off(self, entry: Entry) -> None:
         """Remove a hook."""
-        self._broker.hooks.remove(entry)
+        self._account.services.hooks.remove(entry)
 
     async def publish(
         self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Properties | None = None
@@ -67,18 +68,18 @@ class Host:
             MqttError: the topic is not for clients, or the message is too large.
             ApiError: JetStream does not store it.
         """
-        broker = self._broker
+        account = self._account
         encoded = topic.encode()
-        route = broker.table.route(len(encoded).to_bytes(2) + encoded)
+        route = account.services.path.table.route(len(encoded).to_bytes(2) + encoded)
         more = extras(properties) if properties else None
-        check_size(broker, route, payload, b"", more)
+        check_size(account.services.path, route, payload, b"", more)
         operation = Awaited()
         try:
-            inject(broker, route, payload, qos, retain, b"", more, b"", operation)
+            inject(account.ingress, route, payload, qos, retain, b"", more, b"", operation)
         except TooLarge as error:
             raise PacketTooLarge(str(error)) from None
-        broker.link.kick()
-        broker.round.start()
+        account.services.nats.link.kick()
+        account.services.path.round.start()
         if operation.left:
             await operation.done
 
@@ -87,20 +88,20 @@ class Host:
 
         Subscriptions that the rules do not allow are refused and logged. Hooks of ``client.subscribe`` do not run.
         """
-        one = client_of(client)
+        one = cast("Client", client_of(client))
         one.do(subscribe(one, Subscribe(0, subscriptions)))
 
     def disconnect(self, client: ClientView, reason: ReasonCode, text: str) -> None:
         """End a connection; a 5.0 client gets reason code and text."""
-        client_of(client).end(MqttError(text, reason))
+        cast("Client", client_of(client)).end(MqttError(text, reason))
 
     def clients(self) -> list[ClientView]:
         """Return the clients connected to this gateway."""
-        return [ClientView(one) for one in self._broker.clients.values()]
+        return [ClientView(one) for one in self._account.services.registry.clients.values()]
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
         """Run a coroutine as a task; an exception is logged and ends only this task."""
-        task = self._broker.spawn(work, f"{self._owner} {name}")
+        task = self._account.services.tasks.spawn(work, f"{self._owner} {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -111,9 +112,9 @@ class Host:
         Raises:
             ValueError: these topics have a taker already.
         """
-        self._broker.takers.add(beginning, taker)
+        self._account.ingress.takers.add(beginning, taker)
         self._taken.append(beginning)
-        arrange(self._broker)
+        arrange(self._account)
 
     def schedule(self, taken: Taken, seconds: float, operation: CountedStore) -> None:
         """Publish a taken message after ``seconds``, by a timer in JetStream that does not depend on this gateway.
@@ -121,14 +122,14 @@ class Host:
         Raises:
             TooLarge: the message is too large for NATS.
         """
-        schedule(self._broker, taken, natstime.now() + seconds, operation)
+        schedule(self._account.services.path, taken, natstime.now() + seconds, operation)
 
     def withdraw(self) -> None:
         """End all hooks, takers and tasks of the plugin."""
-        self._broker.hooks.remove_all(self._owner)
+        self._account.services.hooks.remove_all(self._owner)
         for beginning in self._taken:
-            self._broker.takers.remove(beginning)
+            self._account.ingress.takers.remove(beginning)
         self._taken.clear()
-        arrange(self._broker)
+        arrange(self._account)
         for task in self._tasks:
             task.cancel()

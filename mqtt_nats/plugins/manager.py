@@ -19,7 +19,7 @@ from mqtt_nats.plugins.base import Plugin
 from mqtt_nats.plugins.host import Host
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.client.account import Account
 
 log = logging.getLogger("mqtt_nats.plugins")
 
@@ -41,8 +41,8 @@ class Plugins:
             being loaded at the start.
     """
 
-    def __init__(self, broker: Broker, options: Mapping[str, Mapping[str, Any]]) -> None:
-        self._broker = broker
+    def __init__(self, account: Account, options: Mapping[str, Mapping[str, Any]]) -> None:
+        self._account = account
         self._options = options
         self._loaded: dict[str, Plugin[Any]] = {}
         self._busy = asyncio.Lock()
@@ -93,7 +93,7 @@ class Plugins:
             if name in self._loaded:
                 raise PluginError(f"plugin {name!r} is loaded already")
             kind, options = checked(name, self._options.get(name, {}))
-            host = Host(self._broker, name)
+            host = Host(self._account, name)
             try:
                 plugin: Plugin[Any] = kind(options, host)
                 async with asyncio.timeout(PATIENCE):
@@ -134,7 +134,7 @@ class Plugins:
 
     def state(self) -> list[dict[str, Any]]:
         """Return every installed or loaded plugin, whether it is loaded, and calls and failures of its hooks."""
-        accounts = self._broker.hooks.accounts()
+        accounts = self._account.services.hooks.accounts()
         found = {one.name: one for one in _installed()}
         return [
             {
@@ -163,7 +163,7 @@ class Plugins:
             action, name, gateway = question["do"], question.get("name", ""), question.get("gateway", "")
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return None
-        if gateway and gateway != self._broker.identity:
+        if gateway and gateway != self._account.services.identity.id:
             return None
         error = ""
         try:

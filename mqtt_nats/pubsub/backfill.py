@@ -23,8 +23,9 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import time_ns
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.link import NatsConnection
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.pubsub.data_path import Path
     from mqtt_nats.pubsub.routing_table import Filter, Group
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -42,81 +43,81 @@ RETRY: Final = 0.25
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 
-def expect_gap(broker: Broker, link: NatsConnection) -> None:
+def expect_gap(nats: NatsLinks, path: Path, link: NatsConnection) -> None:
     """Queue new messages of the subscriptions of ``link`` until missed messages are read; called before renewal."""
-    if link not in broker.nats.gaps:
+    if link not in nats.gaps:
         return
-    for found in broker.table.filters.values():
+    for found in path.table.filters.values():
         if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
             found.queue(Backlog(BACKLOG_BYTES))
 
 
-async def repair(broker: Broker, link: NatsConnection) -> None:
+async def repair(nats: NatsLinks, path: Path, link: NatsConnection) -> None:
     """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
-    since = broker.nats.gaps.pop(link, None)
+    since = nats.gaps.pop(link, None)
     if since is None:
         return
-    broker.nats.begin_repair()
+    nats.begin_repair()
     try:
-        await broker.online.wait()
-        missed = [found for found in broker.table.filters.values() if found.link is link and found.backlog is not None]
+        await nats.online.wait()
+        missed = [found for found in path.table.filters.values() if found.link is link and found.backlog is not None]
         patience = asyncio.get_running_loop().time() + PATIENCE
         while missed:
             found = missed[-1]
             try:
-                await _repair(broker, found, since)
+                await _repair(nats, path, found, since)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 if not link.online:  # the next connection starts over
-                    broker.nats.gaps[link] = min(since, broker.nats.gaps.get(link, since))
+                    nats.gaps[link] = min(since, nats.gaps.get(link, since))
                     return
-                if not broker.link.online:
-                    await broker.online.wait()
+                if not nats.link.online:
+                    await nats.online.wait()
                     patience = asyncio.get_running_loop().time() + PATIENCE
                     continue
                 if asyncio.get_running_loop().time() < patience:
                     await asyncio.sleep(RETRY)
                     continue
                 log.error("messages of %r may have been missed: %s", found.text, error)
-            _let_go(broker, found)
+            _let_go(path, found)
             missed.pop()
     finally:
-        broker.nats.end_repair()
+        nats.end_repair()
 
 
-def _let_go(broker: Broker, found: Filter) -> None:
+def _let_go(path: Path, found: Filter) -> None:
     """Deliver the queued messages; later messages are delivered as they come."""
     backlog = found.take_backlog()
     if backlog is None:
         return
     for route, headers, payload, reply in backlog.waiting:
-        current = broker.table.route_of_subject(route.subject.encode())
+        current = path.table.route_of_subject(route.subject.encode())
         group = None if current is None else current.groups.get(found)
         if current is not None and group is not None:
-            broker.fanout.from_nats(found, group, current, headers, payload, reply=reply)
+            path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
 
-async def _repair(broker: Broker, found: Filter, since: float) -> None:
+async def _repair(nats: NatsLinks, path: Path, found: Filter, since: float) -> None:
     start = datetime.fromtimestamp(since - BEFORE, UTC).isoformat().replace("+00:00", "Z")
     position: dict[bytes, dict[str, object]] = {bare: {"start_time": start} for bare in found.subjects}
-    before = sum(broker.fanout.sent)
+    before = sum(path.fanout.sent)
     while True:
         for bare in found.subjects:
-            while (last := await _page(broker, found, bare, position[bare])) > 0:
+            while (last := await _page(nats, path, found, bare, position[bare])) > 0:
                 position[bare] = {"seq": last + 1}
         if found.backlog is None or not found.backlog.full:
             break
         # Messages that had no room in the backlog are stored by now, or in a moment.
         found.backlog.reset()
         await asyncio.sleep(RETRY)
-    if sum(broker.fanout.sent) > before:
+    if sum(path.fanout.sent) > before:
         log.info("messages of %r that were published while NATS was not connected are delivered", found.text)
 
 
-async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, object]) -> int:
+async def _page(nats: NatsLinks, path: Path, found: Filter, bare: bytes, position: dict[str, object]) -> int:
     """Deliver one page from ``position`` on; return the stream sequence of its last message, 0 at the end."""
     last = 0
     body = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, **position}
-    answers = broker.inbox.stream(f"{broker.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
+    answers = nats.inbox.stream(f"{nats.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
     try:
         async for reply in answers:
             stored = get_last(reply.headers, STREAM_SUBJECT, "surrogateescape")
@@ -124,20 +125,20 @@ async def _page(broker: Broker, found: Filter, bare: bytes, position: dict[str, 
                 break
             last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
             born = time_ns(get_last(reply.headers, STREAM_TIME) or "") / 1e9
-            _deliver(broker, found, stored.removeprefix(PREFIX), reply.headers, reply.payload, born)
+            _deliver(path, found, stored.removeprefix(PREFIX), reply.headers, reply.payload, born)
     finally:
         await answers.aclose()
     return last
 
 
-def _deliver(broker: Broker, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
-    route = broker.table.route_of_subject(subject.encode(errors="surrogateescape"))
+def _deliver(path: Path, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
+    route = path.table.route_of_subject(subject.encode(errors="surrogateescape"))
     group = route.groups.get(found) if route is not None else None
     if route is None or group is None or not _counts(group):
         return
-    if found.local and broker.is_own(headers):
+    if found.local and path.ids.is_own(headers):
         return  # the local members had it directly
-    broker.fanout.from_nats(found, group, route, headers, payload, born)
+    path.fanout.from_nats(found, group, route, headers, payload, born)
 
 
 def _counts(group: Group) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data path: the parts of a gateway that the message path uses, for compiled code without name lookups.
 
-The parts belong to :class:`mqtt_nats.gateway.broker.Broker`, and live as long as it does.
+The parts live as long as the account is served.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.base.bucket import MemoryBudget, Share
+from mqtt_nats.messages.headers import publish_qos
 from mqtt_nats.messages.ids import MessageIds
+from mqtt_nats.messages.message import Stored
+from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.routing_table import Route, Table
+from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_nats.transport.write_buffer import FlushRound
+from mqtt_streams.messages import PREFIX
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.link import NatsConnection
 
+
+# Limits of the cache: messages, and bytes of payload; beyond one of them it is emptied.
+STORED_MOST: Final = 4096
+STORED_BYTES: Final = 16 * 1024 * 1024
 
 ALIAS_BYTES: Final = 200
 """Estimated bytes of a topic alias without its topic."""
@@ -29,6 +38,40 @@ DECISION_BYTES: Final = 300
 
 TOPIC_BYTES: Final = 64
 """Estimated bytes of the note that a client caused a topic's route, without the topic."""
+
+
+class Recent:
+    """Cache of messages of ``$MQTT_msgs``: one object for a message that many consumers of this gateway bring."""
+
+    __slots__ = ("_bytes", "_table", "messages")
+
+    def __init__(self, table: Table) -> None:
+        self.messages: dict[int, Stored] = {}
+        """Messages by stream sequence."""
+        self._bytes = 0
+        self._table = table
+
+    def message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
+        """Return the message with this sequence; one without a subject, at QoS 0, where it is not for clients.
+
+        ``stamp`` is the store time in nanoseconds: a stream that was created again counts from 1 again.
+        """
+        found = self.messages.get(sequence)
+        if found is not None and found.stamp == stamp:
+            return found
+        bare = subject[len(PREFIX) :]
+        route = self._table.by_subject.get(bare) or self._table.route_of_subject(bare)
+        if route is None:
+            return Stored("", b"", b"", 0, 0)
+        found = Stored(
+            route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), False, stamp, headers
+        )
+        self._bytes += len(payload)
+        if len(self.messages) >= STORED_MOST or self._bytes > STORED_BYTES:
+            self.messages.clear()
+            self._bytes = len(payload)
+        self.messages[sequence] = found
+        return found
 
 
 class ClientMemory:
@@ -131,6 +174,7 @@ class Path:
     """
 
     __slots__ = (
+        "_held",
         "blocked",
         "fanout",
         "ids",
@@ -139,6 +183,7 @@ class Path:
         "out",
         "received",
         "received_bytes",
+        "recent",
         "round",
         "store",
         "table",
@@ -164,14 +209,27 @@ class Path:
         self.ids = ids
         self.memory = memory
         """Memory budget for all clients."""
+        self.recent = Recent(table)
+        """Recent messages that consumers have delivered."""
+        self._held: list[Connection] = []
+        """Connections that are not read from until NATS takes more."""
         self.blocked = False
         """Whether publishers are not read from, since NATS does not take as much as clients publish."""
         self.with_ids = False
         """Whether QoS 1 messages are stored under an id, by which their stream recognises a repetition."""
 
-    def block(self, blocked: bool) -> None:
-        """Read nothing from publishers while NATS does not take as much as clients publish."""
-        self.blocked = blocked
+    def press(self, pressed: bool) -> None:
+        """Update the back-pressure: NATS takes no more data (``pressed``), or takes data again."""
+        self.blocked = pressed or not self.link.writable or self.store.pressed
+        if not self.blocked:
+            held, self._held = self._held, []
+            for connection in held:
+                connection.release(Hold.NATS)
+
+    def hold(self, connection: Connection) -> None:
+        """Stop reading from a publishing client until NATS takes more."""
+        connection.hold(Hold.NATS)
+        self._held.append(connection)
 
     def use_ids(self, with_ids: bool) -> None:
         """Store QoS 1 messages under an id, by which their stream recognises a repetition, or do not."""

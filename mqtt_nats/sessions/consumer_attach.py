@@ -33,12 +33,11 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.protocol.inflight import SubscriptionState
-    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -74,7 +73,7 @@ RETURN: Final = 1.0
 """Seconds in which pending messages come again after a change of the deliver subject."""
 
 
-async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+async def move(services: Services, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Change a consumer's deliver subject.
 
     Raises:
@@ -82,13 +81,13 @@ async def move(broker: Broker, stream: str, consumer: ConsumerRef) -> ConsumerIn
         ConsumerNotFound: there is no such consumer.
     """
     now = asyncio.get_running_loop().time
-    deadline = now() + (LET_GO_CROWDED if now() < broker.crowded_until else LET_GO)
+    deadline = now() + (LET_GO_CROWDED if now() < services.nats.crowded_until else LET_GO)
     while True:
         try:
-            return await update_consumer(broker.inbox, stream, consumer)
+            return await update_consumer(services.nats.inbox, stream, consumer)
         except DeliverSubjectBusy:
             if now() > deadline:
-                broker.crowd(now() + CROWDED)
+                services.nats.crowd(now() + CROWDED)
                 raise
             await asyncio.sleep(STEP)
 
@@ -102,7 +101,7 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
 
 
-async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
+async def take(side: SessionConsumers, attachment: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
     """Have a consumer deliver to this connection.
 
     Returns:
@@ -112,54 +111,58 @@ async def take(side: DurableDelivery, attachment: ConsumerBinding) -> tuple[Cons
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         MqttError: the consumer was deleted at the same moment, or the stream was replaced.
     """
-    broker = side.client.broker
+    services = side.session.services
     consumer = attachment.consumer
     now = asyncio.get_running_loop().time
     asked = now()
     try:
         try:
-            info = await move(broker, MESSAGES, consumer)
+            info = await move(services, MESSAGES, consumer)
         except ApiError as error:
             if error.err_code != CREATE_FAILED or not await _adopt_start(side, attachment):
                 raise
             consumer = attachment.consumer
-            info = await move(broker, MESSAGES, consumer)
+            info = await move(services, MESSAGES, consumer)
     except ConsumerNotFound:
-        return await make_anew(side.client, side, attachment), False
+        return await make_anew(side.session, side, attachment), False
     except DeliverSubjectBusy:
         return await attach_in_place(side, attachment), False
     if outdated(info, consumer) or now() - asked > GRACE:  # a slow answer may be to the repeated request
-        latest = await consumer_info(broker.inbox, MESSAGES, consumer.durable_name)
+        latest = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
         if latest is None:
             raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
         return latest, True
     return info, False
 
 
-async def _adopt_start(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
+async def _adopt_start(side: SessionConsumers, attachment: ConsumerBinding) -> bool:
     """Take over the start of a consumer that was created again before the record was written; False = same start."""
     consumer = attachment.consumer
-    found = await existing_consumer(side.client.broker.inbox, MESSAGES, consumer.durable_name, side.client.client_id)
+    found = await existing_consumer(
+        side.session.services.nats.inbox, MESSAGES, consumer.durable_name, side.session.client_id
+    )
     if found is None or found.start_seq == consumer.start_seq:
         return False
     attachment.reconfigure(replace(consumer, start_seq=found.start_seq))
-    record = side.client.record
+    record = side.session.record
     if record is not None and attachment.key in record.cons:
         record.cons[attachment.key] = attachment.consumer
         side.change_record()
     return True
 
 
-async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) -> ConsumerInfo:
+async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
     """Attach a consumer without a change of its deliver subject.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         MqttError: the consumer was deleted at the same moment.
     """
-    broker = side.client.broker
-    link = broker.link
-    found = await existing_consumer(broker.inbox, MESSAGES, attachment.consumer.durable_name, side.client.client_id)
+    services = side.session.services
+    link = services.nats.link
+    found = await existing_consumer(
+        services.nats.inbox, MESSAGES, attachment.consumer.durable_name, side.session.client_id
+    )
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
     source = attachment.source
@@ -168,32 +171,32 @@ async def attach_in_place(side: DurableDelivery, attachment: ConsumerBinding) ->
     source.await_delivery(0)
     attachment.reconfigure(replace(attachment.consumer, deliver_subject=found.deliver_subject))
     attachment.listen(link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment)), link.wire)
-    record = side.client.record
+    record = side.session.record
     if record is not None and attachment.key in record.cons:
         record.cons[attachment.key] = attachment.consumer
         side.change_record()
     try:
-        return await send_again(broker, MESSAGES, attachment.consumer, lambda: source.again)
+        return await send_again(services, MESSAGES, attachment.consumer, lambda: source.again)
     finally:
         side.machine.release_held(source)
 
 
-async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerBinding) -> ConsumerInfo:
+async def make_anew(client: Session, side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
     """Create a deleted consumer again, to go on where it was, as far as that is known.
 
     Raises:
         ApiError, MqttError: JetStream does not create it; or the stream was replaced.
     """
-    broker = client.broker
+    services = client.services
     source = attachment.source
     consumer = attachment.consumer
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    await broker.generation.check()  # no consumer may be created in a stream in which the session does not count
+    await services.stream.check()  # no consumer may be created in a stream in which the session does not count
     if not client.alive:
         raise MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY)
-    last = int((await call(broker.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
+    last = int((await call(services.nats.inbox, f"STREAM.INFO.{MESSAGES}"))["state"]["last_seq"])
     start: int | None
     if side.replaced is not None:
         lost = "the stream was replaced, and with it what this client has not had yet"
@@ -220,15 +223,15 @@ async def make_anew(client: Client, side: DurableDelivery, attachment: ConsumerB
         side.change_record()
     for _ in range(CREATE_TRIES):
         try:
-            return await create_consumer(broker.inbox, MESSAGES, consumer)
+            return await create_consumer(services.nats.inbox, MESSAGES, consumer)
         except ApiError as error:
             if error.err_code != CREATE_FAILED:
                 raise
         await asyncio.sleep(STEP)
-    return await create_consumer(broker.inbox, MESSAGES, consumer)
+    return await create_consumer(services.nats.inbox, MESSAGES, consumer)
 
 
-async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
+async def send_again(services: Services, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
     """Have a consumer send its pending messages again on its present deliver subject, by a short AckWait.
 
     Args:
@@ -237,24 +240,24 @@ async def send_again(broker: Broker, stream: str, consumer: ConsumerRef, come: C
     """
     short = replace(consumer, ack_wait=EXPIRE_NS)
     try:
-        info = await update_consumer(broker.inbox, stream, short)
+        info = await update_consumer(services.nats.inbox, stream, short)
         if outdated(info, short):
-            info = await update_consumer(broker.inbox, stream, short)
+            info = await update_consumer(services.nats.inbox, stream, short)
         pending = info.num_ack_pending
         for step in range(1, int(EXPIRED / STEP)):
             if come() >= pending:
                 break
             await asyncio.sleep(STEP)
             if not step % LOOK_AGAIN:  # messages acknowledged meanwhile do not come again
-                latest = await consumer_info(broker.inbox, stream, consumer.durable_name)
+                latest = await consumer_info(services.nats.inbox, stream, consumer.durable_name)
                 pending = min(pending, latest.num_ack_pending) if latest is not None else 0
     finally:
-        await update_consumer(broker.inbox, stream, consumer)
+        await update_consumer(services.nats.inbox, stream, consumer)
     return info
 
 
 async def bring_back(
-    side: DurableDelivery, attachment: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
+    side: SessionConsumers, attachment: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
 ) -> bool:
     """Wait until a consumer's pending messages have come again; make the consumer send them when they do not come.
 
@@ -267,13 +270,13 @@ async def bring_back(
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    broker = side.client.broker
+    services = side.session.services
     source = attachment.source
     name = attachment.consumer.durable_name
 
     def deaf() -> bool:
         """Whether this connection does not listen to the deliver subject any more."""
-        return attachment.missed or attachment.wire is not broker.link.wire
+        return attachment.missed or attachment.wire is not services.nats.link.wire
 
     for _ in range(int(patience / STEP)):
         if source.collected or deaf():
@@ -285,7 +288,7 @@ async def bring_back(
             return False
         if source.collected and refused is None:
             return True
-        info = await consumer_info(broker.inbox, MESSAGES, name)
+        info = await consumer_info(services.nats.inbox, MESSAGES, name)
         if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
             return True
         log.info("consumer %s does not redeliver its pending messages: redelivery is requested", name)
@@ -295,7 +298,7 @@ async def bring_back(
             return PUBREL_WINDOW if deaf() else source.again - before
 
         try:
-            await send_again(broker, MESSAGES, attachment.consumer, come)
+            await send_again(services, MESSAGES, attachment.consumer, come)
             refused = None
         except (ConsumerNotFound, DeliverSubjectBusy):
             pass  # a deleted consumer is created again by the handler of its advisory
@@ -320,41 +323,41 @@ def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
     )
 
 
-async def attach_pubrels(client: Client, side: DurableDelivery) -> None:
+async def attach_pubrels(client: Session, side: SessionConsumers) -> None:
     """Make sure that the consumer of PUBREL records exists and delivers to this connection.
 
     It keeps the deliver subject that nats-server's listener uses, which subscribes that subject and does not change the
     consumer. The subject is changed to another one and back, so that all pending records are sent again.
     """
-    broker = client.broker
+    services = client.services
     consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, client_id=client.client_id)
-    aside = replace(consumer, deliver_subject=f"{consumer.deliver_subject}.{broker.new_nuid()}")
+    aside = replace(consumer, deliver_subject=f"{consumer.deliver_subject}.{services.identity.new_nuid()}")
     if side.pubrel_sid:
-        broker.link.unsubscribe_raw(side.pubrel_sid)
+        services.nats.link.unsubscribe_raw(side.pubrel_sid)
     known, moved = True, False
     try:
-        await move(broker, OUT, aside)
+        await move(services, OUT, aside)
         moved = True
     except ConsumerNotFound:
         known = False
     except DeliverSubjectBusy:
         pass
-    side.listen_for_pubrels(broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived))
+    side.listen_for_pubrels(services.nats.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived))
     if moved:
         try:
-            await move(broker, OUT, consumer)
+            await move(services, OUT, consumer)
         except DeliverSubjectBusy:
             moved = False
     if not moved and known:
-        found = await existing_consumer(broker.inbox, OUT, consumer.durable_name, client.client_id)
+        found = await existing_consumer(services.nats.inbox, OUT, consumer.durable_name, client.client_id)
         if found is not None and found.deliver_subject != consumer.deliver_subject:
-            broker.link.unsubscribe_raw(side.pubrel_sid)
+            services.nats.link.unsubscribe_raw(side.pubrel_sid)
             consumer = replace(consumer, deliver_subject=found.deliver_subject)
-            sid = broker.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
+            sid = services.nats.link.subscribe_raw(consumer.deliver_subject.encode(), side.pubrel_arrived)
             side.listen_for_pubrels(sid)
-        await send_again(broker, OUT, consumer, lambda: side.pubrels_come)
+        await send_again(services, OUT, consumer, lambda: side.pubrels_come)
     elif not known:
-        await create_consumer(broker.inbox, OUT, consumer)
-    broker.attached[consumer.durable_name] = client
+        await create_consumer(services.nats.inbox, OUT, consumer)
+    services.registry.attached[consumer.durable_name] = client
     if client.record is not None:
         client.record.deliver_pubrels_by(consumer)  # nats-server's listener looks for the consumer there

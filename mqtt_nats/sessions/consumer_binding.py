@@ -4,23 +4,30 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
+from mqtt_nats.codec import matches
 from mqtt_nats.messages.headers import identity
+from mqtt_nats.messages.message import encoded_id
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_streams.consumers import ConsumerRef
+from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Handler
     from mqtt_nats.backbone.transport import NatsTransport
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.protocol.inflight import Delivery
     from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.sessions.session import Session
 
 
 Came = Callable[["Stored", int], bool]
@@ -224,7 +231,7 @@ class ConsumerBinding:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SessionConsumers:
-    """The consumers of a durable session, and what this connection knows of the session in JetStream."""
+    """The consumers of a durable session, and what this connection knows of the session in JetStream; abstract."""
 
     def __init__(self, machine: DurableSender, former: int) -> None:
         self.machine = machine
@@ -244,7 +251,7 @@ class SessionConsumers:
         self.replaced: int | None = None
         """Stream sequence after which a stream that was replaced has other messages; None = it was not replaced."""
         self.noted = 0
-        """Sequence of the note of QoS 2 messages that were in flight (`inflight_note`); 0 = there is none."""
+        """Sequence of the note of QoS 2 messages that were in flight (`pubrels.note`); 0 = there is none."""
         self.assigned: set[int] | None = None
         """Sequences of assignments of shared subscriptions' messages that this connection knows; None = none."""
         self.live = False
@@ -259,6 +266,56 @@ class SessionConsumers:
         """Stream sequence up to which an earlier connection took all messages from the shared reader; 0 = none."""
         self.pubrel_sid = b""
         self.pubrels_come = 0
+
+    # -- implemented by DurableDelivery ---------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session of the consumers."""
+
+    @abstractmethod
+    def arrival(self, attachment: ConsumerBinding) -> Handler:
+        """Return the handler of a consumer's deliver subject."""
+
+    @abstractmethod
+    def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Handle a delivery of the consumer of PUBREL records."""
+
+    @abstractmethod
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        """Acknowledge a message; the machine's `confirmed` is called when JetStream has confirmed it."""
+
+    @abstractmethod
+    async def attach_pubrels(self) -> None:
+        """Make sure that the consumer of PUBREL records exists and delivers to this connection."""
+
+    # -- PUBLISH packets ------------------------------------------------------------------------
+
+    def subscriber_properties(self, message: Stored, delivery: Delivery) -> tuple[bytes, bool]:
+        """Return subscription identifiers for a stored message, and whether RETAIN stays [MQTT-3.3.4-4] (5.0).
+
+        A 3.1.1 bridge gets the publisher's RETAIN flag.
+        """
+        client = self.session
+        options = client.options
+        if client.version != 5:
+            return b"", client.bridge and message.kept
+        if delivery.sequence < 0:  # a retained message, or one of a group, comes by one subscription only
+            return encoded_id(delivery.source.identifier), delivery.source.kept and message.kept
+        if not options:
+            return b"", False
+        own = message.sender == client.client_id
+        identifiers, kept = self.overlap.extras(message.subject, delivery.sequence, own)
+        topic = subject_to_topic(message.subject)
+        for found, wanted in options.items():  # subscriptions at QoS 0 have no consumer, so `overlap` lacks them
+            if not client.filters[found] and not (own and wanted.no_local) and matches(found.text, topic):
+                kept = kept or wanted.retain_as_published
+                if wanted.identifier is not None:
+                    identifiers.append(wanted.identifier)
+        return b"".join(map(encoded_id, identifiers)), kept and message.kept
+
+    # -- PUBREL records -------------------------------------------------------------------------
 
     @property
     def has_pubrels(self) -> bool:

@@ -27,15 +27,15 @@ from mqtt_streams.stored import get_last, purge, scan
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
 
 STREAM_NOT_FOUND: Final = 10059
 
 log = logging.getLogger("mqtt_nats.broker")
 
 
-async def save_record(client: Client, expected: int) -> int:
+async def save_record(client: Session, expected: int) -> int:
     """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); return its sequence, the epoch.
 
     A write whose outcome is unknown is read back: the record's nonce tells whether this connection wrote it.
@@ -47,33 +47,33 @@ async def save_record(client: Client, expected: int) -> int:
         Conflict: another connection wrote the record.
         RequestTimeout, NoResponders: JetStream does not answer, and the session is not this connection's yet.
     """
-    broker = client.broker
+    services = client.services
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    nonce = broker.new_nuid()
-    record.sign(broker.identity, nonce)
+    nonce = services.identity.new_nuid()
+    record.sign(services.identity.id, nonce)
     if client.durable:  # to be stored before the first QoS 2 publish is held, which may come at any time
         record.v5.hold_qos2()
     if client.epoch:
         record.v5.begin_at(client.epoch)
-    reply = f"$MQTT.JSA.{broker.identity}.SP.{client.hash}.{nonce}"
+    reply = f"$MQTT.JSA.{services.identity.id}.SP.{client.hash}.{nonce}"
     try:
-        sequence = await broker.sessions.save(record, expected=expected, reply=reply)
+        sequence = await services.streams.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):
         sequence = await retry_until_answered(client, partial(_save_again, client, record, expected, nonce, reply))
     client.claim(sequence)
-    broker.quotas.written(record)
+    services.quotas.written(record)
     return sequence
 
 
-async def _save_again(client: Client, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
+async def _save_again(client: Session, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
     """Write a record again unless an earlier write, whose outcome is unknown, has stored it."""
     known = await _written(client, nonce)
     if known is not None:
         return known
     try:
-        return await client.broker.sessions.save(record, expected=expected, reply=reply)
+        return await client.services.streams.sessions.save(record, expected=expected, reply=reply)
     except Conflict as error:
         known = await _written(client, nonce)  # the first write may have been stored late
         if known is None:
@@ -81,9 +81,9 @@ async def _save_again(client: Client, record: SessionRecord, expected: int, nonc
         return known
 
 
-async def _written(client: Client, nonce: str) -> int | None:
+async def _written(client: Session, nonce: str) -> int | None:
     """Return the sequence of the stored record if the write with this nonce has stored it; None = it has not."""
-    found = await client.broker.sessions.load(client.hash, client.client_id)
+    found = await client.services.streams.sessions.load(client.hash, client.client_id)
     return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
 
 
@@ -110,7 +110,7 @@ def unfinished(record: SessionRecord) -> bool:
     return record.v5 is not None and any(entry.name == pubrels for entry in record.v5.draining)
 
 
-async def discard_session(broker: Broker, known: SessionRecord, epoch: int, until: int = 0) -> None:
+async def discard_session(services: Services, known: SessionRecord, epoch: int, until: int = 0) -> None:
     """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
     The removal may be held up until the client has a new session. So the last sequences are read first, then the
@@ -121,7 +121,7 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
         until: nanoseconds since 1970 at which the session in its place was claimed, which a client may have used
             since: newer messages stay; 0 = no client has used it.
     """
-    inbox = broker.inbox
+    inbox = services.nats.inbox
     client_hash = known.key
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
@@ -136,40 +136,40 @@ async def discard_session(broker: Broker, known: SessionRecord, epoch: int, unti
         places.append((OUT, pubrel_subject(client_hash)))
     if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
         places.append((SHARED, assigned_subjects(client_hash)))
-    ends = await asyncio.gather(*(_end(broker, stream, subject, until) for stream, subject in places))
-    if not await _as_written(broker, known, epoch):
+    ends = await asyncio.gather(*(_end(services, stream, subject, until) for stream, subject in places))
+    if not await _as_written(services, known, epoch):
         log.info("the session of %r was claimed before it was removed", known.client_id)
         return
     for (stream, subject), end in zip(places, ends, strict=True):
         if end:
             if subject == assigned_subjects(client_hash):
-                await broker.groups.acknowledge(client_hash, end)
+                await services.streams.groups.acknowledge(client_hash, end)
             await purge(inbox, stream, subject, end)
     for group in groups:
-        await broker.groups.tidy(group)
-    if pubrels in names and not until and await _as_written(broker, known, epoch):
+        await services.streams.groups.tidy(group)
+    if pubrels in names and not until and await _as_written(services, known, epoch):
         await delete_consumer(inbox, OUT, pubrels)  # the consumer of the client's next session has the same name
     if pubrels in names:
-        await broker.timers.cancel(EXPIRY, client_hash, epoch)
+        await services.streams.timers.cancel(EXPIRY, client_hash, epoch)
 
 
-async def _end(broker: Broker, stream: str, subject: str, until: int) -> int:
+async def _end(services: Services, stream: str, subject: str, until: int) -> int:
     """Return the sequence of a subject's last message (stored by ``until``, if not 0); 0 = no message, or no stream."""
     try:
-        found = await get_last(broker.inbox, stream, subject)
+        found = await get_last(services.nats.inbox, stream, subject)
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return 0
         raise
     if found is None or not until or found.time_ns <= until:
         return 0 if found is None else found.seq
-    return max([one.seq async for one in scan(broker.inbox, stream, subject) if one.time_ns <= until], default=0)
+    return max([one.seq async for one in scan(services.nats.inbox, stream, subject) if one.time_ns <= until], default=0)
 
 
-async def _as_written(broker: Broker, known: SessionRecord, epoch: int) -> bool:
+async def _as_written(services: Services, known: SessionRecord, epoch: int) -> bool:
     """Whether the record was not written since ``epoch``."""
     try:
-        found = await broker.sessions.load(known.key, known.client_id)
+        found = await services.streams.sessions.load(known.key, known.client_id)
     except (NewerRecord, PoisonedRecord):
         return False
     return found is not None and found[1] == epoch

@@ -4,17 +4,32 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
+from collections.abc import Coroutine
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mqtt_nats.access.authenticator import ANONYMOUS
+from mqtt_nats.codec import MqttError
+from mqtt_nats.hooks.events import ClientView, Dropped, DropReason
+from mqtt_nats.hooks.points import MESSAGE_DROPPED
+from mqtt_nats.messages.message import Message
+from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.pubsub.data_path import Path
-from mqtt_nats.pubsub.routing_table import Member
+from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
+from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
-from mqtt_streams.hashing import held_token
+from mqtt_streams.api import ApiError
+from mqtt_streams.hashing import held_token, registered_as
 from mqtt_streams.headers import percent_encode
+from mqtt_streams.subjects import filter_to_subjects
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.authenticator import Allow
+    from mqtt_nats.messages.publish_encoder import Aliases
+    from mqtt_nats.sessions.guard import Guard
+    from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.shared_member import Membership
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
@@ -32,7 +47,7 @@ class State(Enum):
 
 
 class Session(Member):
-    """The session of one connection, durable or not."""
+    """The session of one connection, durable or not; abstract: `Client` handles the packets."""
 
     __slots__ = (
         "connection",
@@ -40,27 +55,34 @@ class Session(Member):
         "expires",
         "expiry",
         "foreign",
+        "granted",
         "greeted",
+        "guarded",
         "hash",
         "marked",
         "memory",
+        "outgoing",
         "path",
         "record",
         "regular_side",
         "sender_header",
         "sent_disconnect",
+        "services",
         "shares",
         "state",
         "taken",
+        "terms",
         "token",
-        "unacknowledged",
         "user",
+        "why",
         "will",
     )
 
-    def __init__(self, connection: Connection, path: Path) -> None:
+    def __init__(self, connection: Connection, services: Services) -> None:
         super().__init__(connection.outlet, False, False)
-        self.connection, self.path, self.state = connection, path, State.NEW
+        self.connection, self.services, self.state = connection, services, State.NEW
+        self.path: Path = services.path
+        """The message path of the account, for compiled code."""
         self.hash = ""
         """Key of the session: the hash of the client id, or the second key where another client has that hash."""
         self.token = ""
@@ -74,6 +96,8 @@ class Session(Member):
         """The session belongs to another connection: this one changes nothing that is stored."""
         self.expiry: int | None = 0
         """Session expiry interval in seconds; None = the session does not expire."""
+        self.granted: Allow = ANONYMOUS
+        """Decision of the authentication; `ANONYMOUS` until then."""
         self.user: str | None = None
         """User that the authentication has proved; None = the client is anonymous."""
         self.expires: asyncio.TimerHandle | None = None
@@ -87,10 +111,16 @@ class Session(Member):
         """Header line with the client id for each publish; empty = publishes do not name the client."""
         self.marked = False
         """Every publish names this client, so that it is not delivered to the client itself (No Local, bridges)."""
-        self.memory = path.client_memory()
+        self.memory = self.path.client_memory()
         """Topic aliases, access decisions and routes that the gateway remembers because of the client."""
-        self.unacknowledged = 0
-        """Number of QoS 1 publishes of a 5.0 client that wait for PUBACK."""
+        self.terms: Terms = TERMS
+        """Limits and options that the client has set in CONNECT."""
+        self.guarded: Guard | None = None
+        """Permissions of the client; None = no rules and no hooks apply to the client."""
+        self.outgoing: Aliases | None = None
+        """Topic aliases of PUBLISH packets to the client; None = the client allows none."""
+        self.why: MqttError | None = None
+        """Error for which the gateway has ended the connection; None = it has not."""
         self.shares: dict[str, Membership] | None = None
         """Shared subscriptions by topic filter, ``$share/`` included; None = there are none."""
         self.regular_side: TransientSender | None = None
@@ -102,18 +132,89 @@ class Session(Member):
         return self.state is not State.ENDED
 
     @property
-    def unserved(self) -> bool:
-        """True while packets of the client wait and will still be handled."""
-        raise NotImplementedError
+    def here(self) -> bool:
+        """True while the connection is alive and has the session."""
+        clients = self.services.registry.clients
+        return self.alive and clients.get(registered_as(self.client_id, self.hash)) is self
+
+    # -- implemented by Client and the classes between -------------------------------------------
 
     @property
+    @abstractmethod
+    def consumers(self) -> SessionConsumers | None:
+        """The sender's side of a durable session; None = the session is regular, or not claimed yet."""
+
+    @property
+    @abstractmethod
+    def unserved(self) -> bool:
+        """True while packets of the client wait and will still be handled."""
+
+    @property
+    @abstractmethod
     def left(self) -> bool:
         """True when the client itself has ended the connection."""
-        raise NotImplementedError
 
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """True while the client has jobs."""
+
+    @abstractmethod
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Queue a job, which runs after the client's earlier jobs."""
+
+    @abstractmethod
+    async def connected(self) -> None:
+        """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
+
+    @abstractmethod
+    def deliver(self, choice: Choice, message: Message) -> None:
+        """Deliver a message that core NATS or local dispatch has brought."""
+
+    @abstractmethod
+    def end(self, error: MqttError) -> None:
+        """Close the connection because of an error; a will is published."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
+    def refused(self, error: ApiError) -> None:
+        """End the connection without an acknowledgement: JetStream refuses a message."""
+
+    @abstractmethod
     def taken_over(self) -> None:
         """End at once and change nothing that is stored: another connection has claimed the session."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def log_fields(self) -> dict[str, Any]:
+        """Return the ids for a log record about the client."""
+
+    # -- messages to the client -----------------------------------------------------------------
+
+    def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
+        """Whether the rules withhold a message of a subscription of this QoS; a withheld message is counted."""
+        return self.guarded is not None and self.guarded.withholds(key, qos, message_id)
+
+    def drop(self, topic: str, qos: int, reason: DropReason, message_id: str = "") -> None:
+        """Count and announce a message that the client does not get, or whose publish is dropped."""
+        services = self.services
+        if reason != "slow client":  # these are counted in `FlushRound.dropped`
+            services.counters.drop(reason)
+        chain = services.hooks.noticing(MESSAGE_DROPPED)
+        if chain is not None:
+            chain.emit(Dropped(ClientView(self), topic, qos, reason, message_id))
+
+    def join(self, topic_filter: str, qos: int, options: Options = PLAIN) -> Filter:
+        """Add a subscription of the client to the routing table of this gateway."""
+        nats, path = self.services.nats, self.path
+        link = nats.wild if topic_filter[0] in "#+" else nats.link
+        if options.no_local:
+            self.mark()
+        return path.table.subscribe(
+            self, topic_filter, qos, filter_to_subjects(topic_filter), link, path.fanout.arrival, options
+        )
 
     # -- who the client is ----------------------------------------------------------------------
 
@@ -174,10 +275,6 @@ class Session(Member):
         """Return the stored will, which the caller publishes or deletes; None = there is none."""
         will, self.will = self.will, None
         return will
-
-    def count_unacknowledged(self) -> None:
-        """Count a QoS 1 publish that waits for PUBACK."""
-        self.unacknowledged += 1
 
     # -- shared subscriptions -------------------------------------------------------------------
 

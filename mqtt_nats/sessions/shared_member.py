@@ -50,7 +50,7 @@ from mqtt_streams.stored import delete, get_sequence
 from mqtt_streams.subjects import filter_to_subjects, starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.sessions.session import Session
     from mqtt_streams.sessions import SharedSubscription
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -90,20 +90,20 @@ class Membership:
         "text",
     )
 
-    def __init__(self, client: Client, text: str, wanted: SharedSubscription) -> None:
-        broker = client.broker
-        name, self.filter = parse_shared(text, broker.settings.max_topic_levels)
+    def __init__(self, client: Session, text: str, wanted: SharedSubscription) -> None:
+        services = client.services
+        name, self.filter = parse_shared(text, services.settings.max_topic_levels)
         self.client = client
         self.text = text
         self.group = group_hash(name, self.filter)
         subjects = tuple(subject.encode() for subject in filter_to_subjects(self.filter))
-        self.found = Filter(self.filter, subjects, broker.shared, False)
+        self.found = Filter(self.filter, subjects, services.nats.shared, False)
         """Stands for the subscription where a `Filter` is needed, as for the response topics of requests."""
         self.source = SubscriptionState(wanted.qos, 0, 1)
         self.choice = Choice(self.found, wanted.qos, b"", False)
         self.queues: list[bytes] = []
         # Never used again: the request of a member that has left waits at the consumer while its address has interest.
-        self.address = b"%bm%b" % (broker.inbox.prefix[:-1], broker.inbox.token())
+        self.address = b"%bm%b" % (services.nats.inbox.prefix[:-1], services.nats.inbox.token())
         """NATS subject on which messages of the group's consumer arrive."""
         self.inbox = b""
         """NATS subscription id of `address`; empty = the member takes no part (yet)."""
@@ -141,7 +141,7 @@ class Membership:
             ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         """
         client = self.client
-        groups = client.broker.groups
+        groups = client.services.streams.groups
         record = client.record
         assert record is not None
         assert record.v5 is not None
@@ -160,32 +160,33 @@ class Membership:
         """Return the stored session record's `v5` part and sequence; None and 0 = there is no readable record."""
         client = self.client
         try:
-            found = await client.broker.sessions.load(client.hash, client.client_id)
+            found = await client.services.streams.sessions.load(client.hash, client.client_id)
         except PoisonedRecord:
             return None, 0
         return (found[0].v5, found[1]) if found is not None else (None, 0)
 
     def begin(self) -> None:
         """Take part: QoS 0 messages may come from now on, others once the member asks for them."""
-        broker = self.client.broker
+        services = self.client.services
         if not self.queues:
             group = self.group.encode()
             self.queues = [
-                broker.shared.subscribe_raw(subject, self._zero_arrived, group) for subject in self.found.subjects
+                services.nats.shared.subscribe_raw(subject, self._zero_arrived, group)
+                for subject in self.found.subjects
             ]
-            self.inbox = broker.link.subscribe_raw(self.address, self._arrived)
+            self.inbox = services.nats.link.subscribe_raw(self.address, self._arrived)
 
     def renew(self) -> None:
         """Subscribe the queue group again on a new connection."""
         for sid, subject in zip(self.queues, self.found.subjects, strict=False):  # no queues before it takes part
-            link = self.client.broker.shared
+            link = self.client.services.nats.shared
             link.out.append(b"SUB %b %b %b\r\n" % (subject, self.group.encode(), sid))
             link.kick()
 
     def renew_inbox(self) -> None:
         """Subscribe the address again on a new connection for requests, and ask for messages."""
         if self.inbox:  # else there is no id yet: nats-server ends a connection that subscribes without an id
-            self.client.broker.link.renew(self.inbox, self.address)
+            self.client.path.link.renew(self.inbox, self.address)
             self.ask_again()
 
     def ask(self) -> None:
@@ -196,60 +197,60 @@ class Membership:
         room = room_of(client)
         if room:
             self.asked = batch = min(room, PULL_MOST)
-            broker = client.broker
-            self.since = broker.clock.now
+            services = client.services
+            self.since = services.clock.now
             body = b'{"batch":%d,"expires":%d}' % (batch, PULL_NS)
-            subject = f"{broker.inbox.api_prefix}.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{self.group}"
-            broker.link.out.append(frame(subject.encode(), self.address, b"", body))
-            broker.link.kick()
+            subject = f"{services.nats.inbox.api_prefix}.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{self.group}"
+            services.nats.link.out.append(frame(subject.encode(), self.address, b"", body))
+            services.nats.link.kick()
 
     def ask_again(self) -> None:
         """Ask again: the last request was lost, and so may be the last acknowledgements at QoS 1."""
         for reply in self.source.settled or ():
-            answer(self.client.broker, reply, b"")
+            answer(self.client.services, reply, b"")
         self.asked = 0
         self.ask()
 
     def end(self, *, all_: bool) -> None:
         """Leave the group: give back unsent messages, with ``all_`` also unacknowledged ones, for other members."""
         client = self.client
-        broker = client.broker
+        services = client.services
         for sid in self.queues:
-            broker.shared.unsubscribe_raw(sid)
+            services.nats.shared.unsubscribe_raw(sid)
         if self.inbox:
             # Messages on their way are given back for a while; then the handler can go.
-            broker.link.out.append(b"UNSUB %b\r\n" % self.inbox)
-            asyncio.get_running_loop().call_later(LATE, broker.link.handlers.pop, self.inbox, None)
+            services.nats.link.out.append(b"UNSUB %b\r\n" % self.inbox)
+            asyncio.get_running_loop().call_later(LATE, services.nats.link.handlers.pop, self.inbox, None)
         self.queues, self.inbox = [], b""
-        if client.durable_side is not None:
-            back = client.durable_side.machine.unshare(self.source, all_=all_)
+        if client.consumers is not None:
+            back = client.consumers.machine.unshare(self.source, all_=all_)
         elif all_:
             back = list(self.held)
         else:
             back = []
         for reply in back + self.doubtful.give_back():
             self.held.discard(reply)
-            answer(broker, reply, NAK)
+            answer(services, reply, NAK)
 
     # -- messages -------------------------------------------------------------------------------
 
     def _zero_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle a message of the queue group; the consumer brings QoS 1 and 2 messages as well."""
         client = self.client
-        broker = client.broker
+        services = client.services
         if not client.alive or reply.startswith(b"$JS.ACK.") or (headers and is_status(headers)):
             return
         if publish_qos(headers):
-            broker.fanout.look_at_shared(self.found, subject, headers, payload)
+            services.path.fanout.look_at_shared(self.found, subject, headers, payload)
             return
         if self.filter[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
             return
-        route = broker.table.by_subject.get(subject) or broker.table.route_of_subject(subject)
+        route = services.path.table.by_subject.get(subject) or services.path.table.route_of_subject(subject)
         if route is None:
             return
         topic = b""
-        if reply and client.version == 5 and broker.fanout.response_topic is not None:
-            topic = broker.fanout.response_topic(self.found, route, headers, reply)
+        if reply and client.version == 5 and services.path.fanout.response_topic is not None:
+            topic = services.path.fanout.response_topic(self.found, route, headers, reply)
         client.deliver(self.choice, received(route.key, payload, 0, headers, topic=topic))
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -268,20 +269,20 @@ class Membership:
         if self.asked:
             self.asked -= 1
         qos = publish_qos(headers)
-        broker = client.broker
+        services = client.services
         bare = subject.removeprefix(STORED_PREFIX.encode())
         hidden = starts_with_wildcard(self.found.subjects[0].decode()) and not visible_to_wildcard(bare.decode())
         if not qos or hidden:
-            answer(broker, reply, b"")
+            answer(services, reply, b"")
             self.ask()
-        elif not client.alive or not self.inbox or broker.nats.standing or not room_of(client):
-            answer(broker, reply, NAK)
+        elif not client.alive or not self.inbox or services.nats.standing or not room_of(client):
+            answer(services, reply, NAK)
         else:
-            message = broker.stored_message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
+            message = services.path.recent.message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
             qos = min(qos, self.choice.qos)  # [MQTT-4.8.2-3] (5.0)
             doubtful = qos == 2 and self._doubtful(ack)
             if client.checks_each and client.withheld(message.key, self.choice.qos, message.identity):
-                answer(broker, reply, b"")
+                answer(services, reply, b"")
             elif doubtful or self.doubtful.waiting:
                 self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
             else:
@@ -295,14 +296,14 @@ class Membership:
         then it has forgotten what it wrote last, and every gateway has had to connect anew. To a durable session it is
         assigned only where no record says whose it is, so that it looks for those of gateways before this one alone.
         """
-        if self.client.durable_side is not None:
+        if self.client.consumers is not None:
             return ack.delivered > 1
-        since = natstime.converted(self.client.broker.nats.linked) + INEXACT
+        since = natstime.converted(self.client.services.nats.linked) + INEXACT
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
     async def owner(self, number: int, message: Stored) -> Owner | None:
         """Whose the group's copy of a message is; raises ApiError, NoResponders, RequestTimeout."""
-        groups = self.client.broker.groups
+        groups = self.client.services.streams.groups
         return await groups.owner(self.group, self.text, number, int(message.stamp))
 
     def take(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
@@ -311,33 +312,33 @@ class Membership:
         ``arrived``: when it came (nanoseconds since 1970), 0 = now.
         """
         client = self.client
-        broker = client.broker
+        services = client.services
         if qos == 2:
-            side = client.durable_side
+            side = client.consumers
             if side is None:
                 self.send(message, 2, b"")
-                broker.store.call(reply, b"", TakenOp())
+                services.nats.store.call(reply, b"", TakenOp())
             else:
                 AssignOp(self, message, number, side.machine.free_id(number), reply, arrived).put()
-            broker.link.kick()
+            services.nats.link.kick()
         elif qos == 1:
-            if client.durable_side is not None:
-                machine = client.durable_side.machine
+            if client.consumers is not None:
+                machine = client.consumers.machine
                 machine.share(self.source, number, machine.free_id(number), 1, message, reply)
             else:
                 self.held.add(reply)
                 self.send(message, 1, reply)
         else:
             self.send(message, 0, b"")
-            answer(broker, reply, b"")
+            answer(services, reply, b"")
 
     def send(self, message: Stored, qos: int, token: bytes) -> None:
         """Send a message to a regular session, or at QoS 0 to any session."""
         client = self.client
         if not client.alive:
             return
-        late = encode_for_subscriber(client, message, qos, self.choice)
-        client.broker.counters.send(qos, len(message.payload))
+        late = encode_for_subscriber(client, message, qos, self.choice.qos, self.choice.ids, kept=self.choice.kept)
+        client.services.counters.send(qos, len(message.payload))
         if qos == 0:
             data = late(0)
             if data:
@@ -358,7 +359,7 @@ class Membership:
 
     def unfinished(self) -> list[bytes]:
         """Return the acknowledgement subjects of messages for which JetStream has to be asked for more time."""
-        side = self.client.durable_side
+        side = self.client.consumers
         held = list(self.held) if side is None else side.machine.shared(self.source)
         return held + [one.reply for one in self.doubtful.waiting]
 
@@ -392,8 +393,8 @@ class AssignOp(PendingStore):
         group, text = self.member.group, self.member.text
         target = b"HPUB %b " % assigned_subject(client.hash, group, self.number).encode()
         headers = assigned_block(self.identifier, group, self.number, text, self.arrived, self.reply, sole=sole)
-        client.broker.store.put(target, headers, b"", self)
-        client.broker.link.kick()
+        client.path.store.put(target, headers, b"", self)
+        client.path.link.kick()
 
     def stored(self, ack: bytes) -> None:
         """Acknowledge the assigned message to the group's consumer; then it is sent.
@@ -412,12 +413,12 @@ class AssignOp(PendingStore):
         if client.alive:
             client.do(look())
         else:
-            client.broker.spawn(ask_once_for_all(look), f"message of {client.client_id}")
+            client.services.tasks.spawn(ask_once_for_all(look), f"message of {client.client_id}")
 
     async def _late(self, record: int) -> None:
         """Keep the message if only the answer was late; give it back if the assignment was stored too late."""
         client = self.member.client
-        inbox = client.broker.inbox
+        inbox = client.services.nats.inbox
         found = await retry_until_answered(client, lambda: get_sequence(inbox, SHARED, record))
         if found is not None and found.time_ns - self.arrived > IN_TIME_NS:
             await retry_until_answered(
@@ -432,9 +433,9 @@ class AssignOp(PendingStore):
         return natstime.now() * 1e9 - self.arrived > IN_TIME_NS
 
     def _own(self, record: int) -> None:
-        broker = self.member.client.broker
-        broker.store.call(self.reply, b"", AssignedOp(self, record))
-        broker.link.kick()
+        services = self.member.client.services
+        services.nats.store.call(self.reply, b"", AssignedOp(self, record))
+        services.nats.link.kick()
 
     def failed(self, error: ApiError) -> None:
         """Handle a refused or stale assignment: another member has the message, or may have it."""
@@ -467,9 +468,9 @@ class AssignOp(PendingStore):
 
     def _leave(self, body: bytes) -> None:
         client = self.member.client
-        if client.durable_side is not None:
-            client.durable_side.machine.reserved.discard(self.identifier)
-        answer(client.broker, self.reply, body)
+        if client.consumers is not None:
+            client.consumers.machine.reserved.discard(self.identifier)
+        answer(client.services, self.reply, body)
 
 
 class AssignedOp(PendingStore):
@@ -487,13 +488,13 @@ class AssignedOp(PendingStore):
         """Send the message, which no other member gets; after the connection's end, announce the assignment."""
         one = self.assignment
         client = one.member.client
-        if client.durable_side is not None and client.alive:
-            confirmed = confirmed_at(client.broker, one.reply, one.arrived)
+        if client.consumers is not None and client.alive:
+            confirmed = confirmed_at(client.services, one.reply, one.arrived)
             token = assigned(self.record, one.reply, confirmed)
-            client.durable_side.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
-            client.broker.round.start()
+            client.consumers.machine.share(one.member.source, one.number, one.identifier, 2, one.message, token)
+            client.path.round.start()
         else:
-            client.broker.belated.tell(registered_as(client.client_id, client.hash), self.record)
+            client.services.late_assignments.tell(registered_as(client.client_id, client.hash), self.record)
 
     def failed(self, error: ApiError) -> None:
         """Treat the message as acknowledged: the consumer is gone, and the message with it."""

@@ -17,9 +17,9 @@ from mqtt_streams.consumers import parse_ack
 from mqtt_streams.shared import IN_TIME_NS
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
     from mqtt_nats.sessions.shared_member import Membership
 
 NAK: Final = b"-NAK"
@@ -67,7 +67,7 @@ class OwnershipChecks:
     async def _look(self) -> None:
         member = self._member
         client = member.client
-        broker = client.broker
+        services = client.services
         waiting = self.waiting
         while waiting:
             one = waiting[0]
@@ -78,44 +78,44 @@ class OwnershipChecks:
                 return
             del waiting[0]
             if owner is not None:
-                answer(broker, one.reply, b"")
+                answer(services, one.reply, b"")
             elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
                 continue  # JetStream may deliver the message to another member before this one has sent it
             elif place_of(client):
                 member.take(one.message, one.number, one.qos, one.reply, one.arrived)
-                broker.round.start()
+                services.path.round.start()
             else:
-                answer(broker, one.reply, NAK)
+                answer(services, one.reply, NAK)
         member.ask()
 
 
-def answer(broker: Broker, reply: bytes, body: bytes) -> None:
+def answer(services: Services, reply: bytes, body: bytes) -> None:
     """Answer a delivery of JetStream: an empty ``body`` acknowledges, `NAK` gives back, ``+WPI`` asks for time."""
-    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-    broker.link.kick()
+    services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+    services.nats.link.kick()
 
 
-def confirmed_at(broker: Broker, reply: bytes, arrived: int) -> float:
+def confirmed_at(services: Services, reply: bytes, arrived: int) -> float:
     """Return the time for the token of an assignment whose acknowledgement is confirmed now (loop time in seconds).
 
     0 where the message may be at another member, too: it was delivered before, or it came (``arrived``, nanoseconds
     since 1970) before the last election or reconnect, after which the group may have had it delivered again.
     """
     ack = parse_ack(reply)
-    since = natstime.converted(broker.nats.linked) + INEXACT
-    return 0.0 if ack is None or ack.delivered > 1 or arrived < since * 1e9 else broker.clock.now
+    since = natstime.converted(services.nats.linked) + INEXACT
+    return 0.0 if ack is None or ack.delivered > 1 or arrived < since * 1e9 else services.clock.now
 
 
-def place_of(client: Client) -> int:
+def place_of(client: Session) -> int:
     """Return how many further messages could be sent to a client now."""
     if client.outlet.clogged:
         return 0
-    if client.durable_side is not None:
-        return client.durable_side.machine.room
+    if client.consumers is not None:
+        return client.consumers.machine.room
     return client.regular_side.room if client.regular_side is not None else 0
 
 
-def room_of(client: Client) -> int:
+def room_of(client: Session) -> int:
     """Return how many further messages a client can take now, besides those that wait for ownership checks."""
     waiting = sum(len(member.doubtful.waiting) for member in (client.shares or {}).values())
     return max(place_of(client) - waiting, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared subscriptions: joining groups, leaving groups, and upkeep of the members while the gateway runs.
+"""Shared subscriptions: joining and leaving groups, late assignments, and upkeep of the members.
 
 See :mod:`mqtt_nats.sessions.shared_member` for the way of messages to a member.
 """
@@ -13,23 +13,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import in_turn
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.message_stream import mark
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
 from mqtt_nats.sessions.shared_ownership import answer
-from mqtt_nats.sessions.stream_head import mark
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.gateway_subjects import ASSIGNED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.shared import EXPIRED_NS, Assignment
+from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.sessions.consumer_binding import SessionConsumers
+    from mqtt_nats.sessions.services import Registry, Services
+    from mqtt_nats.sessions.session import Session
     from mqtt_streams.sessions import SharedSubscription
     from mqtt_streams.stored import StoredMessage
 
@@ -54,37 +58,37 @@ STEP: Final = 1.0
 # -- joining and leaving ------------------------------------------------------------------------------
 
 
-async def join(client: Client, members: list[Membership]) -> None:
+async def join(client: Session, members: list[Membership]) -> None:
     """Have a client's members take part in their groups: registry, consumer, subscriptions.
 
     Raises:
         ApiError, NoResponders, RequestTimeout, TimeoutError: NATS does not do it.
     """
-    broker = client.broker
+    services = client.services
     if any(member.choice.qos == 2 for member in members):
-        side = client.durable_side
+        side = client.consumers
         if side is not None and not side.has_pubrels:
             await side.attach_pubrels()
     if client.regular_side is not None:
         client.regular_side.call_on_settled(lambda token: settled(client, token))
     for member in members:
         await member.enter()
-    await broker.nodes.fence(broker.shared)
+    await services.nodes.fence(services.nats.shared)
 
 
-async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]) -> None:
+async def subscribe_shared(client: Session, wanted: dict[str, SharedSubscription]) -> None:
     """Begin shared subscriptions, or change their options.
 
     Raises:
         Conflict: the session has another owner.
         ApiError: JetStream does not do it.
     """
-    broker = client.broker
+    services = client.services
     record = client.record
     assert record is not None
     assert record.v5 is not None
     shares = client.make_shares()
-    start = await retry_until_answered(client, partial(mark(broker.nats).position, broker.inbox)) + 1
+    start = await retry_until_answered(client, partial(mark(services.nats).position, services.nats.inbox)) + 1
     members = []
     for text, one in wanted.items():
         known = record.v5.shared.get(text)
@@ -98,7 +102,7 @@ async def subscribe_shared(client: Client, wanted: dict[str, SharedSubscription]
     await retry_until_answered(client, lambda: join(client, members))
 
 
-async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
+async def unsubscribe_shared(client: Session, texts: list[str]) -> None:
     """End shared subscriptions: sent messages are completed, unsent ones go to other members.
 
     Raises:
@@ -119,33 +123,35 @@ async def unsubscribe_shared(client: Client, texts: list[str]) -> None:
         record.v5.shared.pop(text, None)
     await save_record(client, client.epoch)
     for member in members:
-        await retry_until_answered(client, partial(client.broker.groups.leave, member.group, client.hash, member.note))
+        await retry_until_answered(
+            client, partial(client.services.streams.groups.leave, member.group, client.hash, member.note)
+        )
 
 
-def settled(client: Client, token: bytes) -> None:
+def settled(client: Session, token: bytes) -> None:
     """Acknowledge a message that a regular session's client has acknowledged or refused [MQTT-4.8.2-6] (5.0)."""
     for member in (client.shares or {}).values():
         if token in member.held:
             member.held.discard(token)
             member.source.settle(token)
-    answer(client.broker, token, b"")
+    answer(client.services, token, b"")
 
 
-def acknowledged(client: Client) -> None:
+def acknowledged(client: Session) -> None:
     """Ask for more messages after a client's acknowledgement, which may have made room."""
     for member in (client.shares or {}).values():
         member.ask()
 
 
-def detach(client: Client) -> None:
+def detach(client: Session) -> None:
     """Give back QoS 1 messages that a client has not acknowledged, at the end of its connection (section 4.8.2)."""
     for member in (client.shares or {}).values():
         member.end(all_=True)
 
 
-async def forget_later(client: Client) -> None:
+async def forget_later(client: Session) -> None:
     """Leave the groups of a regular session that has ended; the client's next session may have joined already."""
-    groups = client.broker.groups
+    groups = client.services.streams.groups
     try:
         for member in (client.shares or {}).values():
             await groups.leave(member.group, client.hash, member.note)
@@ -153,7 +159,7 @@ async def forget_later(client: Client) -> None:
         log.warning("%s: it could not leave its shared subscriptions: %s", client, error)
 
 
-async def rejoin_shared(client: Client) -> None:
+async def rejoin_shared(client: Session) -> None:
     """Join the groups of a durable session again at its resume; messages assigned to it are sent first: `resend`."""
     record = client.record
     if record is None or record.v5 is None or not record.v5.shared:
@@ -168,13 +174,13 @@ async def rejoin_shared(client: Client) -> None:
     await join(client, list(members.values()))
 
 
-async def resend(client: Client, assignments: list[Assignment]) -> None:
+async def resend(client: Session, assignments: list[Assignment]) -> None:
     """Send the QoS 2 messages again that are assigned to this client, unless their PUBREL is owed.
 
     Called before the machine is opened, so that they come before new messages.
     """
-    broker = client.broker
-    side = client.durable_side
+    services = client.services
+    side = client.consumers
     assert side is not None
     side.know_assignments(one.seq for one in assignments)
     machine = side.machine
@@ -185,7 +191,7 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
             machine.answered(one.packet_id, one.message_seq)
         release = machine.releases.get(one.packet_id)
         if not other and (release is None or release.sequence != one.message_seq):
-            found = await stored.get_sequence(broker.inbox, MESSAGES, one.message_seq)
+            found = await stored.get_sequence(services.nats.inbox, MESSAGES, one.message_seq)
         if found is None:
             if release is not None and not other:
                 release.await_one_more()  # the client has it; its PUBREL is owed for as long as the assignment exists
@@ -197,20 +203,82 @@ async def resend(client: Client, assignments: list[Assignment]) -> None:
         send_assigned(client, side, one, found, dup=True)
 
 
-def send_assigned(client: Client, side: DurableDelivery, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
+def send_assigned(client: Session, side: SessionConsumers, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
     """Send a QoS 2 message that is assigned to this client, under the identifier of the assignment."""
     stamp = b"%d" % found.time_ns
-    message = client.broker.stored_message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
+    message = client.path.recent.message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
     member = (client.shares or {}).get(one.subscription)
     source = member.source if member is not None else SubscriptionState(2, 0, 1)
     token = assigned(one.seq, one.ack, 0.0)
     side.machine.share(source, one.message_seq, one.packet_id, 2, message, token, dup)
 
 
+# -- late assignments ---------------------------------------------------------------------------------
+
+
+class LateAssignments:
+    """Late assignments of which this gateway informs other gateways, or is informed.
+
+    The assignment of a group's QoS 2 message was on its way to JetStream when the connection ended, and the session's
+    next connection had looked already. The gateway of the ended connection has not sent the message; it names the
+    record to all gateways, and the present owner sends the message.
+    See docs/internals/sessions.md#shared-subscriptions.
+    """
+
+    def __init__(self, nats: NatsLinks, registry: Registry[Session]) -> None:
+        self._link, self._registry = nats.link, registry
+        nats.reconnect.subscribe(ASSIGNED, self._heard)
+
+    def tell(self, name: str, record: int) -> None:
+        """Announce an assignment to a client whose connection here has ended.
+
+        Args:
+            name: of the client, as `registered_as` has it.
+            record: sequence of the assignment in ``$MQTT_shared``.
+        """
+        link = self._link
+        body = b"%d %b" % (record, name.encode())
+        link.out.append(b"PUB %b %d\r\n%b\r\n" % (ASSIGNED, len(body), body))
+        link.kick()
+        self._told(name, record)  # a connection to NATS does not get its own messages
+
+    def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        record, _, name = payload.partition(b" ")
+        if record.isdigit() and len(record) < 20:
+            self._told(name.decode("utf-8", "replace"), int(record))
+
+    def _told(self, name: str, record: int) -> None:
+        client = self._registry.clients.get(name)
+        if client is not None and client.alive and client.durable:
+            client.do(_look(client, record))
+
+
+async def _look(client: Session, record: int) -> None:
+    """Send the message of a late assignment, unless this connection knows the assignment; runs after the resume."""
+    services = client.services
+    side = client.consumers
+    if side is None or record in (side.assigned or ()):
+        return
+    assignments, _ = await retry_until_answered(client, partial(services.streams.groups.assigned, client.hash))
+    one = next((one for one in assignments if one.seq == record), None)
+    if one is None or one.subscription not in (client.shares or {}):  # the next resume handles an ended subscription
+        return
+    found = await retry_until_answered(client, partial(get_sequence, services.nats.inbox, MESSAGES, one.message_seq))
+    if not client.alive:
+        return
+    side.know_assignments([record])
+    if found is None:  # the message was removed from the stream, and never sent to the client
+        services.drop_assignment(b"%d" % record, IgnoredStore())
+    else:
+        send_assigned(client, side, one, found, dup=False)
+        services.path.round.start()
+    services.nats.link.kick()
+
+
 # -- while the gateway runs ---------------------------------------------------------------------------
 
 
-async def look_after(broker: Broker) -> None:
+async def look_after(services: Services) -> None:
     """Ask for messages where there is room again, and ask JetStream for more time for slow members (``+WPI``)."""
     loop = asyncio.get_running_loop()
     told = loop.time()
@@ -219,7 +287,7 @@ async def look_after(broker: Broker) -> None:
         progress = loop.time() - told > PROGRESS
         if progress:
             told = loop.time()
-        for client in list(broker.clients.values()):
+        for client in list(services.registry.clients.values()):
             for member in (client.shares or {}).values():
                 if loop.time() - member.since > OVERDUE:
                     member.ask_again()
@@ -227,58 +295,58 @@ async def look_after(broker: Broker) -> None:
                     member.ask()
                 if progress:
                     for reply in member.unfinished():
-                        answer(broker, reply, b"+WPI")
+                        answer(services, reply, b"+WPI")
 
 
-def recover_inboxes(broker: Broker) -> None:
+def recover_inboxes(services: Services) -> None:
     """Subscribe the members' addresses again on a new connection for requests."""
-    for client in broker.clients.values():
+    for client in services.registry.clients.values():
         for member in (client.shares or {}).values():
             member.renew_inbox()
 
 
-def ask_groups_again(broker: Broker, groups: set[str]) -> None:
+def ask_groups_again(services: Services, groups: set[str]) -> None:
     """Repeat the requests to the consumers of ``groups``, whose new leaders do not have them.
 
     Messages that were lost with the former leaders are to be delivered again, and those that members have are not.
     """
     held = dict.fromkeys(groups, 0)
-    for client in broker.clients.values():
+    for client in services.registry.clients.values():
         for member in (client.shares or {}).values():
             if member.group in held:
                 unfinished = member.unfinished()
                 held[member.group] += len(unfinished)
                 for reply in unfinished:
-                    answer(broker, reply, b"+WPI")
+                    answer(services, reply, b"+WPI")
                 member.ask_again()
-    broker.spawn(_return_lost(broker, held), "lost messages of groups")
+    services.tasks.spawn(_return_lost(services, held), "lost messages of groups")
 
 
-async def _return_lost(broker: Broker, held: dict[str, int]) -> None:
+async def _return_lost(services: Services, held: dict[str, int]) -> None:
     """Have groups deliver messages again that no member has; ``held``: number of those at members here, by group."""
     await asyncio.sleep(VOUCHED)  # members at other gateways have asked for more time, too
-    await in_turn([partial(_expire, broker, group, most) for group, most in held.items()])
+    await in_turn([partial(_expire, services, group, most) for group, most in held.items()])
 
 
-async def _expire(broker: Broker, group: str, most: int) -> None:
+async def _expire(services: Services, group: str, most: int) -> None:
     """Give the consumer of a group a short AckWait for a moment, if more than ``most`` messages are pending there."""
     short = True  # also where the outcome is unknown
     try:
-        short = await broker.groups.set_wait(group, EXPIRED_NS, most)
+        short = await services.streams.groups.set_wait(group, EXPIRED_NS, most)
         if short:
             await asyncio.sleep(EXPIRING)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("the consumer of a group: %s", error)
     finally:
         if short:
-            await asyncio.shield(_restore_wait(broker, group))  # also when the gateway ends
+            await asyncio.shield(_restore_wait(services, group))  # also when the gateway ends
 
 
-async def _restore_wait(broker: Broker, group: str) -> None:
+async def _restore_wait(services: Services, group: str) -> None:
     """Give the consumer of a group its AckWait again; a short one has messages delivered twice."""
     for pause in RESTORE_PAUSES:
         try:
-            await ask_once_for_all(partial(broker.groups.restore_wait, group))
+            await ask_once_for_all(partial(services.streams.groups.restore_wait, group))
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.warning("the consumer of a group has a short AckWait still: %s", error)
@@ -286,9 +354,9 @@ async def _restore_wait(broker: Broker, group: str) -> None:
     log.error("the consumer of a group keeps a short AckWait until a member joins")
 
 
-def recover_queues(broker: Broker) -> None:
+def recover_queues(services: Services) -> None:
     """Subscribe the queue groups again on a new connection for queue groups."""
-    broker.nodes.renew(broker.shared)
-    for client in broker.clients.values():
+    services.nodes.renew(services.nats.shared)
+    for client in services.registry.clients.values():
         for member in (client.shares or {}).values():
             member.renew()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takeover signals: acknowledgements of all writes to session records, by which a gateway learns of claims.
+"""Takeover: the signals by which a gateway learns of claims, and whether a session still belongs to a connection.
 
-One subscription covers all sessions: one for each client would cost every nats-server of a cluster more than the
-signals for clients of other gateways cost this gateway. See docs/internals/sessions.md#takeover-signal.
+A signal is the acknowledgement of a write to a session record. One subscription covers all sessions: one for each
+client would cost every nats-server of a cluster more than the signals for clients of other gateways cost this gateway.
+See docs/internals/sessions.md#takeover-signal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from mqtt_nats.backbone.connect import Phase
+from mqtt_nats.base.logs import once
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import SECOND_KEY_LENGTH
+from mqtt_streams.sessions import PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
@@ -26,6 +30,12 @@ log = logging.getLogger("mqtt_nats.broker")
 
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
 """``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: subjects on which record writes are acknowledged."""
+
+PATIENCE: Final = 30.0
+"""Seconds to wait for JetStream after core NATS is back: a stream's leader may have to be elected."""
+
+RETRY: Final = 0.25
+"""Seconds between two attempts to read the record."""
 
 TURN: Final = 5.0
 """Most seconds for which a connection waits until the packets of an earlier connection are handled."""
@@ -129,3 +139,38 @@ class Claims:
             if client.epoch and sequence > client.epoch:
                 log.info("%s: the session was taken over", client)
                 client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
+
+
+async def still_owner(client: Session) -> bool:
+    """Whether the session is this connection's; if not, or if its record cannot be read, the connection is ended.
+
+    While NATS is lost the result is False, and the connection goes on.
+    """
+    services = client.services
+    patience = asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        try:
+            found = await services.streams.sessions.load(client.hash, client.client_id)
+            break
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            if not services.nats.link.online or not client.alive:
+                return False  # after the reconnect to NATS the record is read again
+            if asyncio.get_running_loop().time() > patience:
+                log.warning("%s: its session cannot be read: %s", client, error)
+                client.close()
+                return False
+            await asyncio.sleep(RETRY)
+        except PoisonedRecord as error:
+            log.warning("%s: its session cannot be read: %s", client, error)
+            client.close()
+            return False
+    if found is None or found[1] != client.epoch:
+        if found is None:
+            log.warning(
+                "%s: its session is gone: it has ended elsewhere, or was lost", client, extra=once("session gone")
+            )
+        else:
+            log.info("%s: another connection has claimed the session", client)
+        client.taken_over()
+        return False
+    return True

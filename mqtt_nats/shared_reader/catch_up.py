@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
+from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.index import shown
@@ -60,17 +61,17 @@ TOO_MUCH: Final = b"MaxBytes"
 """Texts in the status of a pull request: the page was delivered; its byte limit was reached."""
 
 
-class CatchUpReader:
+class CatchUpReader(CatchUp):
     """Reader that brings one session its missed messages, in order and none twice."""
 
     def __init__(self, live: SharedReaderSessions, member: Member, position: int) -> None:
-        self.position = position
-        """Stream sequence up to which every message that matches a live subscription was given to the session."""
+        super().__init__(position)
         self._live = live
-        self._broker = live.broker
+        self._services = live.services
+        self._recent = live.services.path.recent
         self._member = member
         self._page = max(min(PAGE, live.queue_most // 2), 1)
-        self._size = self._most = live.broker.store.max_payload
+        self._size = self._most = live.services.nats.store.max_payload
         """Estimated message size in bytes: at least the size of the last one; it falls by 1/64 of the difference."""
         self._name = ""
         self._sid = self._subject = self._request = b""
@@ -91,7 +92,7 @@ class CatchUpReader:
         self._over = False
         self._wake = asyncio.Event()
         member.side.machine.call_on_room(self._deal)
-        self._broker.spawn(self._run(), f"what {member.client.client_id} has missed")
+        self._services.tasks.spawn(self._run(), f"what {member.client.client_id} has missed")
 
     def broken(self) -> None:
         """Create the reader again: a message is missing, or may be, or the subscriptions have changed."""
@@ -101,14 +102,14 @@ class CatchUpReader:
     def end(self) -> None:
         """Stop reading; messages that still arrive are ignored."""
         self._over = True
-        self._broker.link.unsubscribe_raw(self._sid)
+        self._services.nats.link.unsubscribe_raw(self._sid)
         self._member.side.machine.call_on_room(None)
         self._wake.set()
 
     async def _run(self) -> None:
         live, member = self._live, self._member
         while not self._over:
-            await self._broker.online.wait()
+            await self._services.nats.online.wait()
             try:
                 if self._broken:
                     await asyncio.sleep(PAUSE if self._name else 0)
@@ -126,10 +127,10 @@ class CatchUpReader:
                 if error.err_code not in TRANSIENT and not self._over:
                     log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
                     live.give_back(member.client, member.side)
-        self._broker.link.unsubscribe_raw(self._sid)
+        self._services.nats.link.unsubscribe_raw(self._sid)
         if self._name:
             try:
-                await delete_consumer(self._broker.inbox, MESSAGES, self._name)
+                await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("the reader of %s: %s", member.client, error)
 
@@ -145,16 +146,16 @@ class CatchUpReader:
 
     async def _make(self) -> None:
         """Create the reader's consumer, or create it again after :attr:`position`."""
-        broker, link = self._broker, self._broker.link
+        services, link = self._services, self._services.nats.link
         subjects = self._subjects()
         if not subjects:
             self._live.end_catching(self._member.side)
             return
-        former, self._name = self._name, f"{broker.identity}_reader_{broker.new_nuid()}"
+        former, self._name = self._name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         self._filters = chosen(subjects)
         self._plain = len(subjects) == 1 and not starts_with_wildcard(subjects[0].removeprefix(STORED_PREFIX))
-        self._subject = (DELIVER_PREFIX + broker.new_nuid()).encode()
+        self._subject = (DELIVER_PREFIX + services.identity.new_nuid()).encode()
         self._sid = link.subscribe_raw(self._subject, self._arrived)
         self._request = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b %b " % (
             MESSAGES.encode(),
@@ -167,12 +168,12 @@ class CatchUpReader:
         about = f"{describe(self._member.client.client_id)}: what it has missed"
         try:
             await call(
-                broker.inbox,
+                services.nats.inbox,
                 f"CONSUMER.CREATE.{MESSAGES}.{self._name}",
                 reader_request(MESSAGES, self._name, self._filters, self.position + 1, IDLE, description=about),
             )
             if former:
-                await delete_consumer(broker.inbox, MESSAGES, former)
+                await delete_consumer(services.nats.inbox, MESSAGES, former)
         except BaseException:
             self._broken = True
             raise
@@ -196,14 +197,14 @@ class CatchUpReader:
         self._heard = asyncio.get_running_loop().time()
         # With the largest payload added to the byte limit, one message always fits.
         body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, PAGE_BYTES + self._most)
-        link = self._broker.link
+        link = self._services.nats.link
         link.out.append(b"%b%d\r\n%b\r\n" % (self._request, len(body), body))
         link.kick()
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if self._over or self._broken:
             return
-        self._heard = self._broker.clock.now
+        self._heard = self._services.clock.now
         tokens = reply.split(b".")
         if len(tokens) < 9 or tokens[1] != b"ACK":
             self._status(headers)
@@ -248,7 +249,7 @@ class CatchUpReader:
 
     def _give(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> None:
         self.position = sequence
-        message = self._broker.stored_message(sequence, stamp, subject, headers, payload)
+        message = self._recent.message(sequence, stamp, subject, headers, payload)
         if not message.qos:
             return
         member = self._member
@@ -289,7 +290,7 @@ class CatchUpReader:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
                 since = max(last, live.reader.position, self.position)
-                while not await self._broker.latest.nothing_left(self._subjects(), self.position, since):
+                while not await self._services.head.nothing_left(self._subjects(), self.position, since):
                     if self._over or self._broken:
                         return False
                     self._deal()

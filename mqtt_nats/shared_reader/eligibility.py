@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
@@ -24,14 +24,13 @@ from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateway_subjects import HERE, READS_POSITIONS
-from mqtt_streams.gateways import POSITIONS
+from mqtt_streams.gateways import POSITIONS, GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.lifecycle.lease import Lease
+    from mqtt_nats.delivery.position_writer import PositionWriter
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -45,19 +44,33 @@ CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
 """Advisory that nats-server's listener serves a client: gateways create no consumer of retained messages."""
 
 
+class Registration(Protocol):
+    """The registration of the gateway, which says what it writes: its lease."""
+
+    def may_write(self, version: int) -> None:
+        """Say that the gateway may write session records of a version."""
+
+    async def told(self) -> None:
+        """Wait until all gateways can know what this gateway writes."""
+
+    async def watches(self) -> bool:
+        """Whether the leases of other gateways are to be read again."""
+
+
 class PositionSupport:
     """The check whether sessions may be served by the shared reader."""
 
-    def __init__(self, live: SharedReaderSessions, lease: Lease) -> None:
+    def __init__(self, live: SharedReaderSessions, lease: Registration) -> None:
         self._live = live
         self._lease = lease
-        self._wanted = live.broker.settings.shared_reader
+        self._gateways = GatewayStore(live.services.nats.inbox)
+        self._wanted = live.services.settings.shared_reader
         self._why = ""
         self._since = 0.0
         self._older = ""
         """Gateway that cannot resume sessions with a position, as last seen; empty = none."""
         self._heard = asyncio.Event()
-        live.broker.reconnect.register(Phase.REQUESTS, self._heard.set)
+        live.services.nats.reconnect.register(Phase.REQUESTS, self._heard.set)
 
     def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if reply and READS_POSITIONS not in headers:
@@ -73,8 +86,8 @@ class PositionSupport:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         if self._wanted == "auto":
-            self._live.broker.reconnect.subscribe(CREATED, self._created)
-            self._live.broker.reconnect.subscribe(HERE, self._connected)
+            self._live.services.nats.reconnect.subscribe(CREATED, self._created)
+            self._live.services.nats.reconnect.subscribe(HERE, self._connected)
         await ask_once_for_all(partial(self._look, everybody=True))
         if not self._why:
             self._lease.may_write(V5_POSITION)
@@ -113,19 +126,19 @@ class PositionSupport:
 
     async def _against(self) -> str:
         """Return why sessions have to stay with their own consumers; empty when there is no reason."""
-        broker = self._live.broker
+        services = self._live.services
         if self._older:
             return f"gateway {self._older} is too old for it"
-        for name in await consumer_names(broker.inbox, RETAINED, RETAINED + "_"):
-            info = await consumer_info(broker.inbox, RETAINED, name)
+        for name in await consumer_names(services.nats.inbox, RETAINED, RETAINED + "_"):
+            info = await consumer_info(services.nats.inbox, RETAINED, name)
             if info is not None and info.push_bound:
                 return "nats-server's own MQTT listener has clients"
         return ""
 
     async def _older_gateway(self) -> str:
         """Return the id of a gateway that cannot resume sessions with a position; empty = there is none."""
-        for entry in await self._lease.store.entries():
-            if not (entry.lapsed or entry.identity == self._live.broker.identity or entry.info.get(POSITIONS)):
+        for entry in await self._gateways.entries():
+            if not (entry.lapsed or entry.identity == self._live.services.identity.id or entry.info.get(POSITIONS)):
                 return entry.identity
         return ""
 
@@ -135,11 +148,16 @@ def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
     return settings.shared_reader != "never" and config.get("retention") == "limits"
 
 
-def keep_company(broker: Broker, company: PositionSupport | None, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+def keep_company(
+    writers: set[PositionWriter],
+    live: SharedReaderSessions | None,
+    company: PositionSupport | None,
+    tasks: asyncio.TaskGroup,
+) -> list[asyncio.Task[None]]:
     """Start the tasks that write positions and, where the shared reader is used, the tasks of the shared reader."""
-    background = [tasks.create_task(rooted(keep(broker)), name="positions")]
-    if broker.live is not None and company is not None:
-        background.append(tasks.create_task(rooted(broker.live.reader.run()), name="shared reader"))
-        background.append(tasks.create_task(keep_up(broker.live), name="live sessions"))
+    background = [tasks.create_task(rooted(keep(writers)), name="positions")]
+    if live is not None and company is not None:
+        background.append(tasks.create_task(rooted(live.reader.run()), name="shared reader"))
+        background.append(tasks.create_task(keep_up(live), name="live sessions"))
         background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
     return background

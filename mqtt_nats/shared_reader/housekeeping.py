@@ -12,8 +12,8 @@ from mqtt_nats.shared_reader.promotion import settled
 from mqtt_nats.shared_reader.sessions import RENEWAL
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -53,7 +53,7 @@ def look(live: SharedReaderSessions) -> None:
     # The sum leaves out sessions that have fallen behind: their messages wait until their clients take them.
     crowd = sum(side.machine.crowd for side in sides if side.keeper is not None and side.keeper.taking)
     renewed = 0
-    for client in list(live.broker.clients.values()):
+    for client in list(live.registry.clients.values()):
         side = client.durable_side
         if side is None:
             continue
@@ -72,7 +72,7 @@ def look(live: SharedReaderSessions) -> None:
         live.begin(client, side, now)
 
 
-def _renew(live: SharedReaderSessions, client: Client, side: DurableDelivery, now: float, renewed: int) -> int:
+def _renew(live: SharedReaderSessions, client: Receiver, side: DurableDelivery, now: float, renewed: int) -> int:
     """Renew a session's dormant consumers if it is time; return the number of renewed sessions, 0 or 1."""
     member = live.members.get(client)
     if member is None or now < member.renewal or renewed >= RENEWED_MOST or not settled(client):

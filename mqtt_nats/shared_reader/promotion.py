@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.protocol.position import SessionPosition
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-    from mqtt_nats.sessions.stream_head import StreamHead
+    from mqtt_nats.sessions.message_stream import StreamHead
 
 KEPT_BACK: Final = 10_000
 """Maximum number of messages that are kept back for a session during its promotion."""
@@ -103,7 +103,7 @@ class Member:
 
     __slots__ = ("_wait", "client", "filters", "joining", "renewal", "retry", "side")
 
-    def __init__(self, client: Client, side: DurableDelivery) -> None:
+    def __init__(self, client: Receiver, side: DurableDelivery) -> None:
         self.client = client
         self.side = side
         self.filters: list[str] = []
@@ -140,17 +140,17 @@ class Member:
 class PromotionLimit:
     """Limit on the sessions that are promoted at the same time, with a queue of waiting sessions."""
 
-    def __init__(self, begin: Callable[[Client], None]) -> None:
+    def __init__(self, begin: Callable[[Receiver], None]) -> None:
         self._begin = begin
-        self._at_it: dict[Client, int] = {}
+        self._at_it: dict[Receiver, int] = {}
         """Number of concurrent requests for a session's subscriptions, by client in promotion."""
         self._asked = 0
-        self._waiting: dict[Client, None] = {}
+        self._waiting: dict[Receiver, None] = {}
 
-    def __contains__(self, client: Client) -> bool:
+    def __contains__(self, client: Receiver) -> bool:
         return client in self._at_it
 
-    def take(self, client: Client, subscriptions: int) -> bool:
+    def take(self, client: Receiver, subscriptions: int) -> bool:
         """Return whether a session's promotion may begin now; if not, ``begin`` is called later in its turn."""
         if self._asked >= JOINING_MOST:
             self._waiting[client] = None
@@ -159,7 +159,7 @@ class PromotionLimit:
         self._asked += several
         return True
 
-    def end(self, client: Client) -> None:
+    def end(self, client: Receiver) -> None:
         """End a session's promotion, successful or not, and begin the next waiting ones."""
         self._waiting.pop(client, None)
         self._asked -= self._at_it.pop(client, 0)
@@ -169,12 +169,12 @@ class PromotionLimit:
             self._begin(following)
 
 
-def settled(client: Client) -> bool:
+def settled(client: Receiver) -> bool:
     """Return whether a session is open and no job of its client is under way."""
     return client.greeted and client.alive and not client.sent_disconnect and not client.busy
 
 
-async def name_position(client: Client) -> None:
+async def name_position(client: Receiver) -> None:
     """Name a position in the session record if the session began when positions were not possible.
 
     Raises:
@@ -185,7 +185,7 @@ async def name_position(client: Client) -> None:
     assert record is not None
     assert record.v5 is not None
     if not record.v5.pos:
-        record.v5.name_position(client.broker.new_nuid())
+        record.v5.name_position(client.services.identity.new_nuid())
         try:
             await save_record(client, client.epoch)
         except BaseException:

@@ -24,7 +24,7 @@ from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -69,8 +69,8 @@ Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
 class SharedReader:
     """Reader of the ``$MQTT_msgs`` messages that a session of this gateway wants, in order and none twice."""
 
-    def __init__(self, broker: Broker, dispatch: Dispatch) -> None:
-        self.broker = broker
+    def __init__(self, services: Services, dispatch: Dispatch) -> None:
+        self._services = services
         self.position = 0
         """Stream sequence up to which every message that matches the filters was dispatched."""
         self.wanted: Counter[str] = Counter()
@@ -141,7 +141,7 @@ class SharedReader:
             if self.name and now - self._heard > (SUSPICIOUS if now < self._wary_until else SILENCE):
                 self._broken = True
             try:
-                await self.broker.online.wait()
+                await self._services.nats.online.wait()
                 await self._keep()
                 self.refused = 0.0
             except (ApiError, NoResponders, RequestTimeout) as error:
@@ -170,7 +170,7 @@ class SharedReader:
             await self._change(filters)
         self._turning = False
         if self._waiting:
-            state = await self.broker.latest.state()
+            state = await self._services.head.state()
             if not self._broken:
                 self._answer(tickets, int(state["last_seq"]))
             else:
@@ -179,7 +179,7 @@ class SharedReader:
     async def _change(self, filters: tuple[str, ...]) -> None:
         request = f"CONSUMER.CREATE.{MESSAGES}.{self.name}"
         try:
-            await call(self.broker.inbox, request, self._config(filters, "update"))
+            await call(self._services.nats.inbox, request, self._config(filters, "update"))
         except RequestTimeout:
             self.broken()  # the update may have been made: which filters are read is unknown
             raise
@@ -209,7 +209,7 @@ class SharedReader:
             self._start,
             IDLE,
             action,
-            description=f"shared reader of gateway {self.broker.identity}",
+            description=f"shared reader of gateway {self._services.identity.id}",
             deliver_subject=self._subject,
             flow_control=True,
             idle_heartbeat=int(HEARTBEAT * 1e9),
@@ -217,10 +217,10 @@ class SharedReader:
 
     async def _make(self, filters: tuple[str, ...]) -> None:
         """Create the reader's consumer, or create it again after :attr:`position`."""
-        broker = self.broker
-        inbox, link = broker.inbox, broker.link
-        state = await broker.latest.state()
-        former, self.name = self.name, f"{broker.identity}_reader_{broker.new_nuid()}"
+        services = self._services
+        inbox, link = services.nats.inbox, services.nats.link
+        state = await services.head.state()
+        former, self.name = self.name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         if not former or self._anew or self.position > state["last_seq"]:
             self.position = self._counted = state["last_seq"]  # first consumer, or the stream was replaced
@@ -228,7 +228,7 @@ class SharedReader:
             self._anew = False
         self._start = self.position + 1
         self._next = 1
-        self._subject = DELIVER_PREFIX + broker.new_nuid()
+        self._subject = DELIVER_PREFIX + services.identity.new_nuid()
         self._sid = link.subscribe_raw(self._subject.encode(), self._arrived)
         self._broken = False
         self._heard = asyncio.get_running_loop().time()
@@ -247,7 +247,7 @@ class SharedReader:
                 log.debug("the former shared reader: %s", error)
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        self._heard = self.broker.clock.now
+        self._heard = self._services.clock.now
         tokens = reply.split(b".")
         if len(tokens) < 9 or tokens[1] != b"ACK":
             self._status(reply, headers)
@@ -264,7 +264,7 @@ class SharedReader:
 
     def _status(self, reply: bytes, headers: bytes) -> None:
         """Handle a status message: answer flow control; a heartbeat moves the position or shows a loss."""
-        link = self.broker.link
+        link = self._services.nats.link
         stalled = names.get_last(headers, "Nats-Consumer-Stalled")
         if stalled:
             link.out.append(b"PUB %b 0\r\n\r\n" % stalled.encode())

@@ -18,6 +18,7 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import limit_in_flight, stop
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.receiver import CatchUp, Receiver, SharedFeed
 from mqtt_nats.delivery.resume import rebind_consumers, return_to_consumers
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -41,11 +42,10 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.sessions.services import Registry, Services
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -68,30 +68,25 @@ SOON: Final = 0.02
 """Seconds from SUBSCRIBE to the attempt to make its subscriptions live."""
 
 
-class SharedReaderSessions:
+class SharedReaderSessions(SharedFeed):
     """Sessions of a gateway that the shared reader serves."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self.allowed = False
-        """Whether positions may be stored."""
-        self.reader = SharedReader(broker, self._dispatch)
+    def __init__(self, services: Services, registry: Registry[Receiver]) -> None:
+        super().__init__()
+        self.services, self.registry, self._recent = services, registry, services.path.recent
+        self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
-        self.queue_most = min(QUEUE_MOST, broker.settings.max_backlog or QUEUE_MOST)
-        self.members: dict[Client, Member] = {}
+        self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
+        self.members: dict[Receiver, Member] = {}
         self._turns = PromotionLimit(self._try)
-        self.falling: set[Client] = set()
+        self.falling: set[Receiver] = set()
         """Sessions on their way back to their own consumers."""
-        self.catching: set[CatchUpReader] = set()
+        self.catching: set[CatchUp] = set()
         """Catch-up readers of the sessions that read missed messages."""
-        self._about: set[Client] = set()
+        self._about: set[Receiver] = set()
         """Sessions that are about to get a catch-up reader."""
-
-        broker.reconnect.register(Phase.REQUESTS, self.hold)
-
-    def allow(self, allowed: bool) -> None:
-        """Allow that positions are stored, or forbid it."""
-        self.allowed = allowed
+        services.nats.reconnect.register(Phase.REQUESTS, self.hold)
+        services.stream.call_on_replaced(self.reader.begin_anew)
 
     # -- sessions and their filters -------------------------------------------------------------
 
@@ -102,12 +97,12 @@ class SharedReaderSessions:
         # After catching up a session may be further than the shared reader.
         return max(self.reader.position, side.keeper.ledger.reached if side.keeper is not None else 0)
 
-    def remove(self, client: Client) -> None:
+    def remove(self, client: Receiver) -> None:
         """Take no more messages for a session."""
         if (member := self.members.get(client)) is not None:
             self.interest.remove(member)
 
-    def refresh(self, client: Client) -> None:
+    def refresh(self, client: Receiver) -> None:
         """Update the filters of a session whose subscriptions have ended."""
         member = self.members.get(client)
         if member is not None and member.filters:
@@ -116,7 +111,7 @@ class SharedReaderSessions:
         if member is not None and member.side.catching is not None:
             member.side.catching.broken()
 
-    def forget(self, client: Client) -> None:
+    def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
         self._turns.end(client)
         self.falling.discard(client)
@@ -135,12 +130,17 @@ class SharedReaderSessions:
         for catching in self.catching:
             catching.broken()
 
-    def later(self, client: Client) -> None:
+    def elected(self, consumer: str) -> None:
+        """Note that a consumer of the stream, or with an empty name the stream, has a new leader."""
+        if consumer in ("", self.reader.name):
+            self.reader.suspect()
+
+    def later(self, client: Receiver) -> None:
         """Leave a session to its own consumers for a while, since it has fallen behind or cannot become live."""
         if (member := self._member(client)) is not None:
             member.put_off(asyncio.get_running_loop().time())
 
-    def _member(self, client: Client) -> Member | None:
+    def _member(self, client: Receiver) -> Member | None:
         side = client.durable_side
         if side is None:
             return None
@@ -159,7 +159,7 @@ class SharedReaderSessions:
         if not targets:
             return
         self.reader.count_used()
-        message = self.broker.stored_message(sequence, stamp, subject, headers, payload)
+        message = self._recent.message(sequence, stamp, subject, headers, payload)
         if not message.qos:
             return
         mark = TAKEN + b"%d" % sequence
@@ -251,13 +251,13 @@ class SharedReaderSessions:
         keeper.ledger.take(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
-    def give_back(self, client: Client, side: DurableDelivery) -> None:
+    def give_back(self, client: Receiver, side: DurableDelivery) -> None:
         """Move a session back to its own consumers."""
         stop(side)
         self.falling.add(client)
         client.do(self._fall(client, side))
 
-    async def _fall(self, client: Client, side: DurableDelivery) -> None:
+    async def _fall(self, client: Receiver, side: DurableDelivery) -> None:
         try:
             await return_to_consumers(client, side)
         finally:
@@ -265,20 +265,20 @@ class SharedReaderSessions:
 
     # -- promotion ------------------------------------------------------------------------------
 
-    def soon(self, client: Client) -> None:
+    def soon(self, client: Receiver) -> None:
         """Try promotion shortly: a session has begun, or has new subscriptions."""
         asyncio.get_running_loop().call_later(SOON, self._try, client)
 
-    def _try(self, client: Client) -> None:
+    def _try(self, client: Receiver) -> None:
         side = client.durable_side
         if side is not None and client.alive:
             self.begin(client, side, asyncio.get_running_loop().time())
 
-    def begin(self, client: Client, side: DurableDelivery, now: float) -> None:
+    def begin(self, client: Receiver, side: DurableDelivery, now: float) -> None:
         """Begin the promotion of a session, if it may become live."""
         if client in self._turns or not settled(client) or not self._may_join(client, side):
             return
-        if self.reader.refused or not self.broker.online.is_set():
+        if self.reader.refused or not self.services.nats.online.is_set():
             return
         member = self._member(client)
         if member is None or member.joining is not None or now < member.retry:
@@ -286,7 +286,7 @@ class SharedReaderSessions:
         if self._turns.take(client, len(side.attachments)):
             client.do(self._join(member))
 
-    def _may_join(self, client: Client, side: DurableDelivery) -> bool:
+    def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
         record = client.record
         return (
             self.allowed
@@ -347,7 +347,7 @@ class SharedReaderSessions:
             self.remove(client)
         if not client.alive:
             return
-        handlers = self.broker.link.handlers
+        handlers = self.services.nats.link.handlers
         for one in joining.attachments:
             if one.sid in handlers and one in joining.handlers:
                 handlers[one.sid] = joining.handlers[one]
@@ -356,7 +356,7 @@ class SharedReaderSessions:
 
     async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
-        behind = await much_left(self.broker.inbox, attachments)
+        behind = await much_left(self.services.nats.inbox, attachments)
         if client.crowded():
             return
         if behind is None or (behind and (side.live or len(self.catching) + len(self._about) >= CATCHING_MOST)):
@@ -364,11 +364,11 @@ class SharedReaderSessions:
             return
         if behind:
             self._about.add(client)
-            if await far_apart(self.broker.latest, attachments):
+            if await far_apart(self.services.head, attachments):
                 self.later(client)
                 return
         if side.keeper is None:
-            sequence = (await self.broker.positions.load(client.hash)).sequence
+            sequence = (await self.services.streams.positions.load(client.hash)).sequence
             side.store_position_with(PositionWriter(client, sequence))
         before = len(member.filters)
         last = 0
@@ -390,7 +390,7 @@ class SharedReaderSessions:
         joining = Promotion(attachments, since, behind)
         member.begin_joining(joining)
         for one in attachments:
-            handlers = self.broker.link.handlers
+            handlers = self.services.nats.link.handlers
             if one.sid in handlers:
                 joining.handlers[one] = handlers[one.sid]
                 handlers[one.sid] = joining.rests[one] = rest(joining, one, handlers[one.sid])
@@ -410,7 +410,7 @@ class SharedReaderSessions:
                 joining.give_way()
             if self._vain(member) or joining.gave_way or loop.time() > deadline:
                 return False
-            rests = await left(self.broker.latest, joining, rests)
+            rests = await left(self.services.head, joining, rests)
             if rests or (side.live and self.reader.position < since):
                 await asyncio.sleep(STEP)
         return not self._vain(member)
@@ -418,7 +418,7 @@ class SharedReaderSessions:
     def _vain(self, member: Member) -> bool:
         """Return whether the promotion of a session cannot go on."""
         client, side, joining = member.client, member.side, member.joining
-        handlers = self.broker.link.handlers
+        handlers = self.services.nats.link.handlers
         if joining is not None and any(
             one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
         ):
@@ -433,7 +433,7 @@ class SharedReaderSessions:
         assert keeper is not None
         sources = {one.source for one in joining.attachments}
         take_over(joining, side.machine, keeper.ledger)
-        link = self.broker.link
+        link = self.services.nats.link
         for one in joining.attachments:
             link.unsubscribe_raw(one.sid)
             one.become_live(joining.since)
@@ -444,7 +444,7 @@ class SharedReaderSessions:
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
-        member.renew_at(min(member.renewal, self.broker.clock.now + RENEWAL))
+        member.renew_at(min(member.renewal, self.services.clock.now + RENEWAL))
         if joining.behind:
             catching = CatchUpReader(self, member, joining.since)
             side.begin_catching(catching)

@@ -42,9 +42,9 @@ def answer(port: int, data: bytes) -> raw.Received:
 
 def refused(inside: Inside) -> int:
     """Connections that were refused for it."""
-    broker = inside.gateway.broker
-    assert broker is not None
-    return broker.counters.refused.get("client_identifier_not_valid", 0)
+    account = inside.gateway.account
+    assert account is not None
+    return account.services.counters.refused.get("client_identifier_not_valid", 0)
 
 
 def counted(inside: Inside, number: int) -> bool:
@@ -56,8 +56,8 @@ def test_longer_ones_are_refused(nats_server: NatsServer) -> None:
     """[MQTT-3.1.3-5] (3.1.1, 5.0) allows it beyond 23 bytes; [MQTT-3.1.3-8] (5.0), [MQTT-3.1.3-9] (3.1.1)"""
     with running(nats_server.url) as inside:
         (port,) = inside.ports
-        broker = inside.gateway.broker
-        assert broker is not None
+        account = inside.gateway.account
+        assert account is not None
         for length in (LONGEST + 4, 1000, 7000):
             for client_id in identifiers(length):
                 before = refused(inside)
@@ -68,20 +68,20 @@ def test_longer_ones_are_refused(nats_server: NatsServer) -> None:
                     bridge = raw.connect(client_id, clean=clean, level=0x84)
                     assert answer(port, bridge).body[1] == IDENTIFIER_REJECTED
                 eventually(partial(counted, inside, before + 6), PATIENCE, what="what is counted")
-        eventually(lambda: not inside.call(lambda: len(broker.connections)), PATIENCE)
-        assert not inside.call(lambda: dict(broker.clients))
+        eventually(lambda: not inside.call(lambda: len(account.registry.connections)), PATIENCE)
+        assert not inside.call(lambda: dict(account.registry.clients))
 
 
 def test_a_packet_of_64_kb_with_one_is_not_even_read(nats_server: NatsServer) -> None:
     """It counts once, however many reads it comes in."""
     with running(nats_server.url) as inside:
-        broker = inside.gateway.broker
-        assert broker is not None
+        account = inside.gateway.account
+        assert account is not None
         for data in (raw.connect("x" * 65_535), raw5.connect("x" * 65_535)):
             with Raw(inside.ports[0], patience=PATIENCE) as client:
                 client.send(data)
                 client.expect_closed()
-        assert inside.call(lambda: dict(broker.counters.refused)) == {"packet_too_large": 2}
+        assert inside.call(lambda: dict(account.services.counters.refused)) == {"packet_too_large": 2}
 
 
 @pytest.mark.parametrize("sign", SIGNS)

@@ -131,13 +131,13 @@ def test_another_gateway_hears_of_second_keys(port: int, inside: Inside, nats_se
     """It has looked before there were any, and does not look again until it hears of one, or has lost NATS."""
     one, other = PAIRS[0]
     with running(nats_server.url) as elsewhere:
-        broker = elsewhere.gateway.broker
-        assert broker is not None
+        account = elsewhere.gateway.account
+        assert account is not None
         Raw5.open(elsewhere.ports[0], "looks").close()
-        eventually(lambda: not broker.claims.second_keys)
+        eventually(lambda: not account.claims.second_keys)
         first = Raw5.open(port, one, KEPT)
         Raw5.open(port, other, KEPT).close()
-        eventually(lambda: broker.claims.second_keys)
+        eventually(lambda: account.claims.second_keys)
         first.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
         first.expect_closed()
         first.close()

@@ -124,7 +124,7 @@ async def test_hooks_are_asked_too(nats_server: NatsServer, requester: NatsClien
         def decide(event: Authorizing, allowed: bool) -> Stop[bool] | None:
             return Stop(False) if event.topic == "secret/x" else None
 
-        gateway.call(lambda: gateway.broker.hooks.add(CLIENT_AUTHORIZE, decide))
+        gateway.call(lambda: gateway.account.services.hooks.add(CLIENT_AUTHORIZE, decide))
         async with await RawClient5.connect5(gateway.port, "client") as client:
             await client.subscribe("ask/z")
             await requester.publish("ask.z", b"?", reply="secret.x")

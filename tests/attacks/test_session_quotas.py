@@ -97,9 +97,9 @@ def test_sessions_of_one_address(nats_server: NatsServer, caplog: pytest.LogCapt
                 assert again.present
             Raw5.open(inside.ports[0], "s1", KEPT).close()
             refused(inside.ports[0], "s3")
-            broker = inside.gateway.broker
-            assert broker is not None
-            assert broker.counters.limited["max_sessions"] >= 6
+            account = inside.gateway.account
+            assert account is not None
+            assert account.services.counters.limited["max_sessions"] >= 6
         end(one.ports[0], "s0")
         Raw5.open(one.ports[0], "s3", KEPT).close()
         refused(other.ports[0], "s0")

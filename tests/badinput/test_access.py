@@ -246,8 +246,8 @@ def test_who_goes_away_in_an_exchange_leaves_nothing(
     port: int, gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authenticating, "AUTHENTICATION", 0.5)
-    broker = gateways[0].broker
-    assert broker is not None
+    account = gateways[0].account
+    assert account is not None
     for step in (b"x", b"wait"):
         with raw5.Raw5(port) as client:
             client.send(raw5.connect("user", *parts(step)))
@@ -259,4 +259,4 @@ def test_who_goes_away_in_an_exchange_leaves_nothing(
                 client.answer(raw5.AUTH)
             else:
                 client.quiet()
-    eventually(lambda: not broker.connections, what="no connection left")
+    eventually(lambda: not account.registry.connections, what="no connection left")

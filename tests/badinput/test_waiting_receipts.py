@@ -37,11 +37,13 @@ async def test_what_waits_is_bounded(nats_factory: NatsFactory, tmp_path: Path, 
             client.publish("stored", b"", 1, packet_id=5)
             client.write(packet * (4 * READ // len(packet)))
             await aeventually(lambda: _held(gateway))
-            assert gateway.call(lambda: len(gateway.broker.clients["client"].receipts)) < 1100 + READ // len(packet)
+            assert gateway.call(lambda: len(gateway.account.registry.clients["client"].receipts)) < 1100 + READ // len(
+                packet
+            )
             server.resume()
             await client.expect_ack(PUBACK, 5)
 
 
 def _held(gateway: InProcess) -> bool:
     """Whether the client is not read from for that reason."""
-    return gateway.call(lambda: bool(gateway.broker.clients["client"].connection._holds & Hold.WINDOW))
+    return gateway.call(lambda: bool(gateway.account.registry.clients["client"].connection._holds & Hold.WINDOW))

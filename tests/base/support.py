@@ -47,9 +47,9 @@ class Inside:
 
     def client(self, client_id: str) -> Client:
         """The gateway's side of a connected client."""
-        broker = self.gateway.broker
-        assert broker is not None
-        return self.call(lambda: broker.clients[client_id])
+        account = self.gateway.account
+        assert account is not None
+        return self.call(lambda: account.registry.clients[client_id])
 
     @property
     def connections(self) -> int:

@@ -182,9 +182,9 @@ def test_who_resets_at_once_is_banned_too(nats_server: NatsServer, command: Comm
         witness.subscribe(("reset/#", 0))
         command.add("address", "127.0.0.1")
         try:
-            broker = inside.gateway.broker
-            assert broker is not None
-            eventually(lambda: inside.call(lambda: broker.banning.address("127.0.0.1")), PATIENCE)
+            account = inside.gateway.account
+            assert account is not None
+            eventually(lambda: inside.call(lambda: account.banning.address("127.0.0.1")), PATIENCE)
             for number in range(3):
                 reset(inside, f"reset/{number}")
             time.sleep(1)
@@ -275,9 +275,9 @@ def test_what_is_stored_by_others_does_no_harm(pair: tuple[Inside, Inside], nats
     """Whatever is in the bucket, a gateway reads on."""
     for value in (b"", b"x", b"[]", b'{"kind":"planet","value":"x","until":0}', b'{"kind":"client","value":1}'):
         assert (read_ban(value) is None) == (b"planet" not in value)
-    broker = pair[0].gateway.broker
-    assert broker is not None
-    banning = broker.banning
+    account = pair[0].gateway.account
+    assert account is not None
+    banning = account.banning
     pair[0].call(lambda: banning._arrived(b"", b"", b"", b'{"kind":"address","value":"x/y","until":0}'))
     Raw.connected(pair[0].ports[0]).close()
 
@@ -363,8 +363,8 @@ def test_strangers_cannot_have_others_banned(nats_factory: NatsFactory, monkeypa
     server = nats_factory()
     limits = {"flapping_connects": 4, "flapping_connects_per_address": 8, "flapping_window": 600, "flapping_ban": 600}
     with running(server.url, {**PROXIED}, **limits) as inside:
-        broker = inside.gateway.broker
-        assert broker is not None
+        account = inside.gateway.account
+        assert account is not None
         port = inside.ports[0]
         denied = 0
 
@@ -408,10 +408,10 @@ def test_bans_while_nats_is_away(nats_factory: NatsFactory) -> None:
         everywhere([one], lambda port: banned(port, "known"))
         Raw.connected(one.ports[0], "new").close()
         server.stop()
-        broker = one.gateway.broker
-        assert broker is not None
-        eventually(lambda: not broker.online.is_set(), PATIENCE)
-        one.call(lambda: broker.banning._flaps("client", "new"))
+        account = one.gateway.account
+        assert account is not None
+        eventually(lambda: not account.services.nats.online.is_set(), PATIENCE)
+        one.call(lambda: account.banning._flaps("client", "new"))
         server.start()
         # While nothing is answered a CONNECT waits for NATS; whoever is banned is refused in any case.
         for client_id in ("known", "new"):

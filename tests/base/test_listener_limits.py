@@ -302,22 +302,22 @@ def test_user_properties(port: int) -> None:
 @listener("plain")
 def test_the_size_of_what_is_retained(inside: Inside, port: int) -> None:
     """A 5.0 client is told; otherwise the message is passed on, and not retained."""
-    broker = inside.gateway.broker
-    assert broker is not None
+    account = inside.gateway.account
+    assert account is not None
     with Raw5.open(port) as five, Raw.connected(port) as four, Raw.connected(port) as reader:
         assert reader.subscribe(("kept/#", 0)) == [0]
         for qos in (1, 2):
             five.send(raw5.publish("kept/five", bytes(21), qos=qos, id=7, flags=1))
             five.answer(raw5.PUBACK if qos == 1 else raw5.PUBREC, 7, 0x97)
         reader.ping()
-        before = broker.not_retained
+        before = account.services.counters.not_retained
         five.deliver("kept/five", bytes(21), qos=0, flags=1)
         four.send(raw.publish("kept/four", bytes(21), qos=1, id=8, flags=1))
         assert four.expect(raw.PUBACK).id == 8
         four.send(raw.publish("kept/fits", bytes(20), qos=1, id=9, flags=1))
         assert four.expect(raw.PUBACK).id == 9
         assert sorted(one.topic for one in reader.ping()) == ["kept/fits", "kept/five", "kept/four"]
-        assert broker.not_retained - before == 2
+        assert account.services.counters.not_retained - before == 2
         with Raw.connected(port) as late:
             assert late.subscribe(("kept/#", 0)) == [0]
             assert late.expect(raw.PUBLISH).topic == "kept/fits"

@@ -36,8 +36,8 @@ def port(inside: Inside) -> int:
 
 def test_retained_messages_of_the_cluster(inside: Inside, port: int) -> None:
     """A topic that has one gets another; one more topic does not: a 5.0 client is told, and it is passed on."""
-    broker = inside.gateway.broker
-    assert broker is not None
+    account = inside.gateway.account
+    assert account is not None
     with Raw5.open(port) as five, Raw.connected(port) as four, Raw.connected(port) as reader:
         assert reader.subscribe(("kept/#", 0)) == [0]
         for topic in ("kept/a", "kept/b", "kept/c", "kept/a"):
@@ -57,7 +57,7 @@ def test_retained_messages_of_the_cluster(inside: Inside, port: int) -> None:
         five.send(raw5.ack(raw5.PUBREL, 10))
         five.answer(raw5.PUBCOMP, 10, 0)
         assert {one.topic for one in reader.ping()} == {"kept/a", "kept/b", "kept/c", "kept/d"}
-        assert broker.not_retained == 4
+        assert account.services.counters.not_retained == 4
         with Raw.connected(port) as late:
             assert late.subscribe(("kept/#", 0)) == [0]
             assert sorted(one.topic for one in late.ping()) == ["kept/a", "kept/b", "kept/c"]
@@ -78,10 +78,10 @@ def is_live(inside: Inside, client_id: str) -> bool:
 def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal["own", "shared"], qos: int) -> None:
     """The newest are sent, in order; each subscription has its own number; what is new comes after them."""
     inside = live if reader == "shared" else inside
-    broker, port = inside.gateway.broker, inside.ports[0]
-    assert broker is not None
+    account, port = inside.gateway.account, inside.ports[0]
+    assert account is not None
     name = f"backlog-{reader}{qos}"
-    before = broker.passed_over
+    before = account.services.counters.passed_over
     with Raw.connected(port, name, clean=False) as client:
         assert client.subscribe((f"{name}/a", qos), (f"{name}/b", qos)) == [qos, qos]
         if reader == "shared":
@@ -95,7 +95,7 @@ def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal[
             found = [client.expect(raw.PUBLISH) for _ in range(20)]
             assert [one.payload for one in found if one.topic.endswith("a")] == [b"%d" % n for n in range(15, 25)]
             assert [one.payload for one in found if one.topic.endswith("b")] == [b"%d" % n for n in range(10)]
-            assert broker.passed_over - before == 15
+            assert account.services.counters.passed_over - before == 15
             for one in found:
                 client.send(raw.ack(raw.PUBACK if one.qos == 1 else raw.PUBREC, one.id))
             writer.send(raw.publish(f"{name}/a", b"new", qos=1, id=100))
@@ -108,9 +108,9 @@ def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal[
 
 def test_a_client_that_is_there_and_falls_behind(live: Inside) -> None:
     """It gets everything: what it has not acknowledged, what waits for its window, and what its consumers have."""
-    broker, port = live.gateway.broker, live.ports[0]
-    assert broker is not None
-    before = broker.passed_over
+    account, port = live.gateway.account, live.ports[0]
+    assert account is not None
+    before = account.services.counters.passed_over
     with Raw.connected(port, "behind", clean=False, patience=PATIENCE) as client, Raw.connected(port) as writer:
         assert client.subscribe(("behind", 1)) == [1]
         eventually(lambda: is_live(live, "behind"), PATIENCE)
@@ -124,6 +124,6 @@ def test_a_client_that_is_there_and_falls_behind(live: Inside) -> None:
             assert found.payload == b"%d" % number
             client.send(raw.ack(raw.PUBACK, found.id))
         client.ping()
-    assert broker.passed_over == before
+    assert account.services.counters.passed_over == before
     with Raw.connected(port, "behind") as client:
         client.ping()

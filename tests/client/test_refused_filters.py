@@ -34,7 +34,7 @@ async def connect(gateway: InProcess, version: int, name: str, durable: bool) ->
 
 
 def refused(gateway: InProcess) -> dict[str, int]:
-    return {name: count for name, count in gateway.broker.counters.filters_refused.items() if count}
+    return {name: count for name, count in gateway.account.services.counters.filters_refused.items() if count}
 
 
 def lines(logged: Logged) -> list[str]:

@@ -51,7 +51,7 @@ def test_it_is_read_from_afterwards(
         former = client.broker
         pause_detection._begin(former if not standing else former.tenants[standing])
         broker = await hand_over(client, client_id)
-        assert broker.tenant == "acme"
+        assert account.tenant == "acme"
         held.append(bool(client.connection._holds & Hold.STANDSTILL))
         return broker
 

@@ -29,7 +29,7 @@ def gateway(nats_server: NatsServer) -> Iterator[InProcess]:
 
 
 def untraced(gateway: InProcess) -> bool:
-    return gateway.call(lambda: gateway.broker.hooks.deciding(MESSAGE_PUBLISH)) is None
+    return gateway.call(lambda: gateway.account.services.hooks.deciding(MESSAGE_PUBLISH)) is None
 
 
 def watching(server: NatsServer, topic: str) -> Watching:

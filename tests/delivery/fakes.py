@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from mqtt_nats.client.negotiation import TERMS, Terms
+from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
-from mqtt_streams.positions import PositionStore
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide
+from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSide, FakeStore
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.position_writer import PositionWriter
-    from mqtt_nats.messages.message import Stored
     from mqtt_streams.sessions import V5
 
 
@@ -29,16 +27,23 @@ class FakeReconciling:
         self.fake_due.append(name)
 
 
-class FakeDeliveryBroker(FakeBroker):
-    """Stands for `Broker`, connected to NATS."""
+class FakeDelivery:
+    """Stands for `Delivery`, where the shared reader is not used."""
+
+    def __init__(self) -> None:
+        self.writers: set[PositionWriter] = set()
+        self.reconciling = FakeReconciling()
+        self.feed = None
+        self.resets = True
+
+
+class FakeDeliveryServices(FakeServices):
+    """Stands for `Services`, connected to NATS."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.keepers: set[PositionWriter] = set()
-        self.positions = PositionStore(self.inbox)
-        self.stored: dict[int, Stored] = {}
         self.counters = Counters([0] * 3, [0] * 3)
-        self.reconciling = FakeReconciling()
+        self.path = FakeDeliveryPath(self.fake_link, self.fake_store, self.counters)
 
 
 class FakeFlushRound:
@@ -84,24 +89,31 @@ class FakeConnection:
     settings = FakeConnectionSettings()
 
 
-class FakePath:
-    """Stands for `Path`: the connection to NATS, and what goes there."""
+class FakeFanout:
+    """Stands for `Fanout`: what is counted."""
 
-    def __init__(self, broker: FakeBroker) -> None:
-        self.link = broker.link
-        self.out = broker.link.out
+    def __init__(self, counters: Counters) -> None:
+        self.sent, self.sent_bytes = counters.sent, counters.sent_bytes
+
+
+class FakeDeliveryPath(FakePath):
+    """Stands for `Path`."""
+
+    def __init__(self, link: FakeLink, store: FakeStore, counters: Counters) -> None:
+        super().__init__(link, store)
+        self.fanout = FakeFanout(counters)
 
 
 class FakeReceiver(FakeClient):
     """Stands for `Client`, which stored messages are sent to."""
 
-    def __init__(self, broker: FakeDeliveryBroker, client_id: str = "client", v5: V5 | None = None) -> None:
-        super().__init__(broker, client_id, v5)
+    def __init__(self, services: FakeDeliveryServices, client_id: str = "client", v5: V5 | None = None) -> None:
+        super().__init__(services, client_id, v5)
         self.terms: Terms = TERMS
         self.version = 4
         self.outlet = FakeBuffer()  # type: ignore[assignment]
         self.connection = FakeConnection()
-        self.path = FakePath(broker)
+        self.delivery = FakeDelivery()
         self.guarded = None
         self.checks_each = False
         self.options = 0
@@ -152,6 +164,10 @@ class Side(SessionConsumers):
         self.client = self.keeper = self.stall = self.catching = None
         for name, value in given.items():
             setattr(self, name, value)
+
+    @property
+    def session(self) -> Any:
+        return self.client
 
     def begin_stall(self, stall: Any) -> None:
         self.stall = stall

@@ -10,6 +10,7 @@ from mqtt_nats.delivery import backlog_limit as overflowing
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
+from tests.delivery.fakes import FakeDeliveryServices
 
 
 class Bench:
@@ -21,15 +22,11 @@ class Bench:
         self.given: list[int] = []
         self.handlers: dict[bytes, Any] = {b"1": None}
         self.source = SubscriptionState(1, 0, 10)
-        self.broker: Any = SimpleNamespace(
-            settings=SimpleNamespace(max_backlog=6),
-            inbox=None,
-            link=SimpleNamespace(handlers=self.handlers),
-            passed_over=0,
-            count_passed_over=self._count,
-        )
+        self.services: Any = FakeDeliveryServices()
+        self.services.settings = SimpleNamespace(max_backlog=6)
+        self.services.fake_link.handlers = self.handlers
         self.side: Any = SimpleNamespace(
-            client=SimpleNamespace(broker=self.broker, client_id="c"),
+            client=SimpleNamespace(services=self.services, path=self.services.path, client_id="c"),
             falling=False,
             machine=SimpleNamespace(
                 passed_over=lambda source, sequence, attempt, reply: self.given.append(sequence),
@@ -41,9 +38,6 @@ class Bench:
         self.attachment = ConsumerBinding("a", consumer, self.source)
         self.attachment.listen(b"1", None)
         monkeypatch.setattr(overflowing, "consumer_info", self._consumer_info)
-
-    def _count(self) -> None:
-        self.broker.passed_over += 1
 
     async def _consumer_info(self, *_: object) -> Any:
         return SimpleNamespace(num_pending=self.pending)
@@ -67,7 +61,7 @@ async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: 
         bench.arrive(number)
     assert bench.given == [1, 2, 3, 4]
     assert bench.sent == [b"%d" % number for number in range(5, 11)]
-    assert bench.broker.passed_over == 4
+    assert bench.services.counters.passed_over == 4
 
 
 async def test_what_a_dead_gateway_may_have_sent_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,13 +28,13 @@ class Bench:
         monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
         self.link = SimpleNamespace(online=True, out=[], kick=lambda: None)
         self.gone: list[bytes] = []
-        broker: Any = SimpleNamespace(
+        services: Any = SimpleNamespace(
             nats=SimpleNamespace(link=self.link, relinked=-1e9),
-            spawn=None,
+            tasks=SimpleNamespace(spawn=None),
             drop_assignment=lambda token, operation: self.gone.append(token),
         )
-        self.broker = broker
-        self.kept = DeferredRemovals(broker.nats, broker.spawn, broker.drop_assignment)
+        self.services = services
+        self.kept = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench)
     bench.kept.add(b"=1", IgnoredStore())
     bench.link.online = False
     bench.pass_to(50)
-    bench.link.online, bench.broker.nats.relinked = True, 50.0
+    bench.link.online, bench.services.nats.relinked = True, 50.0
     bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(149)
     assert not bench.gone
@@ -75,7 +75,7 @@ def test_records_go_with_the_connection(bench: Bench) -> None:
 def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online: bool) -> None:
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    bench.link.online, bench.broker.nats.relinked = online, 0.0
+    bench.link.online, bench.services.nats.relinked = online, 0.0
     bench.pass_to(5)
     bench.kept.end()
     bench.link.online = True
@@ -109,7 +109,7 @@ class Group:
         self.acknowledged: list[bytes] = []
         self.removals: list[tuple[bytes, PendingStore]] = []
         self.tasks: list[asyncio.Task[None]] = []
-        self.broker: Any = SimpleNamespace(
+        self.services: Any = SimpleNamespace(
             nats=SimpleNamespace(
                 link=SimpleNamespace(online=True, out=[], kick=lambda: None),
                 inbox=None,
@@ -118,7 +118,7 @@ class Group:
                 relinked=-1e9,
             ),
             drop_assignment=lambda record, operation: self.removals.append((record, operation)),
-            spawn=lambda work, name: self.tasks.append(asyncio.create_task(work)),
+            tasks=SimpleNamespace(spawn=lambda work, name: self.tasks.append(asyncio.create_task(work))),
         )
         monkeypatch.setattr(lingering, "LINGER", 0.01)
         monkeypatch.setattr(lingering, "LOOK", 0.01)
@@ -126,7 +126,7 @@ class Group:
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
-        self.kept = DeferredRemovals(self.broker.nats, self.broker.spawn, self.broker.drop_assignment)
+        self.kept = DeferredRemovals(self.services.nats, self.services.tasks.spawn, self.services.drop_assignment)
 
     async def _info(self, js: Any, stream: str, name: str) -> ConsumerInfo | None:
         assert (stream, name) == ("$MQTT_msgs", "share_group")
@@ -184,7 +184,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
     elif why == "delivered before":
         ack = ACK.replace(b".share_group.1.", b".share_group.2.")
     else:
-        group.broker.nats.relinked, group.broker.nats.linked, confirmed = 2.0, STAMP_NS / 1e9, 1.0
+        group.services.nats.relinked, group.services.nats.linked, confirmed = 2.0, STAMP_NS / 1e9, 1.0
     group.kept.add(assigned(7, ack, confirmed), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == [ack]

@@ -30,8 +30,8 @@ class Session:
         self.machine, _ = session()
         self.attachments: dict[str, ConsumerBinding] = {}
         self.record = SessionRecord("me", v5=V5())
-        broker = SimpleNamespace(spawn=lambda work, name: work.close())
-        self.client = SimpleNamespace(bridge=False, options=0, client_id="me", record=self.record, broker=broker)
+        services = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda work, name: work.close()))
+        self.client = SimpleNamespace(bridge=False, options=0, client_id="me", record=self.record, services=services)
 
     def settle(self) -> None:
         pass

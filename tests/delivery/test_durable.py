@@ -20,7 +20,7 @@ from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import Draining
-from tests.delivery.fakes import FakeBuffer, FakeDeliveryBroker, FakeReceiver
+from tests.delivery.fakes import FakeBuffer, FakeDeliveryServices, FakeReceiver
 from tests.sessions.fakes import as_client, v5_of
 
 pytestmark = pytest.mark.sources
@@ -32,8 +32,8 @@ class Setup:
     """A session with subscriptions, each with a consumer that delivers to this connection."""
 
     def __init__(self, *subjects: str, qos: int = 2) -> None:
-        self.broker = FakeDeliveryBroker()
-        self.client = FakeReceiver(self.broker)
+        self.services = FakeDeliveryServices()
+        self.client = FakeReceiver(self.services)
         self.side = self.client.durable_side = DurableDelivery(as_client(self.client))
         self.bindings: dict[str, ConsumerBinding] = {}
         for subject in subjects:
@@ -63,13 +63,13 @@ class Setup:
         reply = f"$JS.ACK.{MESSAGES}.{name}.{attempt}.{sequence}.{place}.{10**18}.0".encode()
         headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n\r\n" % qos
         stored = f"$MQTT.msgs.{topic or subject}".encode()
-        handler = self.broker.link.handlers[self.bindings[subject].sid]
+        handler = self.services.fake_link.handlers[self.bindings[subject].sid]
         handler(stored, reply, headers, b"%d" % sequence)
 
     def acked(self) -> list[int]:
         """Sequences of the messages that were acknowledged to JetStream since the last look."""
-        frames = [frame.split(b" ")[1].split(b".") for frame in self.broker.link.out]
-        self.broker.link.out.clear()
+        frames = [frame.split(b" ")[1].split(b".") for frame in self.services.fake_link.out]
+        self.services.fake_link.out.clear()
         return [int(tokens[5]) for tokens in frames if tokens[:2] == [b"$JS", b"ACK"]]
 
 
@@ -91,7 +91,7 @@ async def test_the_next_message_is_sent_at_once_under_the_identifier_of_its_sequ
     setup.bring("a", 7, 2)
     _, packet = packets(setup)
     assert packet == b"\x32\x06\x00\x01a" + packet_id(7).to_bytes(2) + b"7"
-    assert (setup.broker.counters.sent[1], setup.broker.counters.sent_bytes[1]) == (2, 2)
+    assert (setup.services.counters.sent[1], setup.services.counters.sent_bytes[1]) == (2, 2)
     assert (setup.outlet.dirty, setup.outlet.round.fake_added) == (True, 1)
 
 
@@ -131,8 +131,8 @@ async def test_a_missing_delivery_has_the_consumer_attached_anew(setup: Setup) -
     binding = setup.bindings["a"]
     assert len(packets(setup)) == 1
     assert binding.missed
-    assert binding.sid not in setup.broker.link.handlers
-    assert setup.broker.reconciling.fake_due == [binding.consumer.durable_name]
+    assert binding.sid not in setup.services.fake_link.handlers
+    assert setup.client.delivery.reconciling.fake_due == [binding.consumer.durable_name]
 
 
 async def test_a_redelivery_of_what_is_in_flight_is_not_sent(setup: Setup) -> None:
@@ -159,9 +159,9 @@ async def test_what_is_not_for_clients_is_acknowledged(setup: Setup) -> None:
 
 
 async def test_a_subject_that_is_no_acknowledgement(setup: Setup) -> None:
-    handler = setup.broker.link.handlers[setup.bindings["a"].sid]
+    handler = setup.services.fake_link.handlers[setup.bindings["a"].sid]
     handler(b"$MQTT.msgs.a", b"reply", b"", b"")
-    assert (packets(setup), setup.broker.link.out) == ([], [])
+    assert (packets(setup), setup.services.fake_link.out) == ([], [])
 
 
 async def test_a_wildcard_does_not_show_inboxes() -> None:
@@ -186,7 +186,7 @@ async def test_what_core_nats_has_brought_is_not_sent_again(setup: Setup) -> Non
     """The subscription was raised from QoS 0."""
     setup.bindings["a"].came = lambda message, sequence: sequence == 7
     setup.bring("a", 6, 1)
-    link = setup.broker.link
+    link = setup.services.fake_link
     link.handlers[setup.bindings["a"].sid] = setup.side.arrival(setup.bindings["a"])
     setup.bring("a", 7, 2)
     setup.bring("a", 8, 3)
@@ -201,13 +201,13 @@ async def test_pubrel_leaves_when_it_is_stored(setup: Setup) -> None:
     setup.bring("a", 7, 1, qos=2)
     packets(setup)
     setup.side.machine.acknowledged(PUBREC, [packet_id(7)])
-    ((target, headers, _, operation),) = setup.broker.store.fake_put
+    ((target, headers, _, operation),) = setup.services.fake_store.fake_put
     assert target == b"HPUB %b " % pubrel_subject(setup.client.hash).encode()
     assert headers == pubrel_block(packet_id(7), 7)
     assert packets(setup) == []
     operation.stored(b'{"seq":1}')
     assert packets(setup) == [b"\x62\x02" + packet_id(7).to_bytes(2)]
-    ((reply, _, _),) = setup.broker.store.fake_called  # confirmed: the record may go afterwards
+    ((reply, _, _),) = setup.services.fake_store.fake_called  # confirmed: the record may go afterwards
     assert reply.split(b".")[5] == b"7"
 
 
@@ -216,7 +216,7 @@ async def test_pubrels_leave_in_the_order_of_the_pubrecs(setup: Setup) -> None:
         setup.bring("a", sequence, place, qos=2)
     packets(setup)
     setup.side.machine.acknowledged(PUBREC, [packet_id(7), packet_id(8)])
-    first, second = (operation for *_, operation in setup.broker.store.fake_put)
+    first, second = (operation for *_, operation in setup.services.fake_store.fake_put)
     second.stored(b'{"seq":2}')
     assert packets(setup) == []
     first.stored(b'{"seq":1}')
@@ -231,7 +231,7 @@ async def test_a_record_without_an_identifier_is_acknowledged(setup: Setup) -> N
 async def test_the_delivery_of_a_record_is_part_of_its_exchange(setup: Setup) -> None:
     setup.bring("a", 7, 1, qos=2)
     setup.side.machine.acknowledged(PUBREC, [packet_id(7)])
-    setup.broker.store.fake_put[0][3].stored(b'{"seq":1}')
+    setup.services.fake_store.fake_put[0][3].stored(b'{"seq":1}')
     setup.side.pubrel_arrived(b"", b"$JS.ACK.record", pubrel_block(packet_id(7), 7), b"")
     assert setup.side.machine.releases[packet_id(7)].records == [RECORD + b"$JS.ACK.record"]
 
@@ -254,7 +254,7 @@ async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
     setup.side.ack(RECORD + b"$JS.ACK.record")
     lingering.append(setup.side.lingering)
     assert [one is None for one in lingering] == [True, False]
-    assert setup.broker.link.out == []
+    assert setup.services.fake_link.out == []
 
 
 # -- attaching and the end ----------------------------------------------------------------------------
@@ -265,8 +265,8 @@ async def test_a_deliver_subject_is_listened_to_before_the_consumer_uses_it(setu
     former, source = binding.sid, binding.source
     consumer = ConsumerRef(binding.consumer.durable_name, "$MQTT.sub.other", binding.consumer.filter_subject, 10)
     assert setup.side.add("a", consumer, source) is binding
-    assert former not in setup.broker.link.handlers
-    assert setup.broker.link.fake_subjects[binding.sid] == b"$MQTT.sub.other"
+    assert former not in setup.services.fake_link.handlers
+    assert setup.services.fake_link.fake_subjects[binding.sid] == b"$MQTT.sub.other"
     assert setup.side.machine.sources == [source]
 
 
@@ -298,11 +298,11 @@ async def test_what_is_pending_is_collected(setup: Setup, monkeypatch: pytest.Mo
 
 
 async def test_the_next_owner_finds_nobody_on_the_deliver_subjects(setup: Setup) -> None:
-    setup.side.pubrel_sid = setup.broker.link.subscribe_raw(b"pubrels", setup.side.pubrel_arrived)
-    assert setup.broker.attached
+    setup.side.pubrel_sid = setup.services.fake_link.subscribe_raw(b"pubrels", setup.side.pubrel_arrived)
+    assert setup.services.registry.attached
     setup.side.detach()
-    assert setup.broker.link.handlers == {}
-    assert setup.broker.attached == {}
+    assert setup.services.fake_link.handlers == {}
+    assert setup.services.registry.attached == {}
 
 
 async def test_a_machine_without_a_client_asks_for_nothing(setup: Setup) -> None:
@@ -319,17 +319,17 @@ async def test_records_of_answered_pubrels_are_acknowledged_first(setup: Setup) 
 async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setup) -> None:
     binding = setup.bindings["a"]
     name = binding.consumer.durable_name
-    setup.broker.inbox.consumers[MESSAGES][name] = {}
+    setup.services.fake_inbox.consumers[MESSAGES][name] = {}
     v5_of(setup.client).draining = [Draining(name, binding.consumer.filter_subject, 1, 5)]
     await setup.side.remove([name])
     assert (setup.side.attachments, v5_of(setup.client).draining) == ({}, [])
-    assert setup.broker.inbox.consumers[MESSAGES] == {}
+    assert setup.services.fake_inbox.consumers[MESSAGES] == {}
     assert setup.side.machine.sources == []
-    assert setup.broker.link.handlers == {}
+    assert setup.services.fake_link.handlers == {}
 
 
 async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
     before = setup.side.has_pubrels
     await setup.side.attach_pubrels()
     assert (before, setup.side.has_pubrels) == (False, True)
-    assert len(setup.broker.inbox.consumers[OUT]) == 1
+    assert len(setup.services.fake_inbox.consumers[OUT]) == 1

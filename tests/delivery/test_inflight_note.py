@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mqtt_nats.delivery.inflight_note import missing
+from mqtt_nats.delivery.pubrels import missing
 from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE

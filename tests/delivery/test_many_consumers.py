@@ -148,7 +148,9 @@ def test_what_was_in_flight_comes_first_and_in_order(nats_server: NatsServer, mo
             eventually(lambda: not served.busy)
             publish(inside, *topics)
             assert [received(client, answered=False).topic for _ in topics] == topics
-        eventually(lambda: not inside.call(lambda: inside.gateway.broker and inside.gateway.broker.connections))
+        eventually(
+            lambda: not inside.call(lambda: inside.gateway.broker and inside.gateway.services.registry.connections)
+        )
         publish(inside, FILTERS[1])
         with (
             gated(monkeypatch, *topics, FILTERS[1]),
@@ -209,13 +211,13 @@ def test_nats_is_lost_before_all_consumers_are_attached(
         with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "cut", clean=False) as client:
             assert received(client).topic == FILTERS[5]
             eventually(lambda: gate.waiting)
-            broker = inside.gateway.broker
+            services = inside.gateway.broker
             assert broker is not None
-            wire = broker.link.wire
+            wire = services.fake_link.wire
             proxy.cut()
-            eventually(lambda: broker.link.wire is not wire)
+            eventually(lambda: services.fake_link.wire is not wire)
             proxy.restore()
-            eventually(lambda: broker.link.wire is not None and broker.online.is_set())
+            eventually(lambda: services.fake_link.wire is not None and services.nats.online.is_set())
             gate.open()
             publish(inside, *FILTERS)
             assert sorted(received(client).topic for _ in FILTERS) == FILTERS

@@ -42,33 +42,34 @@ class Inbox:
 
 def gateway() -> Any:
     link: Any = Link()
-    return SimpleNamespace(identity="former00", link=link, reconnect=Reconnect(link), inbox=Inbox())
+    nats = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=Inbox())
+    return SimpleNamespace(identity=SimpleNamespace(id="former00"), nats=nats)
 
 
 def test_a_gateway_with_another_name_answers_to_both() -> None:
     """It was taken for dead: positions that were written before name it as it was."""
-    broker = gateway()
-    leaving = PositionHandover(broker)
-    broker.identity = "present0"
+    services = gateway()
+    leaving = PositionHandover(services)
+    services.identity.id = "present0"
     leaving.named()
     subjects = [f"{LEFT}former00".encode(), f"{LEFT}present0".encode()]
-    assert broker.link.subjects == subjects
-    broker.reconnect.renew(Phase.REQUESTS)
-    assert broker.link.renewed == [(b"1", subjects[0]), (b"2", subjects[1])]
+    assert services.nats.link.subjects == subjects
+    services.nats.reconnect.renew(Phase.REQUESTS)
+    assert services.nats.link.renewed == [(b"1", subjects[0]), (b"2", subjects[1])]
 
 
 @pytest.mark.parametrize("name", ["", "former00", "present0", "a b", "a\r\nPUB x 0", "*", ">", "a.b", "é"])
 async def test_who_is_not_asked(name: str) -> None:
     """Itself, and what is no gateway's name: a position may be damaged."""
-    broker = gateway()
-    leaving = PositionHandover(broker)
-    broker.identity = "present0"
+    services = gateway()
+    leaving = PositionHandover(services)
+    services.identity.id = "present0"
     leaving.named()
     assert not await leaving.elsewhere("client", name)
-    assert not broker.inbox.asked
+    assert not services.nats.inbox.asked
 
 
 async def test_a_dead_gateway_does_not_answer() -> None:
-    broker = gateway()
-    assert not await PositionHandover(broker).elsewhere("client", "another0")
-    assert broker.inbox.asked == [f"{LEFT}another0"]
+    services = gateway()
+    assert not await PositionHandover(services).elsewhere("client", "another0")
+    assert services.nats.inbox.asked == [f"{LEFT}another0"]

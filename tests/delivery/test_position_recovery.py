@@ -28,7 +28,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
-from tests.delivery.fakes import Side
+from tests.delivery.fakes import FakeDelivery, FakeDeliveryServices, FakeReceiver, Side
 from tests.harness.doubles import Timers
 
 PUBACK, PUBREC = 4, 5
@@ -89,7 +89,7 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     ledger.take(6, qos)
     keeper = SimpleNamespace(ledger=ledger)
     side: Any = Side(machine, keeper=keeper)
-    client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
+    client: Any = FakeReceiver(FakeDeliveryServices())
     await fetch_in_flight(client, side)
     await fetch_in_flight(client, side)
     machine.start()
@@ -117,7 +117,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
     ledger.take(6, 2)
     side: Any = Side(machine, keeper=SimpleNamespace(ledger=ledger))
-    client: Any = SimpleNamespace(broker=SimpleNamespace(inbox=None))
+    client: Any = FakeReceiver(FakeDeliveryServices())
     await fetch_in_flight(client, side)
     machine.start()
     assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
@@ -180,7 +180,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     terms = SimpleNamespace(receive_maximum=10)
     side.client = client = SimpleNamespace(
-        client_id="c", broker=SimpleNamespace(inbox=None, resets=True), record=record, terms=terms
+        client_id="c", services=FakeDeliveryServices(), delivery=FakeDelivery(), record=record, terms=terms
     )
     found: Any = client
     assert await store_positions_in_consumers(found, side) is (times == 2)
@@ -205,7 +205,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     machine.open = True
     side: Any = Side(machine, keeper=keeper, live=True)
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
-    side.client = client = SimpleNamespace(client_id="c", broker=SimpleNamespace(inbox=None, resets=True))
+    side.client = client = SimpleNamespace(client_id="c", services=FakeDeliveryServices(), delivery=FakeDelivery())
     client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     client.terms = SimpleNamespace(receive_maximum=65535)
     limit_in_flight(side)
@@ -274,9 +274,10 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
     monkeypatch.setattr(grounding, "PositionWriter", keeper)
-    broker = SimpleNamespace(positions=SimpleNamespace(load=load), leaving=SimpleNamespace(over=over))
+    services = SimpleNamespace(streams=SimpleNamespace(positions=SimpleNamespace(load=load)))
+    delivery = SimpleNamespace(handover=SimpleNamespace(over=over))
     record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
-    client: Any = SimpleNamespace(client_id="c", hash="h", broker=broker, record=record)
+    client: Any = SimpleNamespace(client_id="c", hash="h", services=services, delivery=delivery, record=record)
     side: Any = Side(DurableSender(10, Ports(SessionPosition())))
     with pytest.raises(RequestTimeout):
         await restore_position(client, side)

@@ -16,9 +16,9 @@ from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.positions import Position, position_subject
 from mqtt_streams.sessions import PREFIX, V5
-from tests.delivery.fakes import FakeDeliveryBroker, FakeReceiver, FakeWriterSide
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, FakeWriterSide
 from tests.harness.waiting import aeventually
-from tests.sessions.fakes import as_broker, as_client
+from tests.sessions.fakes import as_client
 
 pytestmark = pytest.mark.sources
 
@@ -29,15 +29,15 @@ class Setup:
     """The writer of a session that counts in a stream, after a position of sequence 5."""
 
     def __init__(self) -> None:
-        self.broker = FakeDeliveryBroker()
-        self.client = FakeReceiver(self.broker, v5=V5(pos="position", generation="stream"))
+        self.services = FakeDeliveryServices()
+        self.client = FakeReceiver(self.services, v5=V5(pos="position", generation="stream"))
         self.side = self.client.durable_side = FakeWriterSide(self.client)
         self.writer = self.side.keeper = PositionWriter(as_client(self.client), 5)
         self.ledger = self.writer.ledger
 
     @property
     def writes(self) -> list[tuple[bytes, bytes, bytes, PendingStore]]:
-        return self.broker.store.fake_put
+        return self.services.fake_store.fake_put
 
     def expected(self) -> list[bytes]:
         """The sequences that the writes are to follow."""
@@ -102,13 +102,13 @@ async def test_who_flushes_waits_for_a_write_that_begins_afterwards(setup: Setup
 async def test_nobody_waits_for_a_writer_that_has_given_up(setup: Setup) -> None:
     waiting = asyncio.create_task(setup.writer.flush())
     await asyncio.sleep(0)
-    assert setup.broker.keepers == {setup.writer}
+    assert setup.client.delivery.writers == {setup.writer}
     setup.writer.give_up()
     assert not await waiting
     assert not await setup.writer.flush()
     assert not await setup.writer.sure()
     setup.writer.write()
-    assert (len(setup.writes), setup.broker.keepers) == (1, set())
+    assert (len(setup.writes), setup.client.delivery.writers) == (1, set())
 
 
 async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
@@ -116,7 +116,7 @@ async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
     setup.answer(6)
     assert await setup.writer.sure()
     assert len(setup.writes) == 1
-    setup.broker.link.wire = object()  # NATS was lost since
+    setup.services.fake_link.wire = object()  # NATS was lost since
     asking = asyncio.create_task(setup.writer.sure())
     await asyncio.sleep(0)
     setup.answer(7)
@@ -134,9 +134,9 @@ async def test_answers_that_take_long_prove_nothing(setup: Setup, monkeypatch: p
 
 
 async def test_a_proof_ends_with_the_connection_to_nats(setup: Setup) -> None:
-    fresh = Fresh(setup.broker.link)  # type: ignore[arg-type]
+    fresh = Fresh(setup.services.fake_link)  # type: ignore[arg-type]
     assert fresh
-    setup.broker.link.wire = None
+    setup.services.fake_link.wire = None
     assert not fresh
 
 
@@ -211,13 +211,13 @@ async def test_what_may_have_been_sent_before_is_so_until_the_consumers_have_bro
 async def refused(setup: Setup, position: bytes, *, owner: bool) -> None:
     """The write is refused, since this position is stored, by whoever."""
     setup.writer.write()
-    sequence = setup.broker.inbox.put(position_subject(setup.client.hash), position or setup.writes[0][2])
+    sequence = setup.services.fake_inbox.put(position_subject(setup.client.hash), position or setup.writes[0][2])
     assert setup.client.record is not None
-    setup.client.epoch = setup.broker.inbox.put(PREFIX + setup.client.hash, setup.client.record.encode())
+    setup.client.epoch = setup.services.fake_inbox.put(PREFIX + setup.client.hash, setup.client.record.encode())
     if not owner:
         setup.client.epoch -= 1
     setup.writes[0][3].failed(WRONG)
-    await setup.broker.fake_settle()
+    await setup.services.tasks.fake_settle()
     assert sequence == 1
 
 
@@ -259,7 +259,7 @@ async def test_who_has_written_is_asked_until_there_is_an_answer(setup: Setup, m
         if failures:
             raise failures.pop()
 
-    setup.broker.inbox.before = fail
+    setup.services.fake_inbox.before = fail
     await refused(setup, b"", owner=True)
     assert (failures, setup.writer.lost) == ([], False)
 
@@ -274,7 +274,7 @@ async def test_another_refusal_ends_the_connection(setup: Setup) -> None:
 
 
 async def test_a_position_that_is_too_large_ends_the_connection(setup: Setup) -> None:
-    setup.broker.store.fake_error = TooLarge("2 MB")
+    setup.services.fake_store.fake_error = TooLarge("2 MB")
     setup.writer.write()
     assert setup.writer.lost
     assert isinstance(setup.client.fake_ended[0], QuotaExceeded)
@@ -285,10 +285,10 @@ async def test_a_position_that_is_too_large_ends_the_connection(setup: Setup) ->
 
 async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(position_writer, "STEPS", 1000)
-    other = FakeReceiver(setup.broker, "other", V5(pos="p"))
+    other = FakeReceiver(setup.services, "other", V5(pos="p"))
     PositionWriter(as_client(other), 0)
     setup.ledger.dirty = True
-    keeping = asyncio.create_task(keep(as_broker(setup.broker)))
+    keeping = asyncio.create_task(keep(setup.client.delivery.writers))
     await aeventually(lambda: setup.writes)
     keeping.cancel()
     assert [target for target, *_ in setup.writes] == [b"HPUB %b " % position_subject(setup.client.hash).encode()]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone import retry as patience
-from mqtt_nats.backbone.connect import Reconnect
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.reconcile import Reconciling
@@ -17,7 +16,8 @@ from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
-from tests.delivery.fakes import Side
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.sessions.fakes import as_services
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
 
@@ -49,17 +49,18 @@ class Bench:
         self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
         self.attachment = ConsumerBinding("a", CONSUMER, self.source)
-        link: Any = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
+        self.services = FakeDeliveryServices()
+        link = self.services.fake_link
         link.wire = self.attachment.wire = transport(link)
-        broker: Any = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=None, attached={})
-        self.client: Any = SimpleNamespace(broker=broker, alive=True, hash="h", do=self._do)
+        self.client: Any = FakeReceiver(self.services)
+        self.client.do = self._do
         self.side: Any = Side(
             self.machine,
             client=self.client,
             attachments={"name": self.attachment},
         )
         self.client.durable_side = self.side
-        self.reconciling = Reconciling(broker)
+        self.reconciling = Reconciling(as_services(self.services), self.services.registry, None)
         self.machine.arrived(self.source, 8, 1, b"r", None, 1)
 
         async def info(*_: object) -> ConsumerInfo:
@@ -125,7 +126,7 @@ async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPa
     if why == "live":
         bench.source.live = True
     elif why == "elsewhere":
-        bench.client.broker.link.wire = transport(bench.client.broker.link)  # NATS was lost once more
+        bench.client.services.fake_link.wire = transport(bench.client.services.fake_link)  # NATS was lost once more
     bench.reconciling.due(bench.client, "name")
 
     async def info(*_: object) -> ConsumerInfo:
@@ -147,7 +148,7 @@ async def test_who_is_not_answered_holds_up_no_others(monkeypatch: pytest.Monkey
     answered: asyncio.Future[ConsumerInfo] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(patience, "LONGEST", 0.05)
     monkeypatch.setattr(reconciling, "AT_ONCE", 1)
-    bench.reconciling = Reconciling(bench.client.broker)
+    bench.reconciling = Reconciling(as_services(bench.services), bench.services.registry, None)
     asked = 0
 
     async def info(*_: object) -> ConsumerInfo:

@@ -13,9 +13,16 @@ from mqtt_nats.sessions import consumer_attach as attaching
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef
+from tests.sessions.fakes import FakeClient, FakeServices, as_services
 
 CONSUMER = ConsumerRef("name", "new", "filter", 10)
-BROKER: Any = SimpleNamespace(inbox=None, crowded_until=0.0)
+
+
+def present() -> FakeServices:
+    """Services with a connection to NATS that is named."""
+    services = FakeServices()
+    services.fake_link.wire = "present"
+    return services
 
 
 class Server:
@@ -34,7 +41,7 @@ class Server:
 
 async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(monkeypatch)
-    info = await attaching.send_again(BROKER, "stream", CONSUMER, lambda: 5)
+    info = await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 5)
     assert info.num_ack_pending == 5
     assert [one.ack_wait for one in server.asked] == [attaching.EXPIRE_NS] * 2 + [CONSUMER.ack_wait]
 
@@ -53,7 +60,7 @@ async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest
 
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    side: Any = SimpleNamespace(client=SimpleNamespace(broker=BROKER))
+    side: Any = SimpleNamespace(session=FakeClient(FakeServices()))
     found, late = await attaching.take(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
     assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
 
@@ -93,14 +100,14 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr(attaching, "consumer_info", info)
     monkeypatch.setattr(attaching, "STEP", 0.001)
     monkeypatch.setattr(attaching, "EXPIRED", 100.0)
-    await attaching.send_again(BROKER, "stream", CONSUMER, lambda: 2)
+    await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 2)
     assert looks == ["name"]
 
 
 @pytest.mark.parametrize(("missed", "wire"), [(True, "present"), (False, "former")])
 async def test_nobody_waits_where_nothing_can_come(missed: bool, wire: str) -> None:
     """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
-    side: Any = SimpleNamespace(client=SimpleNamespace(broker=SimpleNamespace(link=SimpleNamespace(wire="present"))))
+    side: Any = SimpleNamespace(session=FakeClient(present()))
     source = SubscriptionState(1, 0, 10)
     source.expected = 2
     attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=missed, wire=wire)
@@ -119,7 +126,7 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     source = SubscriptionState(1, 0, 10)
     source.expected = 1
 
-    async def send_again(broker: object, stream: str, consumer: ConsumerRef, come: object) -> Any:
+    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> Any:
         told.append(consumer.durable_name)
         source.expected = 0
         if len(told) == 1:
@@ -130,9 +137,8 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
 
     monkeypatch.setattr(attaching, "send_again", send_again)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    link = SimpleNamespace(wire="present")
     machine = SimpleNamespace(inflight={}, queued=[], releases={})
-    side: Any = SimpleNamespace(client=SimpleNamespace(broker=SimpleNamespace(link=link, inbox=None)), machine=machine)
+    side: Any = SimpleNamespace(session=FakeClient(present()), machine=machine)
     attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=False, wire="present")
     if code == attaching.CREATE_FAILED:
         assert await attaching.bring_back(side, attachment, patience=0.0, attempts=3)
@@ -171,7 +177,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     client: Any = SimpleNamespace(
         record=SimpleNamespace(cons={"key": CONSUMER}),
         epoch=1,
-        broker=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
+        delivery=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
     )
     side: Any = SimpleNamespace(
         attachments={"name": ConsumerBinding("key", CONSUMER, source)},
@@ -202,13 +208,10 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     async def call(js: object, what: str) -> Any:
         return {"state": {"last_seq": 100}}
 
-    async def check() -> None:
-        return
-
     monkeypatch.setattr(attaching, "create_consumer", create)
     monkeypatch.setattr(attaching, "call", call)
-    broker = SimpleNamespace(inbox=None, generation=SimpleNamespace(check=check))
-    client: Any = SimpleNamespace(broker=broker, alive=True, record=SimpleNamespace(cons={}, v5=SimpleNamespace()))
+    services = FakeServices()
+    client: Any = SimpleNamespace(services=services, alive=True, record=SimpleNamespace(cons={}, v5=SimpleNamespace()))
     source = SubscriptionState(1, 1, 10)
     source.last, source.forgotten_from = 30, forgone
     side: Any = SimpleNamespace(replaced=None)

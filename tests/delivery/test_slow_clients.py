@@ -269,7 +269,7 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
     }
     unsubscribed: list[bytes] = []
     bench.client.client_id = "c"
-    bench.client.broker = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=unsubscribed.append))
+    bench.client.path = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=unsubscribed.append))
     give_up(bench.client, bench.side)
     assert bench.side.stall is not None
     assert unsubscribed == [b"live"]
@@ -371,7 +371,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     monkeypatch.setattr(stalling, "ask_again", lambda client: None)
     record = SimpleNamespace(cons={"a": consumer})
     client: Any = SimpleNamespace(
-        broker=None,
+        services=None,
         record=record,
         epoch=1,
         alive=True,
@@ -422,12 +422,12 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     ended: list[MqttError] = []
     bench.client.durable_side, bench.client.end = bench.side, ended.append
     settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)
-    broker: Any = SimpleNamespace(connections={id(bench): bench.client}.values(), settings=settings)
-    broker.round = bench.outlet.round
-    look_after(broker)
+    services = SimpleNamespace(settings=settings, path=SimpleNamespace(round=bench.outlet.round))
+    delivery: Any = SimpleNamespace(services=services, registry=SimpleNamespace(connections=[bench.client]))
+    look_after(delivery)
     assert not ended
     stall.since -= LONGEST
-    look_after(broker)
+    look_after(delivery)
     assert [str(error) for error in ended] == ["the client has not read for too long"]
     assert LONGEST < BACKSTOP_S
 

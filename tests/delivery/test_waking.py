@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.connect import Reconnect
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.draining import returned, spend
@@ -19,7 +18,8 @@ from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
-from tests.delivery.fakes import Side
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.sessions.fakes import as_services
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)
 
@@ -58,13 +58,12 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     ended.missed, ended.redelivering, source.held = why == "missed", True, SubscriptionState.RETURNING
     ended.stand_before([heir])
     work: asyncio.Queue[Any] = asyncio.Queue()
-    link: Any = SimpleNamespace(wire=None, subscribe_raw=lambda *_: b"1", renew=lambda *_: None)
-    broker: Any = SimpleNamespace(link=link, reconnect=Reconnect(link), inbox=None, attached={})
+    services = FakeDeliveryServices()
+    services.fake_link.wire = None
     connection = SimpleNamespace(release=lambda _: None)
     record = SimpleNamespace(cons={})
-    client: Any = SimpleNamespace(
-        broker=broker, alive=True, hash="h", epoch=1, do=work.put_nowait, record=record, connection=connection
-    )
+    client: Any = FakeReceiver(services)
+    client.epoch, client.do, client.record, client.connection = 1, work.put_nowait, record, connection
     stall = SlowClient()
     side: Any = Side(
         machine,
@@ -75,7 +74,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         collect=nothing,
     )
     client.durable_side = side
-    broker.reconciling = found = Reconciling(broker)
+    client.delivery.reconciling = found = Reconciling(as_services(services), services.registry, None)
     spend(side, ended)
     found.due(client, "ended")
     async with asyncio.timeout(5):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import anyio
 
 from mqtt_nats.base.errors import first_error
+from mqtt_nats.client.account import Account
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.gateway.gateway import Gateway
@@ -39,10 +40,15 @@ class InProcess:
         return self.ports[0]
 
     @property
-    def broker(self) -> Broker:
+    def account(self) -> Account:
         """What its clients share."""
-        assert self.gateway.broker is not None
-        return self.gateway.broker
+        return self.broker.account
+
+    @property
+    def broker(self) -> Broker:
+        """Its own account, with what steers and observes it."""
+        assert self.gateway.own.broker is not None
+        return self.gateway.own.broker
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the gateway's thread; its result, or exception."""

@@ -28,7 +28,7 @@ def add(inside: InProcess) -> Iterator[Add]:
     """Adds a hook, in the gateway's thread."""
 
     def add(point: Any, callback: Any, **options: Any) -> Entry:
-        return inside.call(lambda: inside.broker.hooks.add(point, callback, owner="test", **options))
+        return inside.call(lambda: inside.account.services.hooks.add(point, callback, owner="test", **options))
 
     yield add
-    inside.call(lambda: inside.broker.hooks.remove_all("test"))
+    inside.call(lambda: inside.account.services.hooks.remove_all("test"))

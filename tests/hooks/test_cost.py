@@ -47,21 +47,21 @@ def instructions(work: Callable[[], None]) -> int:
 
 async def cost(inside: InProcess) -> int:
     """What one read of a publisher with a subscriber costs, from its socket to the subscriber's."""
-    broker = inside.broker
+    account = inside.account
 
     def receive() -> int:
-        connection = broker.clients["cost-writer"].connection
+        connection = account.registry.clients["cost-writer"].connection
 
         def work() -> None:
             connection.data_received(PACKETS)
-            broker.round.flush()
+            account.services.path.round.flush()
 
         return instructions(work)
 
     found = []
     for _ in range(40):
         found.append(inside.call(receive))
-        await aeventually(lambda: inside.call(lambda: not broker.clients["cost-writer"].receipts))
+        await aeventually(lambda: inside.call(lambda: not account.registry.clients["cost-writer"].receipts))
     return mode(found)  # what is looked up for the first time costs more, what comes in a turn that has begun less
 
 
@@ -82,5 +82,5 @@ async def test_points_without_hooks_cost_nothing(inside: InProcess, add: Add, mo
         assert await cost(inside) == bare
         entry = add(MESSAGE_PUBLISH, lambda *_: None)
         assert await cost(inside) > bare
-        inside.call(lambda: inside.broker.hooks.remove(entry))
+        inside.call(lambda: inside.account.services.hooks.remove(entry))
         assert await cost(inside) == bare

@@ -113,7 +113,7 @@ async def test_a_job_that_waits_for_what_is_cancelled(inside: InProcess) -> None
         await inner
 
     async with await RawClient5.connect5(inside.port, "job") as client:
-        inside.call(lambda: inside.broker.clients["job"].do(job()))
+        inside.call(lambda: inside.account.registry.clients["job"].do(job()))
         await client.expect_disconnect(ReasonCode.UNSPECIFIED_ERROR)
 
 
@@ -284,13 +284,13 @@ async def test_rules_are_asked_first_and_hooks_last(inside: InProcess, add: Add)
         assert await client.subscribe("secret/#", "$share/g/secret/x", "open/#") == (NOT_AUTHORIZED, NOT_AUTHORIZED, 0)
         assert ("subscribe", "secret/x", 0, False, True) in seen
         old.drop()
-        await aeventually(lambda: len(inside.broker.clients) == 1)
+        await aeventually(lambda: len(inside.account.registry.clients) == 1)
         assert [(one.topic, one.qos, one.reason) for one in dropped][-2:] == [
             ("secret/a", 1, "denied"),
             ("secret/a", 2, "denied"),
         ]
-        inside.call(lambda: inside.broker.hooks.remove(entry))
-        assert inside.call(lambda: [one.guarded for one in inside.broker.clients.values()]) == [None]
+        inside.call(lambda: inside.account.services.hooks.remove(entry))
+        assert inside.call(lambda: [one.guarded for one in inside.account.registry.clients.values()]) == [None]
         await client.deliver("secret/a", b"", 1)  # and its subscription has ended
         await client.quiet()
 
@@ -313,7 +313,7 @@ async def test_without_hooks_of_messages_nothing_stands_in_between(inside: InPro
         await client.quiet()
 
         def handler() -> object:
-            one = inside.broker.clients["plain"]
+            one = inside.account.registry.clients["plain"]
             assert not isinstance(one.connection.handler, MessageHooks)
             return one.connection.handler is one and one.guarded is None
 

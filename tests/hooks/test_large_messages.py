@@ -24,11 +24,11 @@ async def test_large_messages(inside: InProcess, add: Add) -> None:
     watched: list[bytes] = []
 
     def reading() -> object:
-        transport: Any = inside.broker.clients["large-writer"].connection.transport
+        transport: Any = inside.account.registry.clients["large-writer"].connection.transport
         return transport.get_protocol()
 
     def watch() -> None:
-        spout = inside.broker.clients["large-reader"].outlet.send
+        spout = inside.account.registry.clients["large-reader"].outlet.send
         assert isinstance(spout, DeliveryHooks)
         spout.send = WatchedSend(spout.send, watched.append)
 

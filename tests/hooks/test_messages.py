@@ -298,7 +298,7 @@ async def test_what_is_sent_before_a_connection_ends_is_published(inside: InProc
         for number in range(10):
             await reader.message("last/x", b"%d" % number)
         await reader.quiet()  # no will: it has left in good order
-    await aeventually(lambda: not inside.call(lambda: inside.broker.connections), 30.0)
+    await aeventually(lambda: not inside.call(lambda: inside.account.registry.connections), 30.0)
 
 
 async def test_what_comes_with_connect_is_looked_at(inside: InProcess, add: Add) -> None:
@@ -334,7 +334,7 @@ async def test_a_will_is_looked_at_when_its_client_connects(inside: InProcess, a
         will = Will("refused", b"", 0, False)
         async with await RawClient5.connect5(inside.port, "mortal", will=will, code=0x87) as refused:
             await refused.expect_closed()
-        await aeventually(lambda: set(inside.call(lambda: list(inside.broker.clients))) == {"reader"}, 30.0)
+        await aeventually(lambda: set(inside.call(lambda: list(inside.account.registry.clients))) == {"reader"}, 30.0)
         await reader.quiet()
     assert all(event.will and event.client.client_id == "mortal" for event in events)
 

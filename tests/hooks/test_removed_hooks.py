@@ -25,10 +25,10 @@ from tests.hooks.conftest import Add
 
 async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add: Add) -> None:
     def kinds() -> tuple[bool, bool]:
-        connection = inside.broker.clients["plain"].connection
+        connection = inside.account.registry.clients["plain"].connection
         return isinstance(connection.handler, MessageHooks), isinstance(connection.outlet.send, DeliveryHooks)
 
-    hooks = inside.broker.hooks
+    hooks = inside.account.services.hooks
     async with await RawClient.connect(inside.port, "plain") as client:
         await client.quiet()
         for point, wanted in (
@@ -63,7 +63,7 @@ async def test_a_hook_that_is_removed_while_it_waits(inside: InProcess, add: Add
         client.publish("w", b"1")
         client.publish("w", b"2")
         await aeventually(lambda: begun)
-        inside.call(lambda: inside.broker.hooks.remove(entry))
+        inside.call(lambda: inside.account.services.hooks.remove(entry))
         client.publish("w", b"3")
         inside.call(go.set)
         for body in (b"1", b"2", b"3"):
@@ -71,7 +71,7 @@ async def test_a_hook_that_is_removed_while_it_waits(inside: InProcess, add: Add
         await client.quiet()
 
         def handler() -> bool:
-            one = inside.broker.clients["w"]
+            one = inside.account.registry.clients["w"]
             return one.connection.handler is one
 
         await aeventually(lambda: inside.call(handler))

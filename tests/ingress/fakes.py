@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from mqtt_nats.backbone.pending_stores import PendingStore
+from mqtt_nats.ingress.publisher import Publisher
+from mqtt_nats.ingress.retained_store import RetainedStores, Tombstones
+from mqtt_nats.observability.counters import Counters
 from mqtt_streams.api import ApiError
-from mqtt_streams.retained import RetainedStore
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSettings
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, as_services
 
 
 class FakeTombstones:
@@ -26,33 +30,37 @@ class FakeRetainedSettings(FakeSettings):
         self.max_retained_size: int | None = None
 
 
-class FakeRetainingBroker(FakeBroker):
-    """Stands for `Broker`."""
+class FakePublishingServices(FakeServices):
+    """Stands for `Services`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.settings: FakeRetainedSettings = FakeRetainedSettings()
-        self.tombstones = FakeTombstones()
-        self.retained = RetainedStore(self.inbox)
-        self.retaining: set[PendingStore] = set()
-        self.unchecked: set[FakeClient] = set()
-        self.withholding = None
-        self.not_retained = 0
+        self.counters = Counters([0] * 3, [0] * 3)
 
-    def count_not_retained(self) -> None:
-        self.not_retained += 1
 
-    def retained_now(self, operation: PendingStore) -> None:
-        self.retaining.discard(operation)
+class FakeIngress:
+    """Stands for `Ingress`: the stores of retained messages."""
+
+    def __init__(self, services: FakePublishingServices) -> None:
+        self.retained = RetainedStores(as_services(services), limited=False)
+        self.fake_tombstones = FakeTombstones()
+        self.retained.tombstones = cast("Tombstones", self.fake_tombstones)
 
 
 class FakePublisher(FakeClient):
     """Stands for `Client`, which publishes."""
 
-    def __init__(self, broker: FakeRetainingBroker) -> None:
-        super().__init__(broker)
-        self.broker: FakeRetainingBroker = broker
+    def __init__(self, services: FakePublishingServices) -> None:
+        super().__init__(services)
+        self.services: FakePublishingServices = services
+        self.ingress = FakeIngress(services)
         self.sender_header = b"Nmqtt-Client:client\r\n"
+
+
+def as_publisher(fake: FakeClient) -> Publisher:
+    """The fake, for a function that wants a `Publisher`."""
+    return cast("Publisher", fake)
 
 
 class Parent(PendingStore):

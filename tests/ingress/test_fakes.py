@@ -5,15 +5,17 @@ import pytest
 
 from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.broker import Broker
-from mqtt_nats.ingress.retained_tombstones import Tombstones
+from mqtt_nats.ingress.publisher import Ingress
+from mqtt_nats.ingress.retained_store import Tombstones
+from mqtt_nats.sessions.services import Services
 from tests.harness.doubles import foreign_names
 from tests.ingress import fakes
 
 PAIRS: list[tuple[type, type]] = [
     (fakes.FakeTombstones, Tombstones),
     (fakes.FakeRetainedSettings, Settings),
-    (fakes.FakeRetainingBroker, Broker),
+    (fakes.FakePublishingServices, Services),
+    (fakes.FakeIngress, Ingress),
     (fakes.FakePublisher, Client),
 ]
 

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.pending_stores import PendingStore
-from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.ingress import retained_deferral as withholding
 from mqtt_nats.ingress.retained_deferral import consider, withhold
+from mqtt_nats.ingress.retained_store import RetainedStores
 from mqtt_streams.api import ApiError, NoResponders
-from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeServices, as_services
 
 Found = tuple[SessionRecord, int] | Exception | None
 
@@ -57,32 +57,19 @@ class Store:
 
 
 class Bench:
-    """A broker, and a client that has an operation under way."""
+    """Stores of retained messages, and a client that has one under way."""
 
     def __init__(self, *answers: Found, alive: bool, durable: bool) -> None:
         self.store = Store()
         self.answers = list(answers)
-        self.tasks: list[asyncio.Task[None]] = []
-        self.online = asyncio.Event()
-        self.online.set()
         self.over = self.closed = False
-        self.broker: Any = SimpleNamespace(
-            withholding=None,
-            unchecked=set(),
-            retaining=set(),
-            store=self.store,
-            online=self.online,
-            nats=SimpleNamespace(linked=1.0),
-            link=SimpleNamespace(online=True),
-            sessions=self,
-            spawn=self.spawn,
-            retained_now=lambda op: self.broker.retaining.discard(op),
-            begin_withholding=self.begin_withholding,
-            end_withholding=self.end_withholding,
-        )
+        self.services = FakeServices()
+        self.services.nats.store = cast(AckedPublisher, self.store)
+        self.services.streams.sessions = cast(SessionStore, self)
+        self.stores = RetainedStores(as_services(self.services), limited=False)
         record = SessionRecord("client", v5=V5(nonce="mine"))
         self.client: Any = Person(
-            broker=self.broker,
+            services=self.services,
             client_id="client",
             hash="hash",
             alive=alive,
@@ -96,17 +83,11 @@ class Bench:
         self.op = Waiting(self.client)
         self.other = Waiting()
         """Of nobody who may be elsewhere."""
-        self.broker.retaining |= {self.op, self.other}
+        self.stores.storing |= {self.op, self.other}
 
-    def begin_withholding(self) -> set[Any]:
-        self.broker.withholding = doubted = set[Any]()
-        return doubted
-
-    def end_withholding(self) -> None:
-        self.broker.withholding = None
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self.tasks.append(asyncio.create_task(work, name=name))
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        return self.services.tasks.fake_spawned
 
     def taken_over(self) -> None:
         self.over = True
@@ -122,13 +103,13 @@ class Bench:
 
     async def run(self) -> tuple[bool, bool]:
         """Whether it was let go, and whether it was dropped."""
-        withhold(cast(Broker, self.broker))
+        withhold(self.stores)
         assert self.store.withheld == {self.op, self.other}
-        assert self.broker.withholding == {self.client}
-        withhold(cast(Broker, self.broker))
+        assert self.stores.withholding == {self.client}
+        withhold(self.stores)
         assert len(self.tasks) == 1, "NATS was lost once more"
         await asyncio.gather(*self.tasks)
-        assert self.broker.withholding is None
+        assert self.stores.withholding is None
         assert self.other in self.store.gone
         return self.op in self.store.gone, self.op in self.store.dropped
 
@@ -158,7 +139,7 @@ def record(nonce: str) -> SessionRecord:
 async def test_whose_session_it_is(found: Found, alive: bool, durable: bool, here: bool) -> None:
     bench = Bench(found, alive=alive, durable=durable)
     assert await bench.run() == (here, not here)
-    assert (bench.op in bench.broker.retaining) == here, "whoever waits for what is retained goes on"
+    assert (bench.op in bench.stores.storing) == here, "whoever waits for what is retained goes on"
     told = isinstance(found, Exception)
     assert bench.over == (alive and not here and not told)
     assert bench.closed == told, "nobody can tell"
@@ -169,10 +150,10 @@ async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(withholding, "RETRY", 0.01)
     own = record("mine"), 2
     bench = Bench(NoResponders("a test"), own, own, alive=True, durable=True)
-    bench.broker.link.online = False
+    bench.services.fake_link.online = False
     running = asyncio.create_task(bench.run())
     await aeventually(lambda: len(bench.answers) == 1)
-    bench.broker.link.online, bench.broker.nats.linked = True, 2.0
+    bench.services.fake_link.online, bench.services.nats.linked = True, 2.0
     assert await running == (True, False)
     assert not bench.answers
 
@@ -180,16 +161,15 @@ async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch
 async def test_what_comes_before_its_client_is_checked_waits() -> None:
     """And whatever comes behind it; other clients' sessions are not asked for."""
     bench = Bench((record("other"), 3), alive=True, durable=True)
-    broker = cast(Broker, bench.broker)
-    bench.broker.retaining.clear()
-    withhold(broker)
-    consider(broker, bench.other)
+    bench.stores.storing.clear()
+    withhold(bench.stores)
+    consider(bench.stores, bench.other)
     assert not bench.store.withheld, "nobody is in doubt"
-    bench.broker.unchecked.add(bench.client)
+    bench.services.registry.unchecked.add(bench.client)
     behind = Waiting(Person(taken=False))
     for one in (bench.op, bench.other, behind):
-        consider(broker, one)
-        bench.broker.retaining.add(one)
+        consider(bench.stores, one)
+        bench.stores.storing.add(one)
     assert bench.store.withheld == {bench.op, bench.other, behind}
     await asyncio.gather(*bench.tasks)
     assert bench.store.dropped == {bench.op}
@@ -200,18 +180,17 @@ async def test_what_comes_before_its_client_is_checked_waits() -> None:
 async def test_who_comes_into_doubt_while_another_one_is_looked_for() -> None:
     bench = Bench((record("other"), 3), (record("other"), 3), alive=True, durable=True)
     second = Waiting(Person(**vars(bench.client)))
-    broker = cast(Broker, bench.broker)
-    bench.broker.unchecked |= {bench.client, second.client}
+    bench.services.registry.unchecked |= {bench.client, second.client}
     original = bench.load
 
     async def load(*_: object) -> Found:
         if len(bench.answers) == 2:
-            bench.broker.retaining.add(second)
-            consider(broker, second)
+            bench.stores.storing.add(second)
+            consider(bench.stores, second)
         return await original()
 
     bench.load = load  # type: ignore[method-assign]
-    withhold(broker)
+    withhold(bench.stores)
     await asyncio.gather(*bench.tasks)
     assert bench.store.dropped == {bench.op, second}
 
@@ -227,7 +206,7 @@ async def test_who_was_here_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) 
         "another": [NoResponders("a test"), own],
     }
     second.client.hash = "another"  # type: ignore[attr-defined]
-    bench.broker.retaining.add(second)
+    bench.stores.storing.add(second)
 
     async def load(name: str, _: object) -> Found:
         answer = answers[name].pop(0)
@@ -236,7 +215,7 @@ async def test_who_was_here_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) 
         return answer
 
     bench.load = load  # type: ignore[method-assign, assignment]
-    withhold(cast(Broker, bench.broker))
+    withhold(bench.stores)
     await asyncio.gather(*bench.tasks)
     assert bench.store.dropped == {bench.op}
 
@@ -244,6 +223,6 @@ async def test_who_was_here_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) 
 async def test_who_was_taken_over_meanwhile_is_not_here() -> None:
     bench = Bench((record("mine"), 2), alive=True, durable=True)
     bench.client.taken = True
-    withhold(cast(Broker, bench.broker))
+    withhold(bench.stores)
     await asyncio.gather(*bench.tasks)
     assert bench.store.dropped == {bench.op}

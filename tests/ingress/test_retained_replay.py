@@ -30,7 +30,7 @@ class Session:
         self.record = SimpleNamespace(v5=SimpleNamespace(replay={"a": 1}))
         self.gates: dict[Any, Any] = {}
         self.client: Any = Namespace(
-            durable_side=SimpleNamespace(machine=self.machine),
+            consumers=SimpleNamespace(machine=self.machine),
             record=self.record,
             epoch=1,
             alive=True,

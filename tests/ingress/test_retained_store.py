@@ -12,8 +12,7 @@ from mqtt_nats.ingress.retained_ops import NO_ROOM, RetainedOp
 from mqtt_nats.ingress.retained_store import ORPHANED, is_retained, may_retain, retain, store_retained
 from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
-from tests.ingress.fakes import FakePublisher, FakeRetainingBroker, Parent
-from tests.sessions.fakes import as_broker, as_client
+from tests.ingress.fakes import FakePublisher, FakePublishingServices, Parent, as_publisher
 
 pytestmark = pytest.mark.sources
 
@@ -23,11 +22,11 @@ FULL = ApiError(503, 10077, NO_ROOM)
 
 @pytest.fixture
 def client() -> FakePublisher:
-    return FakePublisher(FakeRetainingBroker())
+    return FakePublisher(FakePublishingServices())
 
 
 def operation(client: FakePublisher, parent: Parent | None = None, *, tombstone: bool = False) -> RetainedOp:
-    return RetainedOp(as_broker(client.broker), parent, tombstone, as_client(client))
+    return RetainedOp(client.ingress.retained, parent, tombstone, as_publisher(client))
 
 
 # -- what is stored -----------------------------------------------------------------------------------
@@ -36,8 +35,8 @@ def operation(client: FakePublisher, parent: Parent | None = None, *, tombstone:
 @pytest.mark.parametrize(("qos", "flags"), [(0, b"1"), (1, b"3"), (2, b"5")])
 def test_a_message_is_stored_under_its_topic(client: FakePublisher, qos: int, flags: bytes) -> None:
     """[MQTT-3.3.1-5] (3.1.1, 5.0)"""
-    store_retained(as_client(client), ROUTE, b"text", qos, Parent(), b"")
-    ((target, headers, payload, _),) = client.broker.store.fake_put
+    store_retained(as_publisher(client), ROUTE, b"text", qos, Parent(), b"")
+    ((target, headers, payload, _),) = client.services.fake_store.fake_put
     assert (target, payload) == (b"HPUB $MQTT.rmsgs.a ", b"text")
     assert b"Nmqtt-RTopic:a\r\nNmqtt-RFlags:%b\r\n" % flags in headers
     assert b"Nmqtt-Client:client\r\n" in headers
@@ -46,8 +45,8 @@ def test_a_message_is_stored_under_its_topic(client: FakePublisher, qos: int, fl
 
 def test_an_empty_message_is_a_tombstone(client: FakePublisher) -> None:
     """It ends by itself, in case that its gateway dies."""
-    store_retained(as_client(client), ROUTE, b"", 1, Parent(), b"q2-7")
-    ((_, headers, payload, _),) = client.broker.store.fake_put
+    store_retained(as_publisher(client), ROUTE, b"", 1, Parent(), b"q2-7")
+    ((_, headers, payload, _),) = client.services.fake_store.fake_put
     assert payload == b""
     assert b"Nmqtt-RFlags:-1\r\n" in headers
     assert ORPHANED in headers
@@ -56,8 +55,8 @@ def test_an_empty_message_is_a_tombstone(client: FakePublisher) -> None:
 
 def test_properties_and_expiry_are_stored_with_it(client: FakePublisher) -> None:
     more = extras({"message_expiry_interval": 60, "content_type": "text"})
-    store_retained(as_client(client), ROUTE, b"text", 1, Parent(), b"", more)
-    ((_, headers, _, _),) = client.broker.store.fake_put
+    store_retained(as_publisher(client), ROUTE, b"text", 1, Parent(), b"", more)
+    ((_, headers, _, _),) = client.services.fake_store.fake_put
     assert b"Nmqtt-Expiry:60\r\n" in headers
     assert b"Nats-TTL:60s\r\n" in headers
     assert b"Content-Type:text\r\n" in headers
@@ -68,13 +67,13 @@ def test_what_a_moved_session_might_retain_is_withheld(
     client: FakePublisher, doubted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     considered: list[object] = []
-    monkeypatch.setattr(retained_store, "consider", lambda broker, operation: considered.append(operation))
+    monkeypatch.setattr(retained_store, "consider", lambda services, operation: considered.append(operation))
     if doubted:
-        client.broker.unchecked.add(client)
+        client.services.registry.unchecked.add(client)
     part = operation(client, Parent())
-    retain(as_broker(client.broker), ROUTE, b"text", 1, part, b"")
+    retain(client.ingress.retained, ROUTE, b"text", 1, part, b"")
     assert considered == ([part] if doubted else [])
-    assert client.broker.retaining == {part}
+    assert client.ingress.retained.storing == {part}
 
 
 # -- its size -----------------------------------------------------------------------------------------
@@ -84,20 +83,20 @@ def test_what_a_moved_session_might_retain_is_withheld(
 def test_how_large_it_may_be(client: FakePublisher, most: int | None, size: int, may: bool) -> None:
     """A 3.1.1 client cannot be told: its message is published and not retained."""
     client.version = 4
-    client.broker.settings.max_retained_size = most
-    assert may_retain(as_client(client), size, 1) is may
-    assert client.broker.not_retained == (not may)
+    client.services.settings.max_retained_size = most
+    assert may_retain(as_publisher(client), size, 1) is may
+    assert client.services.counters.not_retained == (not may)
 
 
 @pytest.mark.parametrize(("qos", "told"), [(0, False), (1, True), (2, True)])
 def test_a_client_of_5_0_is_told(client: FakePublisher, qos: int, told: bool) -> None:
     """In the acknowledgement, where there is one."""
-    client.broker.settings.max_retained_size = 10
+    client.services.settings.max_retained_size = 10
     if told:
         with pytest.raises(QuotaExceeded, match="at most 10 bytes"):
-            may_retain(as_client(client), 11, qos)
+            may_retain(as_publisher(client), 11, qos)
     else:
-        assert not may_retain(as_client(client), 11, qos)
+        assert not may_retain(as_publisher(client), 11, qos)
 
 
 # -- the end of a store -------------------------------------------------------------------------------
@@ -106,18 +105,18 @@ def test_a_client_of_5_0_is_told(client: FakePublisher, qos: int, told: bool) ->
 def test_a_stored_message_completes_its_publish(client: FakePublisher) -> None:
     parent = Parent()
     part = operation(client, parent)
-    client.broker.retaining.add(part)
+    client.ingress.retained.storing.add(part)
     part.stored(b'{"seq":7}')
     assert parent.fake_stored == [b'{"seq":7}']
-    assert client.broker.retaining == set()
-    assert client.broker.tombstones.fake_added == []
+    assert client.ingress.retained.storing == set()
+    assert client.ingress.fake_tombstones.fake_added == []
 
 
 def test_a_stored_tombstone_completes_its_publish_when_it_is_removed(client: FakePublisher) -> None:
     parent = Parent()
     operation(client, parent, tombstone=True).stored(b'{"seq":7}')
     assert parent.fake_stored == []
-    assert client.broker.tombstones.fake_added == [(7, parent, b'{"seq":7}')]
+    assert client.ingress.fake_tombstones.fake_added == [(7, parent, b'{"seq":7}')]
 
 
 def test_nobody_waits_for_a_message_at_qos_0(client: FakePublisher) -> None:
@@ -133,7 +132,7 @@ def test_it_waits_for_room_as_its_publish_does(client: FakePublisher, waits: boo
 def test_too_many_retained_messages_fail_a_publish_that_can_say_so(client: FakePublisher) -> None:
     parent = Parent(explains=True)
     operation(client, parent).failed(FULL)
-    assert (parent.fake_failed, client.broker.not_retained) == ([NO_ROOM], 0)
+    assert (parent.fake_failed, client.services.counters.not_retained) == ([NO_ROOM], 0)
 
 
 def test_too_many_retained_messages_leave_any_other_publish_as_it_is(client: FakePublisher) -> None:
@@ -141,7 +140,7 @@ def test_too_many_retained_messages_leave_any_other_publish_as_it_is(client: Fak
     parent = Parent()
     operation(client, parent).failed(FULL)
     operation(client).failed(FULL)
-    assert (parent.fake_stored, parent.fake_failed, client.broker.not_retained) == ([b""], [], 2)
+    assert (parent.fake_stored, parent.fake_failed, client.services.counters.not_retained) == ([b""], [], 2)
 
 
 def test_any_other_error_fails_the_publish(client: FakePublisher, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,7 +168,7 @@ async def test_whether_a_message_or_a_newer_one_is_retained(
     client: FakePublisher, stored: bool, payload: bytes, since: int, there: bool
 ) -> None:
     if stored:
-        retain(as_broker(client.broker), ROUTE, b"text", 1, Parent(), b"")
-        ((_, headers, body, _),) = client.broker.store.fake_put
-        client.broker.inbox.put("$MQTT.rmsgs.a", body, headers)
-    assert await is_retained(as_broker(client.broker), "a", payload, since) is there
+        retain(client.ingress.retained, ROUTE, b"text", 1, Parent(), b"")
+        ((_, headers, body, _),) = client.services.fake_store.fake_put
+        client.services.fake_inbox.put("$MQTT.rmsgs.a", body, headers)
+    assert await is_retained(client.services.streams, "a", payload, since) is there

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
-from mqtt_nats.ingress.retained_store import retain
-from mqtt_nats.ingress.retained_tombstones import HEARD, Tombstones
+from mqtt_nats.ingress.retained_store import HEARD, RetainedStores, Tombstones, retain
+from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
 from tests.harness.doubles import Timers
+from tests.sessions.fakes import FakeServices, as_services
 
 
 class Waiting(PendingStore):
@@ -25,18 +26,18 @@ class Waiting(PendingStore):
 
 
 class Bench:
-    """A broker's tombstones, a clock, and what was removed."""
+    """A gateway's tombstones, a clock, and what was removed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: bool = False) -> None:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
         self.calls: list[bytes] = []
         self.operations: list[PendingStore] = []
-        broker: Any = SimpleNamespace(
+        services: Any = SimpleNamespace(
             store=SimpleNamespace(call=self._call),
             link=SimpleNamespace(kick=lambda: None),
         )
-        self.tombstones = Tombstones(broker, b"delete", at_once=at_once)
+        self.tombstones = Tombstones(services, b"delete", at_once=at_once)
 
     def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
         self.calls.append(body)
@@ -96,14 +97,8 @@ def test_one_takes_no_place_that_a_message_needs(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("payload", "ends"), [(b"", True), (b"x", False)])
 def test_one_ends_by_itself_where_its_gateway_dies(payload: bytes, ends: bool) -> None:
-    put: list[bytes] = []
-    broker: Any = SimpleNamespace(
-        identity="gateway1",
-        store=SimpleNamespace(put=lambda target, headers, payload, operation: put.append(headers)),
-        retaining=set(),
-        withholding=None,
-        unchecked=set(),
-    )
-    route: Any = SimpleNamespace(topic="a", subject="a")
-    retain(broker, route, payload, 1, IgnoredStore(), b"")
-    assert (b"\r\nNats-TTL:60s\r\n" in put[0]) is ends
+    services = FakeServices()
+    stores = RetainedStores(as_services(services), limited=False)
+    retain(stores, Route(b"\0\1a", "a", "a"), payload, 1, IgnoredStore(), b"")
+    ((_, headers, _, _),) = services.fake_store.fake_put
+    assert (b"\r\nNats-TTL:60s\r\n" in headers) is ends

@@ -225,9 +225,9 @@ async def test_rules_that_are_tightened(ruled: Ruled) -> None:
         assert await subscriber.subscribe5(*(Subscription(each, 1) for each in filters)) == (1, 1, 1, 1)
         ruled.write(TIGHTER)
         assert ruled.gateway is not None
-        broker = ruled.gateway.broker
-        assert broker is not None
-        client = broker.clients["sub"]
+        account = ruled.gateway.account
+        assert account is not None
+        client = account.registry.clients["sub"]
         eventually(lambda: {found.text for found in client.filters} == {"open/+"} and not client.shares)
         await publisher.deliver("open/x", b"still", 1)
         await subscriber.receive("open/x", b"still")
@@ -268,9 +268,9 @@ async def test_a_will_that_is_not_permitted_any_more(ruled: Ruled) -> None:
             if name == "w1":
                 ruled.write(TIGHTER)
                 assert ruled.gateway is not None
-                broker = ruled.gateway.broker
-                assert broker is not None
-                assert broker.clients["w1"].will is None
+                account = ruled.gateway.account
+                assert account is not None
+                assert account.registry.clients["w1"].will is None
             doomed.close()
         assert observer.message().payload == b"w2"
 

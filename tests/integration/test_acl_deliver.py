@@ -78,7 +78,7 @@ async def end(gateway: InProcess, name: str) -> None:
 
 
 def withheld(gateway: InProcess) -> int:
-    return gateway.broker.counters.drops(gateway.broker)["not permitted"]
+    return gateway.account.services.counters.drops(0)["not permitted"]
 
 
 def has_withheld(gateway: InProcess, count: int) -> Callable[[], bool]:
@@ -177,12 +177,12 @@ async def test_what_was_stored_for_an_absent_client(gateway: InProcess, version:
         while isinstance(packet := await client.packet(), Ack):  # a PUBREL may come once more, a message may not
             client.ack(PUBCOMP, packet.packet_id)
         assert isinstance(packet, PingResp)
-        record = gateway.broker.clients["away"].record
+        record = gateway.account.registry.clients["away"].record
         assert record is not None
         (name,) = {consumer.durable_name for consumer in record.cons.values()}
 
         def nothing_pending() -> bool:
-            info = gateway.run(consumer_info(gateway.broker.inbox, MESSAGES, name))
+            info = gateway.run(consumer_info(gateway.account.services.nats.inbox, MESSAGES, name))
             return info is not None and not info.num_ack_pending
 
         await aeventually(nothing_pending)
@@ -296,7 +296,7 @@ async def test_hooks_are_asked_about_topics_once(nats_server: NatsServer, tmp_pa
 
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), acl_file=file, acl_subscribe="deliver")
     with running(settings) as gateway:
-        gateway.call(lambda: gateway.broker.hooks.add(CLIENT_AUTHORIZE, authorize))
+        gateway.call(lambda: gateway.account.services.hooks.add(CLIENT_AUTHORIZE, authorize))
         async with await RawClient.connect(gateway.port, "hooked") as client:
             await client.subscribe("#", qos=1)
             async with await RawClient.connect(gateway.port, "p") as publisher:
@@ -322,7 +322,7 @@ async def test_what_is_remembered_of_topics_has_a_limit(nats_server: NatsServer,
         max_client_cache_bytes=ByteSize(64 * 1024),
     )
     with running(settings) as gateway:
-        budget = gateway.broker.path.memory
+        budget = gateway.account.services.path.memory
         async with (
             await RawClient.connect(gateway.port, "reader") as client,
             await RawClient.connect(gateway.port, "p") as publisher,
@@ -348,7 +348,7 @@ async def test_nothing_is_asked_of_messages_by_default(nats_server: NatsServer, 
         async with await RawClient.connect(gateway.port, "reader") as client:
             code = 0x80 if mode == "filter" else 0
             assert await client.subscribe("#", "a/+", "a/1") == (code, code, 0)
-            table = gateway.broker.table
+            table = gateway.account.services.path.table
 
             def looked_at() -> int:
                 return sum(len(group.guarded) for group in table.route(b"\0\3a/1").groups.values())

@@ -374,4 +374,4 @@ def test_a_flood_of_wrong_passwords(nats_server: NatsServer, place: Place, monke
             bystander.quiet()
             for client in flood:
                 client.close()
-        eventually(lambda: not gateway.gateway.broker or not gateway.gateway.broker.connections, PATIENCE)
+        eventually(lambda: not gateway.gateway.account or not gateway.gateway.account.registry.connections, PATIENCE)

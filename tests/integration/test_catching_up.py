@@ -215,17 +215,19 @@ def test_a_reader_that_breaks_is_made_again(inside: Inside, broken: str) -> None
         found = catching(inside, f"broken-{broken}")
         assert found is not None
         assert taken(client, 500) == [*range(500)]
-        broker = inside.gateway.broker
-        assert broker is not None
+        account = inside.gateway.account
+        assert account is not None
 
         def harm() -> None:
             match broken:
                 case "deaf":
-                    broker.link.unsubscribe_raw(found._sid)
+                    account.services.nats.link.unsubscribe_raw(found._sid)
                 case "gap":
                     found._next += 1
                 case _:
-                    broker.link.out.append(b"PUB $JS.API.CONSUMER.DELETE.$MQTT_msgs.%b _INBOX.x 0\r\n\r\n" % name)
+                    account.services.nats.link.out.append(
+                        b"PUB $JS.API.CONSUMER.DELETE.$MQTT_msgs.%b _INBOX.x 0\r\n\r\n" % name
+                    )
 
         name = found._name.encode()
         inside.call(harm)
@@ -283,9 +285,9 @@ def test_a_window_that_was_full(inside: Inside) -> None:
 
 def catching_kept(inside: Inside, client_id: str) -> int:
     """How many messages wait in a session's own reader."""
-    broker = inside.gateway.broker
-    assert broker is not None
-    side = broker.clients[client_id].durable_side
+    account = inside.gateway.account
+    assert account is not None
+    side = account.registry.clients[client_id].durable_side
     return len(side.catching._kept) if side is not None and side.catching is not None else 0
 
 
@@ -351,9 +353,9 @@ def test_the_last_subscription_ends(inside: Inside) -> None:
         while (packet := client.receive(PATIENCE)) is not None and packet.kind != raw.UNSUBACK:
             client.send(raw.ack(raw.PUBACK, packet.id))
         eventually(lambda: catching(inside, "ending") is None, PATIENCE)
-        broker = inside.gateway.broker
-        assert broker is not None
-        eventually(lambda: inside.call(lambda: found._sid not in broker.link.handlers), PATIENCE)
+        account = inside.gateway.account
+        assert account is not None
+        eventually(lambda: inside.call(lambda: found._sid not in account.services.nats.link.handlers), PATIENCE)
         assert client.subscribe(("ending/a", 1)) == [1]
         with Raw.connected(inside.ports[0]) as writer:
             writer.send(raw.publish("ending/a", b"7", qos=1))

@@ -55,9 +55,9 @@ def deliver(writer: Raw, client: Raw, payload: bytes) -> None:
 
 async def registered(inside: Inside, info: dict[str, Any] | None) -> None:
     """Have another gateway say this of itself; None: it is gone."""
-    broker = inside.gateway.broker
-    assert broker is not None
-    store = GatewayStore(broker.inbox)
+    account = inside.gateway.account
+    assert account is not None
+    store = GatewayStore(account.services.nats.inbox)
     if info is None:
         await store.remove(OTHER)
         return
@@ -71,10 +71,10 @@ def do(inside: Inside, work: Any) -> None:
 
 def records(inside: Inside) -> int:
     """The newest version of records that this gateway tells others it may write."""
-    broker = inside.gateway.broker
-    assert broker is not None
-    assert broker.lease is not None
-    return int(broker.lease.info["records"])
+    account = inside.gateway.account
+    assert account is not None
+    assert account.lease is not None
+    return int(account.lease.info["records"])
 
 
 def test_an_older_gateway(inside: Inside) -> None:
@@ -121,13 +121,13 @@ def test_a_session_that_began_beside_an_older_gateway(server: NatsServer, monkey
 
 def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None:
     """From its first client on."""
-    broker = inside.gateway.broker
-    assert broker is not None
+    account = inside.gateway.account
+    assert account is not None
 
     async def forget() -> None:
-        assert broker is not None
-        for name in await consumer_names(broker.inbox, RETAINED):
-            await delete_consumer(broker.inbox, RETAINED, name)
+        assert account is not None
+        for name in await consumer_names(account.services.nats.inbox, RETAINED):
+            await delete_consumer(account.services.nats.inbox, RETAINED, name)
 
     with Raw.connected(inside.ports[0], "watched", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
         assert client.subscribe(("company", 2)) == [2]
@@ -149,5 +149,5 @@ def test_always_and_never(nats_server: NatsServer) -> None:
                 assert client.subscribe(("company", 1)) == [1]
                 if found:
                     eventually(lambda: live(inside, wanted), PATIENCE)  # noqa: B023
-                assert (inside.gateway.broker.live is not None) is found  # type: ignore[union-attr]
+                assert (inside.gateway.account.delivery.feed is not None) is found  # type: ignore[union-attr]
             do(inside, registered(inside, None))

@@ -106,11 +106,11 @@ async def stored(client: NatsClient, subject: str) -> int:
 
 
 def copies(*gateways: InProcess) -> int:
-    return sum(one.broker.copies.stored for one in gateways)
+    return sum(one.account.copies.stored for one in gateways)
 
 
 def passed_over(gateway: InProcess) -> int:
-    return gateway.broker.counters.drops(gateway.broker)["copy"]
+    return gateway.account.services.counters.drops(0)["copy"]
 
 
 @pytest.mark.parametrize("publishes", [0, 1])
@@ -251,7 +251,7 @@ async def test_an_import_of_what_the_other_account_stores(nats_factory: NatsFact
                     await readers.all["away"].receive("seen/x", payload, qos=qos)
             second = await publish(theirs, "shown/x")
             await readers.get([("seen/x", payload, qos) for qos in (1, 2) for payload in second])
-            await aeventually(lambda: not ours.broker.copies.waiting())
+            await aeventually(lambda: not ours.account.copies.waiting())
             assert copies(ours) == passed_over(ours) == 0
 
 
@@ -281,7 +281,7 @@ async def test_messages_that_go_the_usual_way(
     """Nobody looks for those of gateways."""
     suspects: list[bytes] = []
     for one in gateways:
-        fanout = one.broker.fanout
+        fanout = one.account.services.path.fanout
         monkeypatch.setattr(fanout, "suspected", lambda subject, target, headers, payload: suspects.append(headers))
         monkeypatch.setattr(fanout, "unclear", lambda subject, headers: suspects.append(headers))
     async with AsyncExitStack() as stack:

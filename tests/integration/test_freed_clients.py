@@ -83,7 +83,7 @@ async def test_the_session_moves_before_a_job_has_begun(port: int) -> None:
     async with await RawClient.connect(port, "hasty", clean=False) as raw:
         await raw.subscribe("hasty/a", qos=1)
         (client,) = (one for one in gc.get_objects() if isinstance(one, Client) and one.client_id == "hasty")
-        broker = client.broker
+        account = client.account
 
         async def job() -> None:
             raise AssertionError("the session is somebody else's")
@@ -91,6 +91,6 @@ async def test_the_session_moves_before_a_job_has_begun(port: int) -> None:
         client.do(job())
         client.taken_over()
         await raw.expect_closed()
-        assert await aeventually(lambda: client not in broker.connections)
-        assert "hasty/a" not in broker.table.filters
-        assert not [name for name, owner in broker.attached.items() if owner is client]
+        assert await aeventually(lambda: client not in account.registry.connections)
+        assert "hasty/a" not in account.services.path.table.filters
+        assert not [name for name, owner in account.registry.attached.items() if owner is client]

@@ -31,8 +31,8 @@ async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, 
     asked = await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in")
     await stored.nats.flush()
     with running(nats_server.url) as inside:
-        broker = inside.gateway.broker
-        assert broker is not None
+        account = inside.gateway.account
+        assert account is not None
         client = await RawClient.connect(inside.ports[0], name, clean=False)
 
         async def together() -> bool:
@@ -40,10 +40,10 @@ async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, 
 
         await aeventually(together, PATIENCE, what="records that go together")
         other = inside.client(name)
-        inside.call(lambda: broker.unchecked.add(other))
+        inside.call(lambda: account.registry.unchecked.add(other))
         for _ in range(20):
             assert await publish(client, name, stored, asked) == 0
-        inside.call(lambda: broker.unchecked.discard(other))
+        inside.call(lambda: account.registry.unchecked.discard(other))
         await aeventually(together, PATIENCE, what="records that go together")
         assert await stored.count("$MQTT_qos2in", f"$MQTT.qos2.in.{name}.*") == 0
         doubted: list[Client] = []
@@ -54,12 +54,12 @@ async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, 
                 doubted.extend(self)
 
         def cut() -> None:
-            broker.unchecked = Noted()
-            wire = broker.link.wire
+            account.registry.unchecked = Noted()
+            wire = account.services.nats.link.wire
             assert wire is not None
             wire.transport.abort()
 
         inside.call(cut)
-        await aeventually(lambda: inside.call(lambda: doubted == [other] and not broker.unchecked), PATIENCE)
+        await aeventually(lambda: inside.call(lambda: doubted == [other] and not account.registry.unchecked), PATIENCE)
         await aeventually(together, PATIENCE, what="records that go together")
         client.drop()

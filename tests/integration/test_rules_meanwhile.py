@@ -37,8 +37,8 @@ class Ruled:
 
     def client(self, name: str) -> Client | None:
         """What the gateway has of a client, once it is identified."""
-        broker: Any = self.inside.gateway.broker
-        return next((one for one in list(broker.connections) if one.client_id == name), None)
+        account: Any = self.inside.gateway.account
+        return next((one for one in list(account.registry.connections) if one.client_id == name), None)
 
 
 @pytest.fixture

@@ -29,9 +29,9 @@ def inside(nats_server: NatsServer, request: pytest.FixtureRequest) -> Iterator[
 @pytest.fixture
 def topic(inside: Inside, request: pytest.FixtureRequest) -> str:
     """One that no other test uses."""
-    broker = inside.gateway.broker
-    assert broker is not None
-    return f"{request.function.__name__}/{broker.settings.shared_reader}"
+    account = inside.gateway.account
+    assert account is not None
+    return f"{request.function.__name__}/{account.services.settings.shared_reader}"
 
 
 def publish(writer: Raw, topic: str, payload: bytes) -> None:
@@ -51,9 +51,9 @@ def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
     """Subscribe; the session's side, once its messages come as they are to."""
     assert client.subscribe((topic, 1)) == [1]
     side: Any = inside.client(client_id).durable_side
-    broker = inside.gateway.broker
-    assert broker is not None
-    if broker.live is not None and broker.settings.shared_reader == "always":
+    account = inside.gateway.account
+    assert account is not None
+    if broker.live is not None and account.services.settings.shared_reader == "always":
         eventually(lambda: side.live, PATIENCE)
     return side
 

@@ -107,9 +107,9 @@ def test_a_dormant_consumer_that_was_deleted_is_made_again(shared: Inside, fail:
         side = side_of(shared, asked)
         eventually(lambda: shared.call(lambda: side.live), PATIENCE)
         (name,) = side.attachments
-        broker = shared.gateway.broker
-        assert broker is not None
-        inbox = broker.inbox
+        account = shared.gateway.account
+        assert account is not None
+        inbox = account.services.nats.inbox
         errors = fail(recovery, asked)
         asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, name), shared.loop).result(PATIENCE)
 

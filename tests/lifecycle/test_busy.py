@@ -24,7 +24,7 @@ LEASE = 2
 
 
 def lease_of(gateway: InProcess) -> Lease:
-    lease = gateway.broker.lease
+    lease = gateway.account.lease
     assert lease is not None
     return lease
 
@@ -42,7 +42,7 @@ def test_a_look_at_others_that_hangs(nats_server: NatsServer) -> None:
 
         gateway.call(lambda: setattr(lease, "_judge", judge))
         eventually(lambda: looks, 3 * LEASE, what="a look")
-        identity = gateway.broker.identity
+        identity = gateway.account.services.identity.id
         renewed: set[float] = set()
 
         def grown() -> bool:
@@ -52,7 +52,7 @@ def test_a_look_at_others_that_hangs(nats_server: NatsServer) -> None:
         eventually(grown, 6 * LEASE, what="renewals")
         assert len(looks) == 1, "one look at a time"
         assert not lease.obstacle
-        assert gateway.broker.identity == identity
+        assert gateway.account.services.identity.id == identity
 
 
 @pytest.mark.parametrize("kind", ["packets", "one run"])

@@ -25,8 +25,8 @@ KEPT = prop(SESSION_EXPIRY, 600)
 
 
 def broker_of(inside: Inside) -> Broker:
-    broker = inside.gateway.broker
-    assert broker is not None
+    account = inside.gateway.account
+    assert account is not None
     return broker
 
 

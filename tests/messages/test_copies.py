@@ -35,21 +35,21 @@ def block(number: int, qos: int = 1, more: bytes = b"") -> bytes:
 def suspect(gateway: InProcess, topic: str, *headers: bytes, payload: bytes = b"x") -> None:
     def work() -> None:
         encoded = topic.encode()
-        route: Route = gateway.broker.table.route(len(encoded).to_bytes(2) + encoded)
+        route: Route = gateway.account.services.path.table.route(len(encoded).to_bytes(2) + encoded)
         for one in headers:
-            gateway.broker.copies.suspect(route.subject, route.msgs, one, payload)
+            gateway.account.copies.suspect(route.subject, route.msgs, one, payload)
 
     gateway.call(work)
 
 
 def passed_over(gateway: InProcess) -> int:
-    return gateway.broker.counters.drops(gateway.broker)["copy"]
+    return gateway.account.services.counters.drops(0)["copy"]
 
 
 def stored(gateway: InProcess, topic: str) -> list[StoredMessage]:
     subject = PREFIX + topic.replace("/", ".")
     page, _ = gateway.run(
-        direct_page(gateway.broker.inbox, STREAM, subject, {"seq": 1}, messages=10_000, size=100_000_000)
+        direct_page(gateway.account.services.nats.inbox, STREAM, subject, {"seq": 1}, messages=10_000, size=100_000_000)
     )
     return page
 
@@ -58,7 +58,7 @@ def test_what_is_stored(gateway: InProcess) -> None:
     """Its own id, once; none of the headers that NATS would obey. A repetition that comes later is recognised."""
     for _ in range(2):
         suspect(gateway, "stored/once", block(1, 2), block(1, 2), block(2))
-        eventually(lambda: gateway.broker.copies.stored == 2 and not gateway.call(gateway.broker.copies.waiting))
+        eventually(lambda: gateway.account.copies.stored == 2 and not gateway.call(gateway.account.copies.waiting))
     first, second = stored(gateway, "stored/once")
     assert identity(first.headers) == b"%032x" % 1
     assert identity(second.headers) == b"%032x" % 2
@@ -76,9 +76,9 @@ def test_without_an_id(gateway: InProcess) -> None:
     """Its place in the stream it comes from tells it; where there is none, nobody can tell, and it is left alone."""
     origin = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNats-Stream:OWN\r\nNats-Subject:a\r\nNats-Sequence:%d\r\n\r\n"
     suspect(gateway, "no/id", origin % 1, origin % 2, origin % 1, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n")
-    eventually(lambda: gateway.broker.copies.stored == 2)
+    eventually(lambda: gateway.account.copies.stored == 2)
     suspect(gateway, "no/id", origin % 2)
-    eventually(lambda: not gateway.call(gateway.broker.copies.waiting))
+    eventually(lambda: not gateway.call(gateway.account.copies.waiting))
     assert len(stored(gateway, "no/id")) == 2
 
 
@@ -88,24 +88,24 @@ def test_what_waits_is_bounded(gateway: InProcess, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "WAITING_MAX", 10)
     suspect(gateway, "many", *(block(number) for number in range(30)))
     assert passed_over(gateway) == 20
-    eventually(lambda: gateway.broker.copies.stored == 10)
+    eventually(lambda: gateway.account.copies.stored == 10)
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 5000)
     suspect(gateway, "large", *(block(number) for number in range(4)), payload=bytes(2000))
     assert passed_over(gateway) == 22
-    eventually(lambda: gateway.broker.copies.stored == 12)
+    eventually(lambda: gateway.account.copies.stored == 12)
     assert FAILURES["copy"] == before + 22
     suspect(gateway, "large", block(9), payload=b"there is room again")
-    eventually(lambda: gateway.broker.copies.stored == 13)
+    eventually(lambda: gateway.account.copies.stored == 13)
 
 
 def test_too_much_to_look_at(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     suspect(gateway, "busy", *(block(number) for number in range(20)))
-    eventually(lambda: gateway.broker.copies.stored == 20)
+    eventually(lambda: gateway.account.copies.stored == 20)
     monkeypatch.setattr(module, "PAGE", 5)
     monkeypatch.setattr(module, "PAGES_MAX", 2)
     suspect(gateway, "busy", block(100))
     eventually(lambda: passed_over(gateway) == 1)
-    assert gateway.broker.copies.stored == 20
+    assert gateway.account.copies.stored == 20
 
 
 def doubt(gateway: InProcess, subject: str, *headers: bytes) -> None:

@@ -52,10 +52,10 @@ class Told:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._inside.call(lambda: self._inside.broker.hooks.remove_all("test"))
+        self._inside.call(lambda: self._inside.account.services.hooks.remove_all("test"))
 
     def _add(self) -> None:
-        hooks = self._inside.broker.hooks
+        hooks = self._inside.account.services.hooks
 
         def published(event: Any, message: Published | Drop) -> Any:
             assert isinstance(message, Published)
@@ -75,7 +75,7 @@ class Told:
 
 async def in_stream(inside: InProcess, topic: str) -> str:
     """The id of the last message on a topic."""
-    found = inside.run(stored.get_last(inside.broker.inbox, STREAM, PREFIX + topic.replace("/", ".")))
+    found = inside.run(stored.get_last(inside.account.services.nats.inbox, STREAM, PREFIX + topic.replace("/", ".")))
     assert found is not None
     return header(found.headers, b"Nmqtt-Id:").decode()
 
@@ -89,7 +89,7 @@ async def test_hooks_know_the_id(inside: InProcess, name: str, qos: int, asynchr
             async def waits(event: Any, message: Any) -> None:
                 return None
 
-            inside.call(lambda: inside.broker.hooks.add(MESSAGE_PUBLISH, waits, owner="test"))
+            inside.call(lambda: inside.account.services.hooks.add(MESSAGE_PUBLISH, waits, owner="test"))
         async with (
             await RawClient.connect(inside.port, f"{name}-taker", clean=False) as taker,
             await RawClient.connect(inside.port, f"{name}-giver") as giver,
@@ -119,7 +119,7 @@ async def test_many_at_once(inside: InProcess, name: str) -> None:
 
 
 async def _same(inside: InProcess, topic: str, known: str) -> bool:
-    found = inside.run(stored.get_last(inside.broker.inbox, STREAM, PREFIX + topic.replace("/", ".")))
+    found = inside.run(stored.get_last(inside.account.services.nats.inbox, STREAM, PREFIX + topic.replace("/", ".")))
     return found is not None and header(found.headers, b"Nmqtt-Id:").decode() == known
 
 
@@ -159,7 +159,7 @@ async def test_the_log_tells_what_becomes_of_a_message(nats_server: NatsServer, 
             kept = [one for one in records.lines if one["client"] != f"{name}-small"]
             assert [one["client"] for one in kept] == [f"{name}-giver", f"{name}-taker", f"{name}-taker"]
             assert {one["message_id"] for one in kept} == {await in_stream(gateway, f"{name}/a")}
-            assert {one["gateway"] for one in kept} == {gateway.broker.identity}
+            assert {one["gateway"] for one in kept} == {gateway.account.services.identity.id}
             assert [one["message"].split("' ")[1].split(" ")[0] for one in kept] == ["publishes", "is", "has"]
             (lost,) = (one for one in records.lines if one["client"] == f"{name}-small")
             assert lost["message"].endswith(f"a message on '{name}/a' at QoS 0 is dropped: too large")
@@ -167,4 +167,4 @@ async def test_the_log_tells_what_becomes_of_a_message(nats_server: NatsServer, 
 
 
 async def test_nothing_is_followed_where_nobody_reads_it(inside: InProcess) -> None:
-    assert not inside.call(inside.broker.hooks.accounts)
+    assert not inside.call(inside.account.services.hooks.accounts)

@@ -29,9 +29,9 @@ def cli(nats_server: NatsServer, directory: Path, *arguments: str) -> str:
 
 def test_nats_micro(pair: Pair, nats_server: NatsServer, tmp_path: Path, name: str) -> None:
     listed = cli(nats_server, tmp_path, "micro", "ls")
-    identity = pair[0].broker.identity
+    identity = pair[0].account.services.identity.id
     for one in pair:
-        assert one.broker.identity in listed
+        assert one.account.services.identity.id in listed
     assert "mqtt-nats" in listed
     assert __version__ in listed
     info = cli(nats_server, tmp_path, "micro", "info", "mqtt-nats", identity)
@@ -40,12 +40,12 @@ def test_nats_micro(pair: Pair, nats_server: NatsServer, tmp_path: Path, name: s
     assert f"127.0.0.1:{pair[0].port}" in info
     stats = cli(nats_server, tmp_path, "micro", "stats", "mqtt-nats")
     for one in pair:
-        assert one.broker.identity in stats
+        assert one.account.services.identity.id in stats
 
 
 async def test_the_endpoint(pair: Pair, nats_client: NatsClient, name: str) -> None:
     gateway = pair[1]
-    identity = gateway.broker.identity
+    identity = gateway.account.services.identity.id
     async with await RawClient.connect(gateway.port, name):
         answer = orjson.loads((await nats_client.request(f"$MQTT.gateways.status.{identity}", b"", timeout=30)).data)
         assert (answer["id"], answer["clients"]) == (identity, 1)

@@ -69,8 +69,8 @@ async def test_one_event_for_each_change(pair: Pair, name: str, seen: Seen) -> N
         assert event == {
             "event": "connected",
             "clientid": name,
-            "gateway": first.broker.identity,
-            "connection": first.call(lambda: first.broker.clients[name].connection.number),
+            "gateway": first.account.services.identity.id,
+            "connection": first.call(lambda: first.account.registry.clients[name].connection.number),
             "username": None,
             "ipaddress": "127.0.0.1",
             "proto_name": "MQTT",
@@ -85,15 +85,15 @@ async def test_one_event_for_each_change(pair: Pair, name: str, seen: Seen) -> N
             events = await seen.count(3)
             (ended,) = (one for one in events[1:] if one["event"] == "disconnected")
             (begun,) = (one for one in events[1:] if one["event"] == "connected")
-            assert (ended["gateway"], ended["reason"]) == (first.broker.identity, "session_taken_over")
-            assert (begun["gateway"], begun["session_present"]) == (second.broker.identity, True)
+            assert (ended["gateway"], ended["reason"]) == (first.account.services.identity.id, "session_taken_over")
+            assert (begun["gateway"], begun["session_present"]) == (second.account.services.identity.id, True)
             assert epoch <= ended["epoch"] < begun["epoch"]
             await two.disconnect()
         last = (await seen.count(4))[-1]
         assert (last["event"], last["reason"], last["reason_code"]) == ("disconnected", "normal_disconnection", 0)
         assert last["connected_at"] <= last["disconnected_at"]
         topics = [topic_of(packet) for packet in await watcher.messages(4)]
-        prefixes = [f"$SYS/brokers/{gateway.broker.identity}/clients/{name}/" for gateway in pair]
+        prefixes = [f"$SYS/brokers/{gateway.account.services.identity.id}/clients/{name}/" for gateway in pair]
         assert sorted(topics) == sorted([f"{one}{how}" for one in prefixes for how in ("connected", "disconnected")])
         await watcher.quiet()
 
@@ -165,7 +165,7 @@ async def test_a_killed_gateway(
         lost = {one["clientid"]: one for one in events if one["event"] == "disconnected"}
         assert lost.keys() == {f"{name}-regular", f"{name}-durable", f"{name}-ever"}
         assert {(one["gateway"], one["reason"]) for one in lost.values()} == {(identity, "gateway_lost")}
-        await aeventually(lambda: not survivor.call(lambda: cast(Any, survivor.broker.lease)._reaping))
+        await aeventually(lambda: not survivor.call(lambda: cast(Any, survivor.account.lease)._reaping))
         await seen.count(10)
         moved.drop()
 

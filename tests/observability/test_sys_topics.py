@@ -34,7 +34,7 @@ async def values(client: RawClient) -> dict[str, str]:
 
 def tick(*gateways: InProcess) -> None:
     for one in gateways:
-        one.run(one.broker.system.tick(60.0))
+        one.run(one.account.ingress.system.tick(60.0))
 
 
 async def both_known(pair: Pair) -> None:
@@ -44,7 +44,7 @@ async def both_known(pair: Pair) -> None:
 
 
 def _knows_two(one: InProcess) -> bool:
-    return len(one.call(one.broker.system.values)["$SYS/brokers"].split(",")) == 2
+    return len(one.call(one.account.ingress.system.values)["$SYS/brokers"].split(",")) == 2
 
 
 async def test_the_last_values_are_there_at_once(pair: Pair, name: str) -> None:
@@ -54,7 +54,7 @@ async def test_the_last_values_are_there_at_once(pair: Pair, name: str) -> None:
         first = await client.expect(Publish)
         assert first.retain
         found = await values(client) | {topic_of(first): first.payload.decode()}
-        ids = sorted(one.broker.identity for one in pair)
+        ids = sorted(one.account.services.identity.id for one in pair)
         assert found["$SYS/brokers"] == ",".join(ids)
         assert {f"$SYS/brokers/{one}/sysdescr" for one in ids} <= found.keys()
         assert found["$SYS/broker/version"].startswith("mqtt-nats version ")
@@ -69,7 +69,7 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
 ) -> None:
     await both_known(pair)
     monkeypatch.setattr(sys_topics, "FEW", 0)
-    first = pair[0].broker.system
+    first = pair[0].account.ingress.system
 
     def known() -> int:
         return len(pair[0].call(first.values)["$SYS/brokers"].split(","))
@@ -85,12 +85,12 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
             await aeventually(lambda: pair[0].call(first.values)["$SYS/broker/clients/connected"] == "1")
             tick(pair[0])
             assert (await client.expect(Publish)).payload == b"2"
-    await aeventually(lambda: not pair[0].broker.connections)
+    await aeventually(lambda: not pair[0].account.registry.connections)
     tick(pair[0])
     assert known() == 1
     monkeypatch.undo()
     for one in pair:
-        one.call(one.broker.system._ask)
+        one.call(one.account.ingress.system._ask)
     await both_known(pair)
 
 
@@ -100,7 +100,7 @@ async def test_sums_over_gateways(pair: Pair, name: str) -> None:
         await RawClient.connect(pair[1].port, f"{name}-2") as two,
         await RawClient.connect(pair[1].port, f"{name}-3") as three,
     ):
-        before = int(pair[0].call(pair[0].broker.system.values)["$SYS/broker/publish/messages/received"])
+        before = int(pair[0].call(pair[0].account.ingress.system.values)["$SYS/broker/publish/messages/received"])
         await two.deliver_all(f"{name}/a", [b"x"] * 5, 1)
         await three.deliver_all(f"{name}/a", [b"x"] * 2, 0)
         await one.subscribe("$SYS/broker/+/+", "$SYS/broker/publish/messages/received")
@@ -120,16 +120,16 @@ async def test_sums_over_gateways(pair: Pair, name: str) -> None:
 
 async def test_another_gateways_topics_come_through_nats(pair: Pair, name: str, nats_client: NatsClient) -> None:
     first, second = pair
-    read = await nats_client.subscribe(f"$MQTT_SYS.brokers.{second.broker.identity}.>")
+    read = await nats_client.subscribe(f"$MQTT_SYS.brokers.{second.account.services.identity.id}.>")
     await nats_client.flush()
     async with await RawClient.connect(first.port, name) as client:
-        topic = f"$SYS/brokers/{second.broker.identity}/version"
+        topic = f"$SYS/brokers/{second.account.services.identity.id}/version"
         await client.subscribe(topic)
         await client.expect(Publish)  # as it was
         tick(second)
         packet = await client.expect(Publish)
         assert (topic_of(packet), packet.retain) == (topic, False)
-        assert (await read.next_msg(30)).subject.startswith(f"$MQTT_SYS.brokers.{second.broker.identity}.")
+        assert (await read.next_msg(30)).subject.startswith(f"$MQTT_SYS.brokers.{second.account.services.identity.id}.")
         tick(first)  # nobody has it twice
         await client.quiet()
 
@@ -141,10 +141,12 @@ async def test_clients_do_not_publish_on_them(pair: Pair, name: str, retain: boo
         await RawClient.connect(pair[0].port, f"{name}-watcher") as watcher,
         await RawClient5.connect5(pair[0].port, name) as client,
     ):
-        await watcher.subscribe("$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].broker.identity}/version")
+        await watcher.subscribe(
+            "$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].account.services.identity.id}/version"
+        )
         tick(*pair)
         await watcher.expect(Publish)
-        for topic in ("$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].broker.identity}/version"):
+        for topic in ("$SYS/broker/clients/connected", f"$SYS/brokers/{pair[1].account.services.identity.id}/version"):
             client.publish5(topic, b"forged", 1, retain=retain, packet_id=1)
             assert (await client.expect(Ack)).reason == ReasonCode.NOT_AUTHORIZED
         assert "forged" not in (await values(watcher)).values()
@@ -173,7 +175,7 @@ async def test_a_gateway_that_is_not_heard_of_is_forgotten(pair: Pair, nats_clie
     report = orjson.loads((await heard.next_msg(30)).data)
 
     def names() -> str:
-        return first.call(first.broker.system.values)["$SYS/brokers"]
+        return first.call(first.account.ingress.system.values)["$SYS/brokers"]
 
     for broken in (
         b"",
@@ -194,11 +196,15 @@ async def test_a_gateway_that_ends_is_forgotten_at_once(pair: Pair, nats_server:
     first, _ = pair
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=3600)
     with running(settings) as third:
-        identity = third.broker.identity
-        await aeventually(lambda: identity in first.call(first.broker.system.values)["$SYS/brokers"])
+        identity = third.account.services.identity.id
+        await aeventually(lambda: identity in first.call(first.account.ingress.system.values)["$SYS/brokers"])
         # What the newcomer has missed it is told.
-        await aeventually(lambda: first.broker.identity in third.call(third.broker.system.values)["$SYS/brokers"])
-    await aeventually(lambda: identity not in first.call(first.broker.system.values)["$SYS/brokers"])
+        await aeventually(
+            lambda: (
+                first.account.services.identity.id in third.call(third.account.ingress.system.values)["$SYS/brokers"]
+            )
+        )
+    await aeventually(lambda: identity not in first.call(first.account.ingress.system.values)["$SYS/brokers"])
 
 
 async def test_they_can_be_turned_off(

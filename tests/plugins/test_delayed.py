@@ -212,7 +212,7 @@ async def test_a_release_that_is_repeated_elsewhere_is_one_message(start: Start,
 def fired(delaying: InProcess, monkeypatch: pytest.MonkeyPatch) -> list[FiredTimer]:
     """The timers that the gateway has dealt with, and removes."""
     found: list[FiredTimer] = []
-    timers = delaying.broker.timers
+    timers = delaying.account.services.streams.timers
     done = timers.done
 
     async def keep(timer: FiredTimer) -> bool:

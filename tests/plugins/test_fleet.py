@@ -88,7 +88,7 @@ def test_a_plugin_that_is_loaded_once_is_everywhere(start: Start, install: Insta
 def test_what_one_gateway_is_asked_to_do_is_its_own(start: Start, install: Install, nats_server: NatsServer) -> None:
     install("suffix", HERE + "Suffix")
     first = start(ALL)
-    ask(nats_server, "plugins.load", name="suffix", gateway=first.broker.identity)
+    ask(nats_server, "plugins.load", name="suffix", gateway=first.account.services.identity.id)
     assert has(first, "suffix")
     assert wishes(nats_server) == []
     assert not has(start(ALL), "suffix")
@@ -97,7 +97,9 @@ def test_what_one_gateway_is_asked_to_do_is_its_own(start: Start, install: Insta
 def test_what_not_all_have_done_is_not_asked_of_others(start: Start, install: Install, nats_server: NatsServer) -> None:
     install("suffix", HERE + "Suffix")
     able, unable = start(ALL), start({})  # its option is needed
-    with pytest.raises(StartupError, match=f"gateway {unable.broker.identity}: plugin 'suffix': suffix: field req"):
+    with pytest.raises(
+        StartupError, match=f"gateway {unable.account.services.identity.id}: plugin 'suffix': suffix: field req"
+    ):
         ask(nats_server, "plugins.load", name="suffix")
     assert has(able, "suffix")
     assert wishes(nats_server) == []
@@ -134,11 +136,11 @@ def test_who_was_away_does_it_when_it_is_back(install: Install, nats_server: Nat
 
         there, away = gateway(nats_server.url), gateway(proxy.url)
         proxy.cut()
-        eventually(lambda: not away.call(away.broker.online.is_set), PATIENCE)
+        eventually(lambda: not away.call(away.account.services.nats.online.is_set), PATIENCE)
         ask(nats_server, "plugins.load", name="suffix")
         acl.write_text('default = "deny"\n', encoding="utf-8")
         (answer,) = ask(nats_server, "reload")
-        assert answer == {"id": there.broker.identity, "problems": []}
+        assert answer == {"id": there.account.services.identity.id, "problems": []}
         assert not has(away, "suffix")
         proxy.restore()
         eventually(lambda: has(away, "suffix"), PATIENCE)
@@ -162,12 +164,14 @@ def test_reload_says_what_is_wrong(nats_server: NatsServer, tmp_path: Path) -> N
         assert status == 1
         (line,) = text.splitlines()
         wrong, right = line.split("; ")
-        assert wrong.startswith(f"mqtt-nats: gateway {one.broker.identity}: not changed: the ACL file {acl}: default: ")
-        assert right == f"gateway {two.broker.identity}: files are read again"
+        assert wrong.startswith(
+            f"mqtt-nats: gateway {one.account.services.identity.id}: not changed: the ACL file {acl}: default: "
+        )
+        assert right == f"gateway {two.account.services.identity.id}: files are read again"
         assert run_ctl(nats_server.url, "reload", "--json") == (status, text)
         assert not refused(one.port)
-        (answer,) = ask(nats_server, "reload", gateway=two.broker.identity)
-        assert answer["id"] == two.broker.identity
+        (answer,) = ask(nats_server, "reload", gateway=two.account.services.identity.id)
+        assert answer["id"] == two.account.services.identity.id
     with pytest.raises(StartupError, match="no gateway answers"):
         ask(nats_server, "reload")
     with pytest.raises(StartupError, match="gateway x does not answer"):

@@ -34,8 +34,8 @@ def plugins_of(inside: InProcess) -> Any:
 
 
 def nothing_left(inside: InProcess) -> bool:
-    broker = inside.broker
-    return not broker.hooks.accounts() and not broker.takers
+    account = inside.account
+    return not account.services.hooks.accounts() and not account.ingress.takers
 
 
 async def test_a_plugin_is_loaded_and_unloaded_under_the_feet_of_clients(start: Start, install: Install) -> None:
@@ -133,7 +133,7 @@ def test_what_load_may_be(start: Start) -> None:
 def test_ctl_on_one_gateway_and_on_all(start: Start, install: Install, nats_server: NatsServer) -> None:
     install("suffix", HERE + "Suffix")
     first, second = (start({"suffix": {"load": False, "suffix": "!"}}) for _ in range(2))
-    one, two = sorted((first.broker.identity, second.broker.identity))
+    one, two = sorted((first.account.services.identity.id, second.account.services.identity.id))
 
     def loaded() -> dict[str, list[str]]:
         status, text = run_ctl(nats_server.url, "plugins", "list", "--json")

@@ -32,11 +32,11 @@ async def test_every_client_gets_what_it_may_have(start: Start, tmp_path: Path) 
     inside = start({"subscriptions": {"subscriptions": WANTED}}, acl_file=acl)
 
     def filters(client_id: str) -> set[str]:
-        one = inside.broker.clients[client_id]
+        one = inside.account.registry.clients[client_id]
         return {found.text for found in one.filters}
 
     def nothing_owed() -> bool:
-        side = inside.broker.clients["two"].durable_side
+        side = inside.account.registry.clients["two"].durable_side
         return side is not None and not side.machine.releases
 
     async def have(client_id: str, *wanted: str) -> None:

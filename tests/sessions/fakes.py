@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.codec import MqttError
-from mqtt_nats.messages.cache import Recent
 from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.pubsub.data_path import Recent
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
-from mqtt_nats.sessions.stream_head import StreamHead
+from mqtt_nats.sessions.message_stream import StreamHead
+from mqtt_nats.sessions.services import Registry
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, registered_as
-from mqtt_streams.sessions import V5, SessionRecord, SessionStore
-from mqtt_streams.shared import SharedStore
-from mqtt_streams.timers import TimerStore
+from mqtt_streams.sessions import V5, SessionRecord
+from mqtt_streams.stores import Streams
 from tests.harness.jetstream import MemoryJetStream
 from tests.protocol.recorder import Recorder
 
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.backbone.pending_stores import PendingStore
+    from mqtt_nats.base.tasks import Tasks
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.gateway.broker import Broker
-    from mqtt_nats.messages.message import Stored
+    from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
@@ -156,6 +158,10 @@ class FakeSide(SessionConsumers):
         self.fake_confirmed: list[tuple[bytes, int]] = []
         self.fake_arrived: list[bytes] = []
 
+    @property
+    def session(self) -> Session:
+        return as_client(self.client)
+
     async def attach_pubrels(self) -> None:
         self.listen_for_pubrels(b"1")
 
@@ -188,48 +194,11 @@ class FakeSettings:
     max_topic_levels = 128
 
 
-class FakeBroker:
-    """Stands for `Broker`, with a JetStream in memory."""
+class FakeTasks:
+    """Stands for `Tasks`: what is spawned runs at once, and can be waited for."""
 
     def __init__(self) -> None:
-        self.identity = "gateway0"
-        self.inbox = FakeInbox()
-        self.link = FakeLink()
-        self.shared = FakeLink()
-        self.store = FakeStore()
-        link, shared, store = as_link(self.link), as_link(self.shared), cast("AckedPublisher", self.store)
-        self.nats = NatsLinks(link, as_link(FakeLink()), shared, as_inbox(self.inbox), store)
-        self.reconnect, self.online = self.nats.reconnect, self.nats.online
-        self.settings = FakeSettings()
-        self.clock = FakeClock()
-        self.round = FakeRound()
-        self.nodes = FakeNodes()
-        self.generation = FakeIdentity()
-        self.latest = StreamHead(as_inbox(self.inbox))
-        self.sessions = SessionStore(self.inbox, "")
-        self.groups = SharedStore(self.inbox)
-        self.timers = TimerStore(self.inbox)
-        self.quotas = FakeQuotas()
-        self.clients: dict[str, Client] = {}
-        self.crowded_until = 0.0
-        self.live = None
-        self.attached: dict[str, Client] = {}
         self.fake_spawned: list[asyncio.Task[Any]] = []
-        self.fake_dropped: list[bytes] = []
-        self._nuids = 0
-
-    def new_nuid(self) -> str:
-        self._nuids += 1
-        return f"nuid{self._nuids}"
-
-    def stored_message(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> Stored:
-        return Recent(Table(True)).message(sequence, stamp, subject, headers, payload)
-
-    def crowd(self, until: float) -> None:
-        self.crowded_until = until
-
-    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
-        self.fake_dropped.append(record)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -242,11 +211,64 @@ class FakeBroker:
             await self.fake_spawned.pop()
 
 
+class FakePath:
+    """Stands for `Path`: the connection to NATS, and what goes there."""
+
+    def __init__(self, link: FakeLink, store: FakeStore) -> None:
+        self.link, self.store, self.out = link, store, link.out
+        self.round = FakeRound()
+        self.table = Table(True)
+        self.recent = Recent(self.table)
+
+
+class FakeGatewayIdentity:
+    """Stands for `Identity`."""
+
+    def __init__(self) -> None:
+        self.id = "gateway0"
+        self._nuids = 0
+
+    def new_nuid(self) -> str:
+        self._nuids += 1
+        return f"nuid{self._nuids}"
+
+
+class FakeServices:
+    """Stands for `Services`, with a JetStream in memory."""
+
+    def __init__(self) -> None:
+        self.identity = FakeGatewayIdentity()
+        self.fake_inbox = FakeInbox()
+        self.fake_link, self.fake_shared, self.fake_store = FakeLink(), FakeLink(), FakeStore()
+        link, shared, store = (
+            as_link(self.fake_link),
+            as_link(self.fake_shared),
+            cast("AckedPublisher", self.fake_store),
+        )
+        self.nats = NatsLinks(link, as_link(FakeLink()), shared, as_inbox(self.fake_inbox), store)
+        self.streams = Streams(self.fake_inbox, "")
+        self.tasks = FakeTasks()
+        self.path = FakePath(self.fake_link, self.fake_store)
+        self.registry: Registry[Any] = Registry()
+        self.settings = FakeSettings()
+        self.clock = FakeClock()
+        self.nodes = FakeNodes()
+        self.stream = FakeIdentity()
+        self.head = StreamHead(as_inbox(self.fake_inbox))
+        self.quotas = FakeQuotas()
+        self.late_assignments: Any = None
+        self.fake_dropped: list[bytes] = []
+
+    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
+        self.fake_dropped.append(record)
+
+
 class FakeClient:
     """Stands for `Client`: a connected durable session."""
 
-    def __init__(self, broker: FakeBroker, client_id: str = "client", v5: V5 | None = None) -> None:
-        self.broker = broker
+    def __init__(self, services: FakeServices, client_id: str = "client", v5: V5 | None = None) -> None:
+        self.services = services
+        self.path = services.path
         self.client_id = client_id
         self.hash = name_hash(client_id)
         self.record: SessionRecord | None = SessionRecord(client_id, v5=v5 or V5())
@@ -260,10 +282,19 @@ class FakeClient:
         self.expiry: int | None = 60
         self.outlet = FakeOutlet()
         self.bridge = False
+        self.checks_each = False
         self.version = 5
         self.fake_ended: list[MqttError | str] = []
         self.fake_jobs: list[Coroutine[Any, Any, None]] = []
-        broker.clients[registered_as(client_id, self.hash)] = as_client(self)
+        services.registry.clients[registered_as(client_id, self.hash)] = as_client(self)
+
+    @property
+    def consumers(self) -> Any:
+        return self.durable_side
+
+    @property
+    def here(self) -> bool:
+        return self.alive and self.services.registry.clients.get(registered_as(self.client_id, self.hash)) is self
 
     def claim(self, epoch: int) -> None:
         self.epoch = epoch
@@ -303,9 +334,19 @@ def as_client(fake: FakeClient) -> Client:
     return cast("Client", fake)
 
 
-def as_broker(fake: FakeBroker) -> Broker:
-    """The fake, for a function that wants a `Broker`."""
-    return cast("Broker", fake)
+def as_services(fake: FakeServices) -> Services:
+    """The fake, for a function that wants `Services`."""
+    return cast("Services", fake)
+
+
+def as_tasks(fake: FakeTasks) -> Tasks:
+    """The fake, for what wants `Tasks`."""
+    return cast("Tasks", fake)
+
+
+def as_identity(fake: FakeGatewayIdentity) -> Identity:
+    """The fake, for what wants an `Identity`."""
+    return cast("Identity", fake)
 
 
 def as_link(fake: FakeLink) -> NatsConnection:

@@ -19,7 +19,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.sessions import V5
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, as_side, v5_of
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, as_side, v5_of
 
 NAME = "hash_name"
 CONSUMER = ConsumerRef(NAME, "$MQTT.sub.new", "$MQTT.msgs.a", 10, start_seq=3)
@@ -30,15 +30,15 @@ class Setup:
     """A session with one consumer, which exists unless a test removes it."""
 
     def __init__(self) -> None:
-        self.broker = FakeBroker()
-        self.client = FakeClient(self.broker, v5=V5(start={"key": 3}, was={"key": (2, 9)}))
+        self.services = FakeServices()
+        self.client = FakeClient(self.services, v5=V5(start={"key": 3}, was={"key": (2, 9)}))
         assert self.client.record is not None
         self.record = self.client.record
         self.record.cons["key"] = CONSUMER
         self.side = self.client.durable_side = FakeSide(self.client)
         self.source = SubscriptionState(1, 3, 10)
         self.binding = ConsumerBinding("key", CONSUMER, self.source)
-        self.consumers = self.broker.inbox.consumers[MESSAGES]
+        self.consumers = self.services.fake_inbox.consumers[MESSAGES]
         self.consumers[NAME] = {"config": replace(CONSUMER, deliver_subject="$MQTT.sub.old").to_config()}
 
     def busy(self, times: int) -> None:
@@ -50,7 +50,7 @@ class Setup:
                 left.pop()
                 raise ApiError(400, CONSUMER_IN_USE, "consumer name already in use")
 
-        self.broker.inbox.before = refuse
+        self.services.fake_inbox.before = refuse
 
 
 @pytest.fixture
@@ -64,25 +64,25 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
 
 async def test_the_former_owner_lets_go_after_a_while(setup: Setup) -> None:
     setup.busy(3)
-    info = await move(as_broker(setup.broker), MESSAGES, CONSUMER)
+    info = await move(as_services(setup.services), MESSAGES, CONSUMER)
     assert info.config["deliver_subject"] == "$MQTT.sub.new"
-    assert setup.broker.crowded_until == 0
+    assert setup.services.nats.crowded_until == 0
 
 
 async def test_a_client_that_listens_to_everything_is_not_waited_for_again(setup: Setup) -> None:
     """For the next minute other deliver subjects are waited for only shortly."""
     setup.busy(10**6)
-    setup.broker.crowded_until = asyncio.get_running_loop().time() + 10
+    setup.services.nats.crowded_until = asyncio.get_running_loop().time() + 10
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliverSubjectBusy):
-        await move(as_broker(setup.broker), MESSAGES, CONSUMER)
+        await move(as_services(setup.services), MESSAGES, CONSUMER)
     assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO
-    assert setup.broker.crowded_until > began + consumer_attach.CROWDED - 1
+    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED - 1
 
 
 async def test_there_is_no_such_consumer(setup: Setup) -> None:
     with pytest.raises(ConsumerNotFound):
-        await move(as_broker(setup.broker), MESSAGES, replace(CONSUMER, durable_name="other"))
+        await move(as_services(setup.services), MESSAGES, replace(CONSUMER, durable_name="other"))
 
 
 async def test_attached_with_a_deliver_subject_of_its_own(setup: Setup) -> None:
@@ -100,13 +100,13 @@ async def test_attached_in_place(setup: Setup) -> None:
         if subject == CREATE:
             waits.append(setup.consumers[NAME]["config"]["ack_wait"])
 
-    setup.broker.inbox.after = change
+    setup.services.fake_inbox.after = change
     info = await attach_in_place(as_side(setup.side), setup.binding)
     assert info.num_ack_pending == 1
     assert waits == [consumer_attach.EXPIRE_NS, CONSUMER.ack_wait]
     assert setup.record.cons["key"].deliver_subject == "$MQTT.sub.old"
     assert setup.side.kept
-    assert setup.broker.link.fake_subjects[setup.binding.sid] == b"$MQTT.sub.old"
+    assert setup.services.fake_link.fake_subjects[setup.binding.sid] == b"$MQTT.sub.old"
     assert not setup.source.held
 
 
@@ -121,27 +121,27 @@ async def test_deleted_while_it_was_being_attached(setup: Setup) -> None:
 
 async def test_made_anew_behind_what_the_client_has(setup: Setup) -> None:
     setup.consumers.clear()
-    setup.broker.inbox.last[MESSAGES] = 50
+    setup.services.fake_inbox.last[MESSAGES] = 50
     setup.source.last = 30
     _, late = await take(as_side(setup.side), setup.binding)
     assert not late
     assert setup.consumers[NAME]["config"]["opt_start_seq"] == 31
     assert setup.record.cons["key"].start_seq == 31
     assert setup.side.kept
-    assert setup.broker.generation.fake_checks == 1
+    assert setup.services.stream.fake_checks == 1
 
 
 async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:
     """What was stored since it was removed is lost."""
     setup.consumers.clear()
-    setup.broker.inbox.last[MESSAGES] = 50
+    setup.services.fake_inbox.last[MESSAGES] = 50
     await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"]["deliver_policy"] == "new"
 
 
 async def test_made_anew_in_a_stream_that_begins_anew(setup: Setup) -> None:
     setup.consumers.clear()
-    setup.broker.inbox.last[MESSAGES] = 5
+    setup.services.fake_inbox.last[MESSAGES] = 5
     setup.source.last = 30
     setup.side.machine.sources.append(setup.source)
     setup.side.overlap.add("a", setup.binding, setup.source)
@@ -168,7 +168,7 @@ async def test_not_made_in_a_stream_in_which_the_session_does_not_count(setup: S
     async def check() -> None:
         setup.client.alive = False
 
-    setup.broker.generation.check = check  # type: ignore[method-assign]
+    setup.services.stream.check = check  # type: ignore[method-assign]
     with pytest.raises(MqttError):
         await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
     assert setup.consumers == {}
@@ -183,7 +183,7 @@ async def test_made_while_files_of_the_former_one_are_removed(setup: Setup) -> N
             left.pop()
             raise ApiError(500, consumer_attach.CREATE_FAILED, "open meta.inf.tmp: no such file or directory")
 
-    setup.broker.inbox.before = fail
+    setup.services.fake_inbox.before = fail
     await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
     assert list(setup.consumers) == [NAME]
 
@@ -208,11 +208,11 @@ def test_what_counts_as_on_its_way(setup: Setup) -> None:
 async def test_the_consumer_of_pubrels_is_made_once(setup: Setup) -> None:
     await attach_pubrels(as_client(setup.client), as_side(setup.side))
     name = CONSUMER_PREFIX + setup.client.hash
-    assert list(setup.broker.inbox.consumers[OUT]) == [name]
-    assert setup.broker.attached[name] is as_client(setup.client)
+    assert list(setup.services.fake_inbox.consumers[OUT]) == [name]
+    assert setup.services.registry.attached[name] is as_client(setup.client)
     assert setup.record.pubrel is not None
     subject = setup.record.pubrel.deliver_subject.encode()
-    assert setup.broker.link.fake_subjects[setup.side.pubrel_sid] == subject
+    assert setup.services.fake_link.fake_subjects[setup.side.pubrel_sid] == subject
 
 
 async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> None:
@@ -224,22 +224,22 @@ async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> 
 
     def note(subject: str) -> None:
         if ".CREATE." in subject:
-            subjects.append(setup.broker.inbox.consumers[OUT][name]["config"]["deliver_subject"])
+            subjects.append(setup.services.fake_inbox.consumers[OUT][name]["config"]["deliver_subject"])
 
-    setup.broker.inbox.after = note
+    setup.services.fake_inbox.after = note
     await attach_pubrels(as_client(setup.client), as_side(setup.side))
     assert setup.record.pubrel is not None
     own = setup.record.pubrel.deliver_subject
     assert (len(subjects), subjects[0].startswith(f"{own}."), subjects[1]) == (2, True, own)
-    assert former not in setup.broker.link.handlers
+    assert former not in setup.services.fake_link.handlers
 
 
 async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
     """The consumer keeps it, and what is pending is made to expire."""
     await attach_pubrels(as_client(setup.client), as_side(setup.side))
-    setup.broker.crowded_until = asyncio.get_running_loop().time() + 60
+    setup.services.nats.crowded_until = asyncio.get_running_loop().time() + 60
     former, waits = setup.side.pubrel_sid, list[int]()
-    configs = setup.broker.inbox.consumers[OUT]
+    configs = setup.services.fake_inbox.consumers[OUT]
 
     def refuse(subject: str) -> None:
         if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid == former:
@@ -249,7 +249,7 @@ async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
         if ".DURABLE.CREATE." in subject:
             waits.extend(one["config"]["ack_wait"] for one in configs.values())
 
-    setup.broker.inbox.before, setup.broker.inbox.after = refuse, note
+    setup.services.fake_inbox.before, setup.services.fake_inbox.after = refuse, note
     await attach_pubrels(as_client(setup.client), as_side(setup.side))
     assert len(waits) == 2
     assert waits[0] == consumer_attach.EXPIRE_NS

@@ -5,13 +5,16 @@ import pytest
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.base.tasks import Tasks
 from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.gateway.broker import Broker
-from mqtt_nats.lifecycle.quotas import Quotas
+from mqtt_nats.messages.identity import Identity
+from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.interest_propagation import Nodes
-from mqtt_nats.sessions.stream_identity import StreamIdentity
+from mqtt_nats.sessions.message_stream import StreamIdentity
+from mqtt_nats.sessions.quotas import Quotas
+from mqtt_nats.sessions.services import Services
 from mqtt_nats.transport.turns import Clock
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from tests.harness.doubles import foreign_names
@@ -28,7 +31,10 @@ PAIRS: list[tuple[type, type]] = [
     (fakes.FakeRound, FlushRound),
     (fakes.FakeClock, Clock),
     (fakes.FakeSettings, Settings),
-    (fakes.FakeBroker, Broker),
+    (fakes.FakeServices, Services),
+    (fakes.FakeTasks, Tasks),
+    (fakes.FakePath, Path),
+    (fakes.FakeGatewayIdentity, Identity),
     (fakes.FakeClient, Client),
 ]
 
@@ -41,10 +47,10 @@ def test_a_fake_has_the_names_of_what_it_stands_for(fake: type, real: type) -> N
 def test_another_name_is_found() -> None:
     class Renamed:
         def __init__(self) -> None:
-            self.identity = ""
+            self.tenant = ""
             self.no_such_attribute = 0
 
         def no_such_method(self) -> None:
             pass
 
-    assert foreign_names(Renamed, Broker) == {"no_such_attribute", "no_such_method"}
+    assert foreign_names(Renamed, Identity) == {"no_such_attribute", "no_such_method"}

@@ -18,7 +18,7 @@ from mqtt_streams.sessions import FIRST, PREFIX, V5, Conflict, Draining, Session
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subject, group_hash, members_subject
 from tests.harness.jetstream import NS
-from tests.sessions.fakes import FakeBroker, FakeClient, as_broker, as_client, v5_of
+from tests.sessions.fakes import FakeClient, FakeServices, as_client, as_services, v5_of
 
 pytestmark = pytest.mark.sources
 
@@ -34,26 +34,26 @@ def consumer(name: str) -> ConsumerRef:
 
 
 async def test_the_first_record_says_whose_it_is() -> None:
-    client = FakeClient(FakeBroker(), v5=V5(first=FIRST))
+    client = FakeClient(FakeServices(), v5=V5(first=FIRST))
     assert await save_record(as_client(client), 0) == client.epoch == 1
-    found = await client.broker.sessions.load(KEY, "client")
+    found = await client.services.streams.sessions.load(KEY, "client")
     assert found is not None
     v5 = found[0].v5
     assert v5 is not None
     assert (found[0].origin, v5.owner, v5.nonce, v5.q2) == ("gateway0", "gateway0", "nuid1", True)
-    assert client.broker.quotas.fake_written == [client.record]
+    assert client.services.quotas.fake_written == [client.record]
 
 
 async def test_later_records_name_the_first_one() -> None:
-    client = FakeClient(FakeBroker(), v5=V5(first=FIRST))
+    client = FakeClient(FakeServices(), v5=V5(first=FIRST))
     await save_record(as_client(client), 0)
     await save_record(as_client(client), client.epoch)
     assert (v5_of(client).first, client.epoch) == (1, 2)
 
 
 async def test_another_connection_has_written() -> None:
-    client = FakeClient(FakeBroker())
-    client.broker.inbox.put(PREFIX + KEY, b"{}")
+    client = FakeClient(FakeServices())
+    client.services.fake_inbox.put(PREFIX + KEY, b"{}")
     with pytest.raises(Conflict):
         await save_record(as_client(client), 0)
     assert client.epoch == 0
@@ -62,7 +62,7 @@ async def test_another_connection_has_written() -> None:
 @pytest.mark.parametrize("stored", [True, False])
 async def test_a_write_without_an_answer(stored: bool) -> None:
     """It is read back: its nonce says that it was stored; otherwise it is made once more."""
-    client = FakeClient(FakeBroker())
+    client = FakeClient(FakeServices())
     silent = [True]
 
     def fail(subject: str) -> None:
@@ -70,7 +70,7 @@ async def test_a_write_without_an_answer(stored: bool) -> None:
             silent.clear()
             raise RequestTimeout("no answer")
 
-    inbox = client.broker.inbox
+    inbox = client.services.fake_inbox
     if stored:
         inbox.after = fail
     else:
@@ -80,8 +80,8 @@ async def test_a_write_without_an_answer(stored: bool) -> None:
 
 
 async def test_a_write_without_an_answer_that_another_connection_has_prevented() -> None:
-    client = FakeClient(FakeBroker())
-    inbox = client.broker.inbox
+    client = FakeClient(FakeServices())
+    inbox = client.services.fake_inbox
     other = SessionRecord("client", v5=V5(nonce="other"))
 
     def fail(subject: str) -> None:
@@ -123,8 +123,8 @@ class Stored:
     """A session with everything that it may have stored, and the write that has ended it."""
 
     def __init__(self) -> None:
-        self.broker = FakeBroker()
-        js = self.js = self.broker.inbox
+        self.services = FakeServices()
+        js = self.js = self.services.fake_inbox
         for name in (f"{KEY}_one", f"{KEY}_ended"):
             js.consumers[MESSAGES][name] = {}
         js.consumers[OUT][PUBRELS] = {}
@@ -148,7 +148,7 @@ class Stored:
 
 async def test_all_of_it_goes() -> None:
     stored = Stored()
-    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    await discard_session(as_services(stored.services), known(), stored.epoch)
     assert stored.left == {}
     assert stored.js.consumers[OUT] == {}
     assert not [name for name in stored.js.consumers[MESSAGES] if name.startswith(KEY)]
@@ -159,7 +159,7 @@ async def test_the_session_was_claimed_meanwhile() -> None:
     stored = Stored()
     before = stored.left
     stored.js.put(PREFIX + KEY, known().encode())
-    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    await discard_session(as_services(stored.services), known(), stored.epoch)
     assert stored.left == before
     assert PUBRELS in stored.js.consumers[OUT]
 
@@ -175,7 +175,7 @@ async def test_what_comes_while_it_is_removed_is_the_next_sessions() -> None:
             stored.put()
 
     stored.js.before = put_once
-    await discard_session(as_broker(stored.broker), known(), stored.epoch)
+    await discard_session(as_services(stored.services), known(), stored.epoch)
     assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
 
 
@@ -185,6 +185,6 @@ async def test_only_what_is_older_than_the_claim() -> None:
     until = stored.js.now
     stored.js.now += NS
     stored.put()
-    await discard_session(as_broker(stored.broker), known(), stored.epoch, until)
+    await discard_session(as_services(stored.services), known(), stored.epoch, until)
     assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
     assert PUBRELS in stored.js.consumers[OUT]

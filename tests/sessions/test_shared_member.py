@@ -2,36 +2,25 @@
 """A member of a shared subscription whose session moves while it joins."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.client.client import Client
+from mqtt_nats.messages.message import Stored
 from mqtt_nats.sessions import shared_member as membership
 from mqtt_nats.sessions.shared_member import AssignOp, Membership
 from mqtt_nats.sessions.shared_ownership import confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SharedSubscription
-from mqtt_streams.shared import TAKEN, Owner
+from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore, SharedSubscription
+from mqtt_streams.shared import TAKEN, Owner, SharedStore
+from mqtt_streams.stored import StoredMessage
+from tests.sessions.fakes import FakeClient, FakeServices, as_client, as_services
 
 TEXT = "$share/group/topic"
 WANTED = SharedSubscription(1, False, None, 1)
-
-
-class Inbox:
-    """Where answers of JetStream arrive."""
-
-    prefix = b"_INBOX.x."
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def token(self) -> bytes:
-        self.count += 1
-        return b"%d" % self.count
+STORED = Stored("topic", b"\0\5topic", b"", 2, 5, stamp=b"1")
 
 
 class Groups:
@@ -85,12 +74,11 @@ async def test_joining(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left behind would keep the group's consumer for ever."""
     sessions, expected = CASES[case]
     groups = Groups()
-    settings = SimpleNamespace(max_topic_levels=128)
-    broker: Any = SimpleNamespace(groups=groups, sessions=sessions, settings=settings, shared=None, inbox=Inbox())
-    client: Any = SimpleNamespace(
-        broker=broker, version=5, hash="hash", client_id="client", expiry=60, epoch=2, record=record("mine", True)
-    )
-    member = Membership(cast(Client, client), TEXT, WANTED)
+    client = FakeClient(FakeServices())
+    client.services.streams.groups = cast(SharedStore, groups)
+    client.services.streams.sessions = cast(SessionStore, sessions)
+    client.record, client.epoch = record("mine", True), 2
+    member = Membership(as_client(client), TEXT, WANTED)
     monkeypatch.setattr(Membership, "begin", lambda self: groups.calls.append(("begin",)))
     await member.enter()
     assert groups.calls == expected
@@ -102,73 +90,89 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
 ) -> None:
     """It may have been given to another member meanwhile: it goes back."""
     taken: list[int] = []
-    out: list[bytes] = []
-    broker: Any = SimpleNamespace(
-        settings=SimpleNamespace(max_topic_levels=128),
-        shared=None,
-        nats=SimpleNamespace(standing=standing),
-        link=SimpleNamespace(out=out, kick=lambda: None),
-        stored_message=lambda *_: None,
-        inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
-        clock=SimpleNamespace(now=1.0),
-    )
-    client: Any = SimpleNamespace(
-        broker=broker, version=5, alive=True, durable_side=None, shares=None, checks_each=False
-    )
-    client.outlet = SimpleNamespace(clogged=False)
-    client.regular_side = SimpleNamespace(room=1)
-    member = Membership(cast(Client, client), TEXT, WANTED)
+    client = FakeClient(FakeServices())
+    client.services.nats.standing = standing
+    client.regular_side = FakeRoom(1)
+    member = Membership(as_client(client), TEXT, WANTED)
     member.inbox = b"1"
     monkeypatch.setattr(Membership, "take", lambda self, message, number, qos, reply, arrived=0: taken.append(number))
     reply = b"$JS.ACK.$MQTT_msgs.share_x.1.5.5.1700000000000000000.0"
     member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
     assert taken == ([] if standing else [5])
-    assert (b"PUB %b 4\r\n-NAK\r\n" % reply in out) is standing
+    assert (b"PUB %b 4\r\n-NAK\r\n" % reply in client.services.fake_link.out) is standing
 
 
 def test_an_address_is_never_that_of_another_member_before() -> None:
     """What a member asked for before it left would arrive at a client that may be allowed something else."""
-    settings = SimpleNamespace(max_topic_levels=128)
-    client: Any = SimpleNamespace(broker=SimpleNamespace(settings=settings, shared=None, inbox=Inbox()), version=5)
-    addresses = [Membership(cast(Client, client), TEXT, WANTED).address for _ in range(100)]
+    client = FakeClient(FakeServices())
+    addresses = [Membership(as_client(client), TEXT, WANTED).address for _ in range(100)]
     assert len(set(addresses)) == 100
+
+
+class FakeRoom:
+    """Stands for `TransientSender`, or for the machine of a durable session: how many messages it takes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+
+class FakeMachineSide:
+    """Stands for `DurableDelivery`: its machine."""
+
+    def __init__(self, machine: FakeRoom) -> None:
+        self.machine = machine
+
+
+class FakeLate:
+    """Stands for `LateAssignments`: what other gateways are told."""
+
+    def __init__(self) -> None:
+        self.fake_told: list[tuple[str, int]] = []
+
+    def tell(self, name: str, record: int) -> None:
+        self.fake_told.append((name, record))
+
+
+class Left:
+    """A client that has left while a message was being assigned to it; every acknowledgement is confirmed at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Callable[[int], object] = lambda number: None) -> None:
+        self.client = FakeClient(FakeServices())
+        self.client.alive = False
+        services = self.client.services
+        self.late = services.late_assignments = FakeLate()
+        services.streams.groups = cast(SharedStore, FakeOwners(owner))
+        monkeypatch.setattr(services.fake_store, "call", lambda target, body, operation: operation.stored(b""))
+        self.out = services.fake_link.out
+        self.member = Membership(as_client(self.client), TEXT, WANTED)
+
+
+class FakeOwners:
+    """Stands for `SharedStore`: whose a message is."""
+
+    def __init__(self, owner: Callable[[int], object]) -> None:
+        self._owner = owner
+
+    async def owner(self, _group: str, _text: str, number: int, _stamp: int) -> object:
+        return self._owner(number)
 
 
 class Doubts:
     """A regular session's member that is given QoS 2 messages which may be somebody's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.out: list[bytes] = []
-        self.jobs: list[Any] = []
+        self.client = FakeClient(FakeServices())
+        self.out = self.client.services.fake_link.out
+        self.jobs = self.client.fake_jobs
         self.taken: list[int] = []
         self.owner: Callable[[int], object] = lambda number: None
-        broker: Any = SimpleNamespace(
-            settings=SimpleNamespace(max_topic_levels=128),
-            groups=self,
-            shared=None,
-            link=SimpleNamespace(out=self.out, kick=lambda: None),
-            stored_message=lambda number, stamp, *_: SimpleNamespace(stamp=stamp),
-            inbox=SimpleNamespace(api_prefix="$JS.API", prefix=b"_INBOX.x.", token=lambda: b"1"),
-            clock=SimpleNamespace(now=1.0),
-            round=SimpleNamespace(start=lambda: None),
-            nats=SimpleNamespace(standing=False, linked=natstime.elapsed()),
-        )
-        self.regular = SimpleNamespace(room=20)
-        client: Any = SimpleNamespace(
-            broker=broker, version=5, alive=True, durable_side=None, checks_each=False, do=self.jobs.append
-        )
-        client.outlet = SimpleNamespace(clogged=False)
-        client.regular_side = self.regular
-        self.client = client
-        self.member = Membership(cast(Client, client), TEXT, SharedSubscription(2, False, None, 1))
+        self.regular = self.client.regular_side = FakeRoom(20)
+        self.member = Membership(as_client(self.client), TEXT, SharedSubscription(2, False, None, 1))
         self.member.inbox = b"1"
-        client.shares = {TEXT: self.member}
+        self.client.shares = {TEXT: self.member}
         monkeypatch.setattr(Membership, "take", self._take)
-
-        async def owner(_group: str, _text: str, number: int, _stamp: int) -> object:
-            return self.owner(number)
-
-        broker.groups = SimpleNamespace(owner=owner)
+        owners = FakeOwners(lambda number: self.owner(number))
+        self.client.services.streams.groups = cast(SharedStore, owners)
 
     def _take(self, _message: object, number: int, _qos: int, _reply: bytes, _arrived: int = 0) -> None:
         self.taken.append(number)
@@ -191,10 +195,10 @@ async def test_what_may_be_somebodys_has_its_place_and_keeps_its_order(monkeypat
     for number in (1, 2, 3):
         doubts.arrive(number)
     doubts.arrive(4, delivered=1)
-    assert (room_of(doubts.client), doubts.taken, len(doubts.jobs)) == (16, [], 1)
+    assert (room_of(as_client(doubts.client)), doubts.taken, len(doubts.jobs)) == (16, [], 1)
     doubts.owner = {2: "somebody"}.get
     await doubts.jobs.pop()
-    assert (doubts.taken, room_of(doubts.client)) == ([1, 3, 4], 17)
+    assert (doubts.taken, room_of(as_client(doubts.client))) == ([1, 3, 4], 17)
     assert b"PUB %b 0\r\n\r\n" % doubts.reply(2, 2) in doubts.out
     doubts.arrive(5, delivered=1)
     assert (doubts.taken[-1], doubts.jobs) == (5, [])
@@ -204,9 +208,9 @@ async def test_what_may_be_somebodys_has_its_place_and_keeps_its_order(monkeypat
 async def test_what_a_gateway_before_may_have_assigned(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
     """A durable session's member looks for it where a message was delivered before; else the store of its own tells."""
     doubts = Doubts(monkeypatch)
-    doubts.client.durable_side = SimpleNamespace(machine=doubts.regular)
+    doubts.client.durable_side = FakeMachineSide(doubts.regular)
     doubts.owner = lambda number: owner
-    doubts.client.broker.nats.linked = natstime.elapsed() + 3600
+    doubts.client.services.nats.linked = natstime.elapsed() + 3600
     doubts.arrive(1, delivered=1)
     assert (doubts.taken, doubts.jobs) == ([1], [])
     doubts.arrive(2)
@@ -231,8 +235,6 @@ async def test_what_was_looked_at_for_too_long_is_anothers(monkeypatch: pytest.M
 
 async def test_what_waits_when_a_member_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     doubts = Doubts(monkeypatch)
-    handlers: dict[bytes, object] = {}
-    doubts.client.broker.link.handlers = handlers
     doubts.arrive(1)
     doubts.arrive(2)
 
@@ -249,40 +251,25 @@ async def test_what_waits_when_a_member_leaves(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("seconds", [1, 16], ids=["in time", "too late"])
 async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     """Nobody has sent it: the next connection is told, or where that would find it void, the group."""
-    out: list[bytes] = []
-    told: list[tuple[str, int]] = []
-    work: list[Any] = []
     deleted: list[int] = []
-    broker: Any = SimpleNamespace(
-        settings=SimpleNamespace(max_topic_levels=128),
-        shared=None,
-        link=SimpleNamespace(out=out, kick=lambda: None),
-        inbox=Inbox(),
-        store=SimpleNamespace(call=lambda target, body, operation: operation.stored(b"")),
-        belated=SimpleNamespace(tell=lambda *what: told.append(what)),
-        spawn=lambda coroutine, name: work.append(coroutine),
-        clients={},
-    )
-    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", alive=False, durable_side=None)
-    client.hash = name_hash("client")
+    left = Left(monkeypatch)
 
     async def found(*_: object) -> object:
-        return SimpleNamespace(time_ns=natstime.now() * 1e9)
+        return StoredMessage("$MQTT.shared", 11, int(natstime.now() * 1e9), b"", b"")
 
     async def delete(_inbox: object, _stream: str, record: int) -> None:
         deleted.append(record)
 
     monkeypatch.setattr(membership, "get_sequence", found)
     monkeypatch.setattr(membership, "delete", delete)
-    operation = AssignOp(Membership(cast(Client, client), TEXT, WANTED), cast(Any, None), 5, 7, b"reply")
+    operation = AssignOp(left.member, STORED, 5, 7, b"reply")
     operation.arrived -= int(seconds * 1e9)
     operation.stored(b'{"stream":"$MQTT_shared","seq":11}')
-    for one in work:
-        await one
+    await left.client.services.tasks.fake_settle()
     if seconds < 15:
-        assert (told, deleted, out) == ([("client", 11)], [], [])
+        assert (left.late.fake_told, deleted, left.out) == ([("client", 11)], [], [])
     else:
-        assert (told, deleted, out) == ([], [11], [b"PUB reply 4\r\n-NAK\r\n"])
+        assert (left.late.fake_told, deleted, left.out) == ([], [11], [b"PUB reply 4\r\n-NAK\r\n"])
 
 
 @pytest.mark.parametrize(
@@ -293,40 +280,28 @@ async def test_a_message_becomes_a_members_that_has_left(monkeypatch: pytest.Mon
 def test_what_another_member_may_have_too(delivered: int, seconds: float, expected: float) -> None:
     """Its assignment stays for as long as the other member may claim the message."""
     elected = natstime.elapsed()
-    broker: Any = SimpleNamespace(nats=SimpleNamespace(linked=elected), clock=SimpleNamespace(now=7.0))
+    fake = FakeServices()
+    fake.nats.linked, fake.clock.now = elected, 7.0
+    services = as_services(fake)
     arrived = int((natstime.converted(elected) + seconds) * 1e9)
-    assert confirmed_at(broker, Doubts.reply(5, delivered), arrived) == expected
-    assert confirmed_at(broker, b"unknown", arrived) == 0.0
+    assert confirmed_at(services, Doubts.reply(5, delivered), arrived) == expected
+    assert confirmed_at(services, b"unknown", arrived) == 0.0
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["the same store", "another one"])
-async def test_what_was_refused_because_it_was_stored_before_is_a_members_too(same: bool) -> None:
+async def test_what_was_refused_because_it_was_stored_before_is_a_members_too(
+    monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
     """It was sent again since NATS was lost, and the member has left meanwhile.
 
     An earlier connection of the client may have had the message under the same identifier, whole.
     """
-    told: list[tuple[str, int]] = []
-    work: list[Any] = []
 
-    async def owner(*_: object) -> Owner:
+    def owner(number: int) -> Owner:
         return Owner(name_hash("client"), 7, 11, operation.arrived if same else operation.arrived - 1)
 
-    out: list[bytes] = []
-    broker: Any = SimpleNamespace(
-        settings=SimpleNamespace(max_topic_levels=128),
-        shared=None,
-        link=SimpleNamespace(out=out, kick=lambda: None),
-        inbox=Inbox(),
-        groups=SimpleNamespace(owner=owner),
-        store=SimpleNamespace(call=lambda target, body, operation: operation.stored(b"")),
-        belated=SimpleNamespace(tell=lambda *what: told.append(what)),
-        spawn=lambda coroutine, name: work.append(coroutine),
-    )
-    client: Any = SimpleNamespace(broker=broker, version=5, client_id="client", hash=name_hash("client"), alive=False)
-    client.durable_side = None
-    message: Any = SimpleNamespace(stamp=b"1")
-    operation = AssignOp(Membership(cast(Client, client), TEXT, WANTED), message, 5, 7, b"reply")
+    left = Left(monkeypatch, owner)
+    operation = AssignOp(left.member, STORED, 5, 7, b"reply")
     operation.failed(ApiError(400, TAKEN[0], "wrong last sequence"))
-    for one in work:
-        await one
-    assert (told, out) == (([("client", 11)], []) if same else ([], [b"PUB reply 0\r\n\r\n"]))
+    await left.client.services.tasks.fake_settle()
+    assert (left.late.fake_told, left.out) == (([("client", 11)], []) if same else ([], [b"PUB reply 0\r\n\r\n"]))

@@ -30,7 +30,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PREFIX, SharedSubscription
 from mqtt_streams.shared import CONSUMER_PREFIX, Assignment, group_hash, members_subject
 from tests.harness.waiting import aeventually
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, v5_of
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, v5_of
 
 pytestmark = pytest.mark.sources
 
@@ -43,29 +43,29 @@ NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{MESSAGES}.{CONSUMER_PREFIX}{GROUP}".encode()
 @pytest.fixture
 def client() -> FakeClient:
     """A durable session whose record is stored, and whose machine is open."""
-    broker = FakeBroker()
-    client = FakeClient(broker)
+    services = FakeServices()
+    client = FakeClient(services)
     assert client.record is not None
-    client.epoch = broker.inbox.put(PREFIX + client.hash, client.record.encode())
+    client.epoch = services.fake_inbox.put(PREFIX + client.hash, client.record.encode())
     client.durable_side = FakeSide(client)
     client.durable_side.machine.start()
     for _ in range(7):
-        broker.inbox.put("$MQTT.msgs.topic")
+        services.fake_inbox.put("$MQTT.msgs.topic")
     return client
 
 
 async def subscribe(client: FakeClient, wanted: SharedSubscription = WANTED) -> None:
     """SUBSCRIBE; the mark of its beginning is answered."""
     work = asyncio.create_task(subscribe_shared(as_client(client), {TEXT: wanted}))
-    await aeventually(lambda: bool(client.broker.store.fake_put))
-    operation = client.broker.store.fake_put.pop()[3]
-    operation.failed(ApiError(400, 10071, f"wrong last sequence: {client.broker.inbox.last[MESSAGES]}"))
+    await aeventually(lambda: bool(client.services.fake_store.fake_put))
+    operation = client.services.fake_store.fake_put.pop()[3]
+    operation.failed(ApiError(400, 10071, f"wrong last sequence: {client.services.fake_inbox.last[MESSAGES]}"))
     await work
 
 
 def sent(client: FakeClient, subject: bytes) -> list[bytes]:
     """The frames for a subject since the last look."""
-    out = client.broker.link.out
+    out = client.services.fake_link.out
     found = [frame for frame in out if frame.split(b" ")[1] == subject]
     out[:] = [frame for frame in out if frame not in found]
     return found
@@ -76,20 +76,20 @@ def sent(client: FakeClient, subject: bytes) -> list[bytes]:
 
 async def test_a_member_joins(client: FakeClient) -> None:
     await subscribe(client)
-    broker = client.broker
+    services = client.services
     assert v5_of(client).shared == {TEXT: replace(WANTED, start=8)}
-    assert client.epoch == broker.inbox.last["$MQTT_sess"]
-    assert members_subject(GROUP, client.hash) in broker.inbox.subjects("$MQTT_shared")
-    assert broker.inbox.consumers[MESSAGES][CONSUMER_PREFIX + GROUP]["config"]["opt_start_seq"] == 8
-    assert list(broker.shared.fake_subjects.values()) == [b"topic"]
-    assert broker.nodes.fake_fences == 1
+    assert client.epoch == services.fake_inbox.last["$MQTT_sess"]
+    assert members_subject(GROUP, client.hash) in services.fake_inbox.subjects("$MQTT_shared")
+    assert services.fake_inbox.consumers[MESSAGES][CONSUMER_PREFIX + GROUP]["config"]["opt_start_seq"] == 8
+    assert list(services.fake_shared.fake_subjects.values()) == [b"topic"]
+    assert services.nodes.fake_fences == 1
 
 
 async def test_options_change_and_the_beginning_stays(client: FakeClient) -> None:
     await subscribe(client)
     assert client.shares is not None
     member = client.shares[TEXT]
-    client.broker.inbox.put("$MQTT.msgs.topic")
+    client.services.fake_inbox.put("$MQTT.msgs.topic")
     await subscribe(client, replace(WANTED, qos=2))
     assert client.shares[TEXT] is member
     assert (v5_of(client).shared[TEXT].start, member.source.qos) == (8, 2)
@@ -101,19 +101,19 @@ async def test_a_member_leaves(client: FakeClient) -> None:
     await subscribe(client)
     await unsubscribe_shared(as_client(client), [TEXT])
     assert (client.shares, v5_of(client).shared) == ({}, {})
-    assert client.broker.inbox.subjects("$MQTT_shared") == []
-    assert client.broker.inbox.consumers[MESSAGES] == {}
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
+    assert client.services.fake_inbox.consumers[MESSAGES] == {}
 
 
 async def test_nothing_to_leave(client: FakeClient) -> None:
     await unsubscribe_shared(as_client(client), [])
-    assert client.broker.inbox.asked == []
+    assert client.services.fake_inbox.asked == []
 
 
 async def test_a_session_that_ends_with_its_connection_leaves_afterwards(client: FakeClient) -> None:
     await subscribe(client)
     await forget_later(as_client(client))
-    assert client.broker.inbox.subjects("$MQTT_shared") == []
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
 
 
 async def test_that_nobody_answers_then_is_logged(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ async def test_that_nobody_answers_then_is_logged(client: FakeClient, caplog: py
     def fail(subject: str) -> None:
         raise RequestTimeout("no answer")
 
-    client.broker.inbox.before = fail
+    client.services.fake_inbox.before = fail
     await forget_later(as_client(client))
     assert "it could not leave its shared subscriptions: no answer" in caplog.text
 
@@ -131,12 +131,12 @@ async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.
     """A group that this gateway does not take, as of another version, is left out."""
     v5_of(client).shared = {TEXT: replace(WANTED, start=5), "$share/group/#/x": WANTED}
     assert client.record is not None
-    client.epoch = client.broker.inbox.put(PREFIX + client.hash, client.record.encode())
+    client.epoch = client.services.fake_inbox.put(PREFIX + client.hash, client.record.encode())
     await rejoin_shared(as_client(client))
     assert client.shares is not None
     assert list(client.shares) == [TEXT]
     assert "is not resumed" in caplog.text
-    assert members_subject(GROUP, client.hash) in client.broker.inbox.subjects("$MQTT_shared")
+    assert members_subject(GROUP, client.hash) in client.services.fake_inbox.subjects("$MQTT_shared")
 
 
 async def test_a_resumed_session_without_groups(client: FakeClient) -> None:
@@ -153,23 +153,23 @@ async def test_messages_are_asked_for_when_there_is_room(client: FakeClient) -> 
     assert [frame.splitlines()[1] for frame in sent(client, NEXT)] == [b'{"batch":10,"expires":30000000000}']
     acknowledged(as_client(client))  # one request is open
     assert sent(client, NEXT) == []
-    ask_groups_again(as_broker(client.broker), {"another"})
+    ask_groups_again(as_services(client.services), {"another"})
     assert sent(client, NEXT) == []
-    ask_groups_again(as_broker(client.broker), {GROUP})
+    ask_groups_again(as_services(client.services), {GROUP})
     assert len(sent(client, NEXT)) == 1
 
 
 async def test_what_is_renewed_with_a_connection(client: FakeClient) -> None:
     await subscribe(client)
     acknowledged(as_client(client))
-    client.broker.link.out.clear()
-    recover_inboxes(as_broker(client.broker))
+    client.services.fake_link.out.clear()
+    recover_inboxes(as_services(client.services))
     assert client.shares is not None
-    assert [subject for _, subject in client.broker.link.fake_renewed] == [client.shares[TEXT].address]
+    assert [subject for _, subject in client.services.fake_link.fake_renewed] == [client.shares[TEXT].address]
     assert len(sent(client, NEXT)) == 1
-    recover_queues(as_broker(client.broker))
-    assert client.broker.nodes.fake_renewed == 1
-    assert client.broker.shared.out == [b"SUB topic %b 1\r\n" % GROUP.encode()]
+    recover_queues(as_services(client.services))
+    assert client.services.nodes.fake_renewed == 1
+    assert client.services.fake_shared.out == [b"SUB topic %b 1\r\n" % GROUP.encode()]
 
 
 async def test_a_regular_session_answers_for_its_client(client: FakeClient) -> None:
@@ -199,8 +199,8 @@ async def test_slow_members_get_more_time(client: FakeClient, monkeypatch: pytes
     client.shares[TEXT].held.add(b"$JS.ACK.one")
     monkeypatch.setattr(shared_subscribe, "STEP", 0.0)
     monkeypatch.setattr(shared_subscribe, "PROGRESS", -1.0)
-    looking = asyncio.create_task(look_after(as_broker(client.broker)))
-    await aeventually(lambda: b"PUB $JS.ACK.one 4\r\n+WPI\r\n" in client.broker.link.out)
+    looking = asyncio.create_task(look_after(as_services(client.services)))
+    await aeventually(lambda: b"PUB $JS.ACK.one 4\r\n+WPI\r\n" in client.services.fake_link.out)
     looking.cancel()
 
 

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import cast
 
 import pytest
 
 from mqtt_nats.sessions import shared_subscribe as module
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import ACK_WAIT_NS
-from mqtt_streams.shared import EXPIRED_NS
+from mqtt_streams.shared import EXPIRED_NS, SharedStore
+from tests.sessions.fakes import FakeServices, as_services
 
 
 class Groups:
@@ -35,14 +36,10 @@ class Groups:
         return outcome
 
 
-class Broker:
-    def __init__(self, groups: Groups) -> None:
-        self.groups = groups
-
-
 async def expire(groups: Groups) -> None:
-    broker: Any = Broker(groups)
-    await module._expire(broker, "group", 0)
+    services = FakeServices()
+    services.streams.groups = cast(SharedStore, groups)
+    await module._expire(as_services(services), "group", 0)
 
 
 @pytest.fixture(autouse=True)

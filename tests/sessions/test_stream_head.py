@@ -7,10 +7,10 @@ import asyncio
 
 import pytest
 
-from mqtt_nats.sessions.stream_head import StreamHead, mark
+from mqtt_nats.sessions.message_stream import StreamHead, mark
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
-from tests.sessions.fakes import FakeBroker, as_inbox
+from tests.sessions.fakes import FakeServices, as_inbox
 
 INFO = f"$JS.API.STREAM.INFO.{MESSAGES}"
 GET = f"$JS.API.STREAM.MSG.GET.{MESSAGES}"
@@ -21,88 +21,88 @@ DELETE = f"$JS.API.STREAM.MSG.DELETE.{MESSAGES}"
 
 
 async def test_the_refusal_of_a_mark_names_the_last_sequence() -> None:
-    broker = FakeBroker()
-    asked = mark(broker.nats)
-    ((target, headers, payload, operation),) = broker.store.fake_put
+    services = FakeServices()
+    asked = mark(services.nats)
+    ((target, headers, payload, operation),) = services.fake_store.fake_put
     assert target == b"HPUB $MQTT.msgs.mark "
     assert b"Nats-Expected-Last-Sequence:9223372036854775807" in headers
     assert payload == b""
     operation.failed(ApiError(400, 10071, "wrong last sequence: 41"))
-    assert await asked.position(as_inbox(broker.inbox)) == 41
-    assert broker.inbox.asked == []
+    assert await asked.position(as_inbox(services.fake_inbox)) == 41
+    assert services.fake_inbox.asked == []
 
 
 async def test_a_refusal_without_a_sequence() -> None:
     """A stream that refuses for another reason is asked for its state."""
-    broker = FakeBroker()
-    broker.inbox.last[MESSAGES] = 7
-    asked = mark(broker.nats)
+    services = FakeServices()
+    services.fake_inbox.last[MESSAGES] = 7
+    asked = mark(services.nats)
     asked.failed(ApiError(503, 10077, "maximum messages exceeded"))
     asked.failed(ApiError(400, 10071, "wrong last sequence: 41"))  # of a repetition: the first one counts
-    assert await asked.position(as_inbox(broker.inbox)) == 7
+    assert await asked.position(as_inbox(services.fake_inbox)) == 7
 
 
 async def test_who_waits_for_a_mark_may_be_cancelled() -> None:
     """The mark is also asked by others."""
-    broker = FakeBroker()
-    asked = mark(broker.nats)
-    waiting = asyncio.create_task(asked.position(as_inbox(broker.inbox)))
+    services = FakeServices()
+    asked = mark(services.nats)
+    waiting = asyncio.create_task(asked.position(as_inbox(services.fake_inbox)))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     asked.failed(ApiError(400, 10071, "wrong last sequence: 5"))
-    assert await asked.position(as_inbox(broker.inbox)) == 5
+    assert await asked.position(as_inbox(services.fake_inbox)) == 5
 
 
 # -- state --------------------------------------------------------------------------------------------
 
 
 async def test_a_leader_decides_before_it_is_believed() -> None:
-    broker = FakeBroker()
-    broker.inbox.replicas = 3
-    head = StreamHead(as_inbox(broker.inbox))
+    services = FakeServices()
+    services.fake_inbox.replicas = 3
+    head = StreamHead(as_inbox(services.fake_inbox))
     assert (await head.state())["last_seq"] == 0
-    assert broker.inbox.asked == [DELETE, INFO]
+    assert services.fake_inbox.asked == [DELETE, INFO]
     assert head.replicated
 
 
 async def test_a_stream_without_replicas_needs_no_decision() -> None:
-    broker = FakeBroker()
-    head = StreamHead(as_inbox(broker.inbox))
+    services = FakeServices()
+    head = StreamHead(as_inbox(services.fake_inbox))
     await head.state()
     await head.state()
-    assert broker.inbox.asked == [DELETE, INFO, INFO]
+    assert services.fake_inbox.asked == [DELETE, INFO, INFO]
 
 
 async def test_a_stream_that_denies_deletes_is_read_all_the_same() -> None:
-    broker = FakeBroker()
+    services = FakeServices()
 
     def deny(subject: str) -> None:
         if subject == DELETE:
             raise ApiError(500, 10052, "message delete not permitted")
 
-    broker.inbox.before = deny
-    assert (await StreamHead(as_inbox(broker.inbox)).state())["last_seq"] == 0
+    services.fake_inbox.before = deny
+    assert (await StreamHead(as_inbox(services.fake_inbox)).state())["last_seq"] == 0
 
 
 async def test_a_stream_without_a_leader_says_nothing() -> None:
-    broker = FakeBroker()
+    services = FakeServices()
 
     def refuse(subject: str) -> None:
         if subject == DELETE:  # a former leader goes on answering questions for a while
             raise ApiError(503, 10118, "raft general error")
 
-    broker.inbox.before = refuse
+    services.fake_inbox.before = refuse
     with pytest.raises(ApiError):
-        await StreamHead(as_inbox(broker.inbox)).state()
+        await StreamHead(as_inbox(services.fake_inbox)).state()
 
 
 async def test_who_asks_at_the_same_time_shares_one_answer_that_is_later_than_the_question() -> None:
-    broker = FakeBroker()
-    head = StreamHead(as_inbox(broker.inbox))
+    services = FakeServices()
+    head = StreamHead(as_inbox(services.fake_inbox))
     head.replicated = False
     await asyncio.gather(*(head.state() for _ in range(5)))
-    assert broker.inbox.asked.count(INFO) == 2  # the first answer may be too old for the others
+    assert services.fake_inbox.asked.count(INFO) == 2  # the first answer may be too old for the others
 
 
 # -- what is left -------------------------------------------------------------------------------------
@@ -110,22 +110,22 @@ async def test_who_asks_at_the_same_time_shares_one_answer_that_is_later_than_th
 
 @pytest.mark.parametrize(("start", "since", "passed"), [(1, 1, True), (1, 2, False), (3, 9, True), (2, 1, True)])
 async def test_whether_a_consumer_has_anything_left(start: int, since: int, passed: bool) -> None:
-    broker = FakeBroker()
-    broker.inbox.put("$MQTT.msgs.other")
-    broker.inbox.put("$MQTT.msgs.a")
-    assert await broker.latest.beyond("$MQTT.msgs.a", start, since) is passed
+    services = FakeServices()
+    services.fake_inbox.put("$MQTT.msgs.other")
+    services.fake_inbox.put("$MQTT.msgs.a")
+    assert await services.head.beyond("$MQTT.msgs.a", start, since) is passed
 
 
 async def test_a_new_leader_is_asked_again_when_it_finds_nothing() -> None:
-    broker = FakeBroker()
-    broker.inbox.replicas = 3
-    assert await broker.latest.beyond("$MQTT.msgs.a", 1, 9)
-    assert broker.inbox.asked == [GET, DELETE, INFO, GET]
+    services = FakeServices()
+    services.fake_inbox.replicas = 3
+    assert await services.head.beyond("$MQTT.msgs.a", 1, 9)
+    assert services.fake_inbox.asked == [GET, DELETE, INFO, GET]
 
 
 @pytest.mark.parametrize(("position", "left"), [(0, False), (1, True), (5, True)])
 async def test_whether_any_of_many_filters_has_something_left(position: int, left: bool) -> None:
-    broker = FakeBroker()
-    broker.inbox.put("$MQTT.msgs.a50")
+    services = FakeServices()
+    services.fake_inbox.put("$MQTT.msgs.a50")
     subjects = [f"$MQTT.msgs.a{number}" for number in range(100)]
-    assert await broker.latest.nothing_left(subjects, position, 5) is left
+    assert await services.head.nothing_left(subjects, position, 5) is left

@@ -8,12 +8,12 @@ import pytest
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock
 from mqtt_nats.protocol.durable_sender import ID_SPACE
-from mqtt_nats.sessions import stream_identity
-from mqtt_nats.sessions.stream_identity import ADVISORIES, StreamIdentity, adopt, settle
+from mqtt_nats.sessions import message_stream
+from mqtt_nats.sessions.message_stream import ADVISORIES, StreamIdentity, adopt, settle
 from mqtt_streams.api import NoResponders
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, Draining, SharedSubscription
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSide, as_broker, as_client, as_side, v5_of
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_identity, as_side, as_tasks, v5_of
 
 SUBJECT = "$MQTT.msgs.a"
 
@@ -24,55 +24,55 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_clock, "learn", lambda *_: None)
 
 
-async def looked(broker: FakeBroker, messages: int = 10) -> StreamIdentity:
+async def looked(services: FakeServices, messages: int = 10) -> StreamIdentity:
     """The identity of a stream with so many messages."""
     for _ in range(messages):
-        broker.inbox.put(SUBJECT)
-    found = StreamIdentity(as_broker(broker))
+        services.fake_inbox.put(SUBJECT)
+    found = StreamIdentity(services.nats, as_identity(services.identity), as_tasks(services.tasks), services.registry)
     await found.check()
-    broker.generation.id = found.id
+    services.stream.id = found.id
     return found
 
 
-def replace(broker: FakeBroker, messages: int) -> None:
+def replace(services: FakeServices, messages: int) -> None:
     """Make the stream anew, with so many messages of a backup."""
-    js = broker.inbox
+    js = services.fake_inbox
     js.created[MESSAGES] = "2026-01-01T00:00:00.000000000Z"
     kept, js.messages[MESSAGES] = js.messages[MESSAGES][:messages], []
     js.messages[MESSAGES] += kept
     js.last[MESSAGES] = messages
 
 
-def session(broker: FakeBroker, client_id: str, generation: str, *, delivered: bool = True) -> FakeClient:
-    client = FakeClient(broker, client_id, V5(generation=generation, start={"a": 9}))
+def session(services: FakeServices, client_id: str, generation: str, *, delivered: bool = True) -> FakeClient:
+    client = FakeClient(services, client_id, V5(generation=generation, start={"a": 9}))
     client.durable_side = FakeSide(client) if delivered else None
     return client
 
 
 async def test_the_first_look_ends_nobody() -> None:
-    broker = FakeBroker()
-    client = session(broker, "client", "other")
-    found = await looked(broker)
+    services = FakeServices()
+    client = session(services, "client", "other")
+    found = await looked(services)
     assert (found.id, found.floor) == ("nuid1", 10)
     assert client.fake_ended == []
 
 
 async def test_the_same_stream() -> None:
-    broker = FakeBroker()
-    found = await looked(broker)
-    client = session(broker, "client", "other")
-    broker.inbox.put(SUBJECT)
+    services = FakeServices()
+    found = await looked(services)
+    client = session(services, "client", "other")
+    services.fake_inbox.put(SUBJECT)
     await found.check()
     assert (found.id, client.fake_ended) == ("nuid1", [])
 
 
 async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_one() -> None:
-    broker = FakeBroker()
-    found = await looked(broker)
-    before = session(broker, "before", found.id)
-    resuming = session(broker, "resuming", found.id, delivered=False)
-    after = session(broker, "after", "nuid2")  # another gateway has seen it first, and the session came from there
-    replace(broker, 4)
+    services = FakeServices()
+    found = await looked(services)
+    before = session(services, "before", found.id)
+    resuming = session(services, "resuming", found.id, delivered=False)
+    after = session(services, "after", "nuid2")  # another gateway has seen it first, and the session came from there
+    replace(services, 4)
     await found.check()
     assert (found.id != "nuid1", found.floor) == (True, 4)
     assert [str(one) for one in before.fake_ended] == ["stream $MQTT_msgs was replaced"]
@@ -83,44 +83,44 @@ async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_o
 
 async def test_a_new_leader_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends lower than before, and not any more at the second look."""
-    monkeypatch.setattr(stream_identity, "CATCH_UP", 0.0)
-    broker = FakeBroker()
-    found = await looked(broker)
-    client = session(broker, "client", found.id)
-    broker.inbox.last[MESSAGES] = 8
+    monkeypatch.setattr(message_stream, "CATCH_UP", 0.0)
+    services = FakeServices()
+    found = await looked(services)
+    client = session(services, "client", found.id)
+    services.fake_inbox.last[MESSAGES] = 8
     looks = []
 
     def catch_up(subject: str) -> None:
         if ".STREAM.INFO." in subject:
             looks.append(subject)
             if len(looks) == 2:
-                broker.inbox.last[MESSAGES] = 10
+                services.fake_inbox.last[MESSAGES] = 10
 
-    broker.inbox.before = catch_up
+    services.fake_inbox.before = catch_up
     await found.check()
     assert (len(looks), found.id, client.fake_ended) == (2, "nuid1", [])
 
 
 async def test_an_advisory_about_the_stream_has_it_looked_at() -> None:
-    broker = FakeBroker()
-    found = await looked(broker)
-    replace(broker, 0)
-    broker.link.fake_bring(ADVISORIES)
-    await broker.fake_settle()
+    services = FakeServices()
+    found = await looked(services)
+    replace(services, 0)
+    services.fake_link.fake_bring(ADVISORIES)
+    await services.tasks.fake_settle()
     assert found.id != "nuid1"
 
 
 async def test_after_a_reconnect_it_is_looked_at_without_an_answer() -> None:
-    broker = FakeBroker()
-    found = await looked(broker)
+    services = FakeServices()
+    found = await looked(services)
 
     def fail(subject: str) -> None:
         raise NoResponders("nobody")
 
-    broker.inbox.before = fail
-    broker.reconnect.renew(Phase.REQUESTS)
-    await broker.fake_settle()
-    assert broker.link.fake_renewed == [(b"1", ADVISORIES)]
+    services.fake_inbox.before = fail
+    services.nats.reconnect.renew(Phase.REQUESTS)
+    await services.tasks.fake_settle()
+    assert services.fake_link.fake_renewed == [(b"1", ADVISORIES)]
     assert found.id == "nuid1"
 
 
@@ -128,9 +128,9 @@ async def test_after_a_reconnect_it_is_looked_at_without_an_answer() -> None:
 
 
 def resumed(v5: V5, floor: int = 20) -> tuple[FakeClient, FakeSide]:
-    broker = FakeBroker()
-    broker.generation.floor = floor
-    client = FakeClient(broker, v5=v5)
+    services = FakeServices()
+    services.stream.floor = floor
+    client = FakeClient(services, v5=v5)
     assert client.record is not None
     client.record.subs = {"a": 2}
     side = FakeSide(client)

@@ -56,9 +56,9 @@ class Setup:
     def __init__(self, domain: str = "") -> None:
         self.literal: list[bytes] = []
         inbox = SimpleNamespace(literal=lambda subject, headers, payload: self.literal.append(subject))
-        self.broker = gateway(inbox, domain)
+        self.services = gateway(inbox, domain)
         sessions: Any = None
-        self.claims = Claims(self.broker, sessions, domain, self.broker.identity)
+        self.claims = Claims(self.services, sessions, domain, self.services.identity.id)
 
     def client(self, name: str, epoch: int) -> Client:
         client: Any = Client(name, epoch)
@@ -71,7 +71,7 @@ class Setup:
 
     def hear(self, gateway: str, client: str, payload: bytes) -> None:
         subject = f"$MQTT.JSA.{gateway}.SP.{client}.x".encode()
-        self.broker.link.handlers[SIGNALS](subject, b"", b"", payload)
+        self.services.fake_link.handlers[SIGNALS](subject, b"", b"", payload)
 
 
 def test_a_later_write_of_somebody_else() -> None:
@@ -158,6 +158,6 @@ def test_in_a_domain() -> None:
 def test_after_a_reconnect() -> None:
     setup = Setup()
     setup.claims.second_keys = False
-    setup.broker.reconnect.renew(Phase.CLAIMS)
+    setup.services.nats.reconnect.renew(Phase.CLAIMS)
     assert setup.claims.second_keys
-    assert setup.broker.link.renewed == [(b"7", b"$MQTT.JSA.*.SP.*.*")]
+    assert setup.services.fake_link.renewed == [(b"7", b"$MQTT.JSA.*.SP.*.*")]

@@ -11,7 +11,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.promotion import Member, Promotion
 from mqtt_streams.messages import PREFIX, subscription_consumer
-from tests.sessions.fakes import FakeBroker, FakeClient, FakeSettings, FakeSide, as_client, as_side
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -26,8 +26,8 @@ class FakeReaderSettings(FakeSettings):
         self.shared_reader = shared_reader
 
 
-class FakeReaderBroker(FakeBroker):
-    """Stands for `Broker`, connected to NATS."""
+class FakeReaderServices(FakeServices):
+    """Stands for `Services`, connected to NATS."""
 
     def __init__(self, shared_reader: str = "auto") -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class FakeReaderSide(FakeSide):
 class FakeSessions:
     """Stands for `SharedReaderSessions`: notes what is given to whom."""
 
-    def __init__(self, broker: FakeReaderBroker, position: int = 0) -> None:
-        self.broker = broker
+    def __init__(self, services: FakeReaderServices, position: int = 0) -> None:
+        self.services, self.registry = services, services.registry
         self.allowed = True
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
@@ -132,9 +132,9 @@ def live_binding(subject: str, *, live: bool = True, end: int = 0) -> ConsumerBi
     return ConsumerBinding(subject, consumer, source)
 
 
-def member_of(broker: FakeBroker, client_id: str, *subjects: str) -> Member:
+def member_of(services: FakeServices, client_id: str, *subjects: str) -> Member:
     """A session with live subscriptions of these subjects."""
-    client = FakeClient(broker, client_id)
+    client = FakeClient(services, client_id)
     side = client.durable_side = FakeReaderSide(client)
     side.attachments = {subject: live_binding(subject) for subject in subjects}
     side.machine.sources += [one.source for one in side.attachments.values()]

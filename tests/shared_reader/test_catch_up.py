@@ -14,7 +14,7 @@ from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness.waiting import aeventually
-from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, as_sessions, live_binding, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
 
 pytestmark = pytest.mark.sources
 
@@ -27,30 +27,30 @@ class Setup:
     """A session at sequence 10, its catch-up reader, and what JetStream brings it."""
 
     def __init__(self, *subjects: str) -> None:
-        self.broker = FakeReaderBroker()
-        self.live = FakeSessions(self.broker, position=10)
-        self.member = member_of(self.broker, "client", *subjects)
+        self.services = FakeReaderServices()
+        self.live = FakeSessions(self.services, position=10)
+        self.member = member_of(self.services, "client", *subjects)
         self.live.members[self.member.client] = self.member
         self.machine = self.member.side.machine
         for _ in range(10):
-            self.broker.inbox.put("$MQTT.msgs.a")
+            self.services.fake_inbox.put("$MQTT.msgs.a")
         self.reader = CatchUpReader(as_sessions(self.live), self.member, 10)
         self.place = 0
 
     @property
     def consumers(self) -> dict[str, dict[str, object]]:
-        return self.broker.inbox.consumers[MESSAGES]
+        return self.services.fake_inbox.consumers[MESSAGES]
 
     async def made(self, count: int = 1) -> None:
         """Wait until its consumer was made so many times, and a page was asked for."""
         name = f".CONSUMER.CREATE.{MESSAGES}."
-        await aeventually(lambda: sum(name in one for one in self.broker.inbox.asked) == count and self.requests)
+        await aeventually(lambda: sum(name in one for one in self.services.fake_inbox.asked) == count and self.requests)
         self.place = 0
 
     @property
     def requests(self) -> list[dict[str, int]]:
         """The pages that were asked for."""
-        frames = [frame for frame in self.broker.link.out if b".CONSUMER.MSG.NEXT." in frame]
+        frames = [frame for frame in self.services.fake_link.out if b".CONSUMER.MSG.NEXT." in frame]
         return [orjson.loads(frame.split(b"\r\n")[1]) for frame in frames]
 
     def bring(
@@ -66,7 +66,7 @@ class Setup:
         self._arrive(b"", b"", headers, b"")
 
     def _arrive(self, subject: bytes, payload: bytes, headers: bytes, reply: bytes) -> None:
-        handler = self.broker.link.handlers[max(self.broker.link.handlers)]
+        handler = self.services.fake_link.handlers[max(self.services.fake_link.handlers)]
         handler(subject, reply, headers, payload)
 
 
@@ -77,7 +77,7 @@ async def setup(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     await found.made()
     yield found
     found.reader.end()
-    await found.broker.fake_settle()
+    await found.services.tasks.fake_settle()
 
 
 async def test_the_first_page_has_one_message(setup: Setup) -> None:
@@ -176,7 +176,7 @@ async def test_silence(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that was asked for does not come."""
     monkeypatch.setattr(catch_up, "SILENCE", 0.01)
     setup.bring(11)
-    setup.broker.clock.now = asyncio.get_running_loop().time()
+    setup.services.clock.now = asyncio.get_running_loop().time()
     await setup.made(2)
 
 
@@ -197,7 +197,7 @@ async def test_jetstream_refuses_the_reader(setup: Setup) -> None:
         if ".CONSUMER.CREATE." in subject:
             raise ApiError(400, 10026, "maximum consumers limit reached")
 
-    setup.broker.inbox.before = refuse
+    setup.services.fake_inbox.before = refuse
     setup.reader.broken()
     await aeventually(lambda: setup.live.fake_back)
     assert setup.live.fake_back[0].client_id == "client"
@@ -214,7 +214,7 @@ async def test_its_end(setup: Setup) -> None:
     setup.reader.end()
     assert setup.machine.on_room is None
     await aeventually(lambda: not setup.consumers)
-    assert setup.broker.link.handlers == {}
+    assert setup.services.fake_link.handlers == {}
     assert setup.live.fake_given == []
 
 
@@ -222,7 +222,7 @@ async def test_its_end(setup: Setup) -> None:
 
 
 async def test_a_session_that_has_caught_up_is_handed_over(setup: Setup) -> None:
-    setup.broker.inbox.put("$MQTT.msgs.a")
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
     setup.live.reader.position = 11
     setup.bring(11, pending=0)
     await aeventually(lambda: setup.live.fake_caught_up)
@@ -233,8 +233,8 @@ async def test_a_session_that_has_caught_up_is_handed_over(setup: Setup) -> None
 
 async def test_what_is_stored_before_the_shared_reader_is_read_first(setup: Setup) -> None:
     """The session is not handed over while something is left between it and the shared reader."""
-    setup.broker.inbox.put("$MQTT.msgs.a")
-    setup.broker.inbox.put("$MQTT.msgs.a")
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
     setup.live.reader.position = 12
     setup.bring(11, pending=0)
     await aeventually(lambda: setup.live.reader.fake_asked)

@@ -19,7 +19,7 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 from tests.harness.doubles import foreign_names
 from tests.harness.waiting import aeventually
-from tests.shared_reader.fakes import FakeReaderBroker, FakeReaderSettings, FakeSessions, as_sessions
+from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSettings, FakeSessions, as_sessions
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class FakeLease:
     """Stands for `Lease`: what it would register."""
 
-    def __init__(self, broker: FakeReaderBroker) -> None:
-        self.store = GatewayStore(broker.inbox)
+    def __init__(self, services: FakeReaderServices) -> None:
+        self.store = GatewayStore(services.fake_inbox)
         self.fake_versions: list[int] = []
         self.fake_told = 0
         self.fake_watches = False
@@ -48,10 +48,10 @@ class Setup:
     """A gateway, and others that hold leases."""
 
     def __init__(self, wanted: str = "auto") -> None:
-        self.broker = FakeReaderBroker(wanted)
-        self.live = FakeSessions(self.broker)
+        self.services = FakeReaderServices(wanted)
+        self.live = FakeSessions(self.services)
         self.live.allowed = False
-        self.lease = FakeLease(self.broker)
+        self.lease = FakeLease(self.services)
         self.support = PositionSupport(as_sessions(self.live), cast("Lease", self.lease))
 
     async def gateway(self, identity: str, *, positions: bool, alive: bool = True) -> None:
@@ -61,7 +61,7 @@ class Setup:
 
     def listener(self, *, bound: bool) -> None:
         """nats-server's MQTT listener has a consumer of retained messages."""
-        self.broker.inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
+        self.services.fake_inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
 
 
 def test_a_fake_has_the_names_of_what_it_stands_for() -> None:
@@ -103,10 +103,10 @@ async def test_the_listener_of_nats_server(bound: bool) -> None:
 async def test_always_does_not_look() -> None:
     setup = Setup("always")
     await setup.gateway("other", positions=False)
-    setup.broker.inbox.asked.clear()
+    setup.services.fake_inbox.asked.clear()
     await setup.support.begin()
     assert setup.live.allowed
-    assert setup.broker.inbox.asked == []
+    assert setup.services.fake_inbox.asked == []
     await setup.support.keep()  # there is nothing to keep
 
 
@@ -119,12 +119,12 @@ async def test_an_older_gateway_comes_and_goes(monkeypatch: pytest.MonkeyPatch) 
     keeping = asyncio.create_task(setup.support.keep())
     try:
         await setup.gateway("old", positions=False)
-        setup.broker.link.fake_bring(CREATED)
+        setup.services.fake_link.fake_bring(CREATED)
         await aeventually(lambda: not setup.live.allowed)
         setup.lease.fake_watches = True
         await setup.lease.store.hold("old", "", 2, 20)
         for subject in ("lease.old", "gateway.old"):
-            messages = setup.broker.inbox.messages["KV_MQTT_gateways"]
+            messages = setup.services.fake_inbox.messages["KV_MQTT_gateways"]
             messages[:] = [one for one in messages if not one.subject.endswith(subject)]
         await aeventually(lambda: setup.live.allowed)
         assert setup.lease.fake_told >= 1
@@ -137,11 +137,11 @@ async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPa
     setup = Setup()
     setup.listener(bound=True)
     await setup.support.begin()
-    setup.broker.inbox.consumers[RETAINED].clear()
+    setup.services.fake_inbox.consumers[RETAINED].clear()
     keeping = asyncio.create_task(setup.support.keep())
     try:
-        looks = len(setup.broker.inbox.asked)
-        await aeventually(lambda: len(setup.broker.inbox.asked) > looks + 4)
+        looks = len(setup.services.fake_inbox.asked)
+        await aeventually(lambda: len(setup.services.fake_inbox.asked) > looks + 4)
         assert not setup.live.allowed
     finally:
         keeping.cancel()
@@ -157,7 +157,7 @@ async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch
         failures.append(subject)
         raise RequestTimeout("no answer")
 
-    setup.broker.inbox.before = fail
+    setup.services.fake_inbox.before = fail
     keeping = asyncio.create_task(setup.support.keep())
     try:
         await aeventually(lambda: len(failures) > 1)
@@ -169,8 +169,8 @@ async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch
 async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
     setup = Setup()
     await setup.support.begin()
-    setup.broker.reconnect.renew(Phase.REQUESTS)
-    assert setup.broker.link.fake_renewed == [(b"1", CREATED), (b"2", HERE)]
+    setup.services.nats.reconnect.renew(Phase.REQUESTS)
+    assert setup.services.fake_link.fake_renewed == [(b"1", CREATED), (b"2", HERE)]
     setup.listener(bound=True)
     keeping = asyncio.create_task(setup.support.keep())
     try:

@@ -6,7 +6,7 @@ import pytest
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from tests.harness.doubles import foreign_names
@@ -14,7 +14,7 @@ from tests.shared_reader import fakes
 
 PAIRS: list[tuple[type, type]] = [
     (fakes.FakeReaderSettings, Settings),
-    (fakes.FakeReaderBroker, Broker),
+    (fakes.FakeReaderServices, Services),
     (fakes.FakeReader, SharedReader),
     (fakes.FakeWriter, PositionWriter),
     (fakes.FakeReaderSide, DurableDelivery),

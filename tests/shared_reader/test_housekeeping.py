@@ -12,18 +12,18 @@ from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, REFUSED, keep_up, l
 from mqtt_nats.shared_reader.promotion import Member
 from mqtt_nats.shared_reader.sessions import RENEWAL
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderBroker, FakeSessions, FakeWriter, as_sessions, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, FakeWriter, as_sessions, member_of
 
 
 class Setup:
     """Sessions that are live, and others."""
 
     def __init__(self) -> None:
-        self.broker = FakeReaderBroker()
-        self.live = FakeSessions(self.broker, position=50)
+        self.services = FakeReaderServices()
+        self.live = FakeSessions(self.services, position=50)
 
     def session(self, name: str, *, live: bool = True, waiting: int = 0) -> Member:
-        member = member_of(self.broker, name, "a")
+        member = member_of(self.services, name, "a")
         side = member.side
         side.keeper = FakeWriter(taking=live)  # type: ignore[assignment]
         side.machine.limit = 0
@@ -54,7 +54,7 @@ async def setup() -> Setup:
 async def test_every_durable_session_may_become_live(setup: Setup) -> None:
     setup.session("one")
     setup.session("other", live=False)
-    FakeClient(setup.broker, "regular")
+    FakeClient(setup.services, "regular")
     setup.look()
     assert (setup.begun, setup.back) == (["one", "other"], [])
 
@@ -118,7 +118,7 @@ async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: 
         setup.session(name).renewal = now - 1
     setup.session("later").renewal = now + 1000
     setup.look()
-    jobs = {client.client_id: client for client in setup.broker.clients.values()}
+    jobs = {client.client_id: client for client in setup.services.registry.clients.values()}
     renewed = [name for name, client in jobs.items() if client.fake_jobs]  # type: ignore[attr-defined]
     assert renewed == ["one", "two"]
     for member in setup.live.members.values():

@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.shared_reader import index
 from mqtt_nats.shared_reader.index import ServedFilters, shown
 from mqtt_nats.shared_reader.promotion import Member
-from tests.sessions.fakes import FakeBroker
+from tests.sessions.fakes import FakeServices
 from tests.shared_reader.fakes import live_binding, member_of
 
 pytestmark = pytest.mark.sources
@@ -22,12 +22,12 @@ class Setup:
     """An index, and what it counts."""
 
     def __init__(self) -> None:
-        self.broker = FakeBroker()
+        self.services = FakeServices()
         self.wanted: Counter[str] = Counter()
         self.index = ServedFilters(self.wanted)
 
     def put(self, client_id: str, *subjects: str) -> Member:
-        member = member_of(self.broker, client_id, *subjects)
+        member = member_of(self.services, client_id, *subjects)
         self.index.put(member)
         return member
 
@@ -73,7 +73,7 @@ def test_filters_are_counted_by_sessions() -> None:
 def test_only_subscriptions_whose_messages_the_reader_brings() -> None:
     """Not those that their consumers bring, nor those that have ended."""
     setup = Setup()
-    member = member_of(setup.broker, "client")
+    member = member_of(setup.services, "client")
     side = member.side
     side.attachments = {
         "plain": live_binding("plain", live=False),

@@ -89,11 +89,9 @@ def gateway(server: Server, last: list[int]) -> Any:
     nuids = map(str, itertools.count())
     link = SimpleNamespace(unsubscribe_raw=lambda sid: None, subscribe_raw=lambda subject, handler: b"1")
     return SimpleNamespace(
-        inbox=server,
-        link=link,
-        latest=SimpleNamespace(state=state),
-        identity="gateway0",
-        new_nuid=lambda: next(nuids),
+        nats=SimpleNamespace(inbox=server, link=link),
+        head=SimpleNamespace(state=state),
+        identity=SimpleNamespace(id="gateway0", new_nuid=lambda: next(nuids)),
         clock=SimpleNamespace(now=0.0),
     )
 
@@ -104,7 +102,8 @@ class Reading:
     def __init__(self, *filters: str) -> None:
         self.server = Server()
         self.last = [100]
-        self.reader = SharedReader(gateway(self.server, self.last), lambda *message: None)
+        self.services = gateway(self.server, self.last)
+        self.reader = SharedReader(self.services, lambda *message: None)
         self.want(*filters)
 
     def want(self, *filters: str) -> None:
@@ -216,13 +215,13 @@ async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPat
     loop = asyncio.get_running_loop()
     online = asyncio.Event()
     online.set()
-    one.reader.broker.online = online
+    one.services.nats.online = online
     running = asyncio.create_task(one.reader.run())
     await one.reader.ready()
     former = one.reader.name
     await asyncio.sleep(0.2)
     assert one.reader.name == former, "nobody suspects it"
-    one.reader.broker.clock.now = loop.time()
+    one.services.clock.now = loop.time()
     one.reader._arrived(b"", b"", b"NATS/1.0 100\r\nNats-Last-Consumer:0\r\nNats-Last-Stream:100\r\n\r\n", b"")
     one.reader.suspect()
     await asyncio.sleep(0.03)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change of a durable session's subscription from QoS 1 or 2 to 0, or back: each message comes once, in order."""
+"""Changes of subscriptions without a message that is lost or comes twice: of the QoS, and by an end.
+
+The QoS of a durable session's subscription changes from 1 or 2 to 0, or back. The end of a subscription of a regular
+session leaves its messages to overlapping subscriptions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Set
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -14,10 +18,11 @@ from mqtt_nats.ingress.retained_replay import close_gate, open_gate
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
+from mqtt_nats.pubsub.filter_handover import Parting
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.message_stream import Mark, mark
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.stream_head import Mark, mark
 from mqtt_streams.sessions import SubscriptionOptions, second_sid
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ class CoreCopies:
 
     def is_local(self, message: Stored) -> bool:
         """Whether this gateway has published a message and has delivered it locally, not through NATS."""
-        if not self._client.broker.is_own(message.headers):
+        if not self._client.path.ids.is_own(message.headers):
             return False
         tokens = message.subject.split(".")
         for found in self.filters:  # the first filter that matches serves the client
@@ -90,7 +95,7 @@ class Lowering:
         self._client = client
         self.filter = topic_filter
         self._wish = wish
-        self._found: Filter = client.broker.table.filters[topic_filter]
+        self._found: Filter = client.path.table.filters[topic_filter]
         self._gates: list[Gate] = []
         self._attachments: list[ConsumerBinding] = []
         side, record = client.durable_side, client.record
@@ -153,8 +158,8 @@ async def begin_lowering(client: Client, lowering: list[Lowering]) -> None:
         ApiError: JetStream refuses to name the last stream sequence.
     """
     if lowering:
-        await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
-        await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
+        await retry_until_answered(client, partial(mark(client.services.nats).position, client.services.nats.inbox))
+        await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
         for one in lowering:
             one.open()
 
@@ -170,26 +175,28 @@ class Raising:
         self._client = client
         subjects = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
         self._copies = CoreCopies(client, subjects)
-        self.place = mark(client.broker.nats)
+        self.place = mark(client.services.nats)
         self._joined: Mark | None = None
         self._until = 0
         self._came: frozenset[bytes] = frozenset()
 
     async def drain(self) -> None:
         """Wait until core NATS has brought all messages that were stored before the first mark."""
-        await retry_until_answered(self._client, partial(self.place.position, self._client.broker.inbox))
-        await retry_until_answered(self._client, partial(self._client.broker.nodes.fence_filters, self._client.filters))
+        await retry_until_answered(self._client, partial(self.place.position, self._client.services.nats.inbox))
+        await retry_until_answered(
+            self._client, partial(self._client.services.nodes.fence_filters, self._client.filters)
+        )
 
     def change(self) -> None:
         """Set the second mark and note the ids that core NATS has brought: the client is about to join."""
-        self._joined = mark(self._client.broker.nats)
+        self._joined = mark(self._client.services.nats)
         self._came = self._copies.before()
 
     async def look(self) -> None:
         """Read the stream sequence of the second mark."""
         assert self._joined is not None
         self._until = await retry_until_answered(
-            self._client, partial(self._joined.position, self._client.broker.inbox)
+            self._client, partial(self._joined.position, self._client.services.nats.inbox)
         )
 
     def has_come(self, message: Stored, sequence: int) -> bool:
@@ -210,11 +217,11 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     if not lowering or side is None:
         return
     attachments: list[ConsumerBinding] = []
-    last = await retry_until_answered(client, partial(mark(client.broker.nats).position, client.broker.inbox))
+    last = await retry_until_answered(client, partial(mark(client.services.nats).position, client.services.nats.inbox))
     for one in lowering:
         attachments += one.apply(last)
     # Then core NATS has brought the messages up to `last`.
-    await retry_until_answered(client, partial(client.broker.nodes.fence_filters, client.filters))
+    await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
     for one in lowering:
         one.let_go()  # before the messages that stand behind these
     await save_record(client, client.epoch)
@@ -231,3 +238,57 @@ def raises(client: Client, wanted: dict[str, Wish]) -> bool:
     if len(zero) * len(higher) > PAIRS_MOST:  # the comparison of all pairs would hold up other clients
         return True
     return any(patterns_meet(one, other) for one in zero for other in higher)
+
+
+# -- the end of overlapping subscriptions of a regular session ----------------------------------------
+
+
+async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str]], Awaitable[None]]) -> None:
+    """End subscriptions by ``end``; overlapping ones then serve the client, and no message is lost or doubled.
+
+    Raises:
+        Conflict, ApiError: as ``end`` does.
+    """
+    ending = {found for found in client.filters if found.text in filters}
+    if client.durable or not _overlapped(client, ending):
+        await end(client, filters)
+        return
+    parting = Parting(client.path.table, client, ending)
+    try:
+        await retry_until_answered(client, partial(_passed, client))
+        parting.keep()
+        await retry_until_answered(client, partial(_passed, client))
+        await end(client, filters)
+        parting.end()
+        await retry_until_answered(client, partial(_passed, client))
+    finally:
+        parting.finish()
+
+
+async def _passed(client: Client) -> None:
+    """Wait for the messages on their way through NATS to the client, and for those that a lost connection has missed.
+
+    Raises:
+        TimeoutError: some of these messages have not come yet.
+    """
+    await client.services.nodes.fence_filters(client.filters)
+    if any(found.backlog is not None for found in client.filters):
+        raise TimeoutError("missed messages are still being read")
+
+
+def _overlapped(client: Client, ending: Set[Filter]) -> bool:
+    """Whether an ending filter serves the client where a later filter, which stays, matches too."""
+    before: list[Filter] = []
+    for found, qos in client.filters.items():
+        if found in ending:
+            before.append(found)
+        elif any((qos or client.filters[one]) and _meet(one, found) for one in before):
+            return True
+    return False
+
+
+def _meet(one: Filter, other: Filter) -> bool:
+    """Whether some topic matches both of two different filters."""
+    if not any(wildcard in one.text + other.text for wildcard in "+#"):
+        return False
+    return any(patterns_meet(left.decode(), right.decode()) for left in one.subjects for right in other.subjects)

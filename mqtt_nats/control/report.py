@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from mqtt_nats.observability.counters import snapshot
+from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.observability.jetstream_state import storage
 from mqtt_nats.observability.process_usage import process_usage
 
 if TYPE_CHECKING:
-    from mqtt_nats.gateway.broker import Broker
+    from mqtt_nats.client.account import Account
+    from mqtt_nats.config.worker_identity import WorkerIdentity
 
 log = logging.getLogger("mqtt_nats.gateway")
 
 
-def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+def reported(
+    account: Account, place: WorkerIdentity, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+) -> None:
     """Answer a request of another worker of the same group."""
     if not reply:
         return
@@ -27,25 +30,26 @@ def reported(broker: Broker, subject: bytes, reply: bytes, headers: bytes, paylo
         group = orjson.loads(payload)["group"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return
-    if group == broker.place.group:
-        broker.spawn(_report(broker, reply), "counters")
+    if group == place.group:
+        account.services.tasks.spawn(_report(account, place, reply), "counters")
 
 
-async def report(broker: Broker) -> dict[str, Any]:
+async def report(account: Account, place: WorkerIdentity) -> dict[str, Any]:
     """Return the counters of the gateway and its tenants, its group and its worker number."""
-    tenants = {name: await snapshot(other) for name, other in broker.tenants.items() if name}
+    tenants = {name: await snapshot(other) for name, other in account.accounts.items() if name}
     return {
-        **await snapshot(broker),
-        "group": broker.place.group,
-        "worker": broker.place.number,
+        **await snapshot(account),
+        "group": place.group,
+        "worker": place.number,
         "tenants": tenants,
         "process": await asyncio.to_thread(process_usage),
     }
 
 
-async def progress(broker: Broker) -> tuple[dict[str, Any], dict[str, Any]]:
+async def progress(account: Account) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the totals of the gateway since its start, and its present numbers, for a point of its history."""
-    counters = broker.counters
+    services = account.services
+    counters = services.counters
     usage = await asyncio.to_thread(process_usage)
     totals = {
         "connects": counters.connects,
@@ -54,24 +58,24 @@ async def progress(broker: Broker) -> tuple[dict[str, Any], dict[str, Any]]:
         "received_bytes": sum(counters.received_bytes),
         "sent_bytes": sum(counters.sent_bytes),
         "cpu": usage["cpu_seconds_total"],
-        "dropped": counters.drops(broker),
+        "dropped": counters.drops(services.path.round.dropped),
         "stored": (counters.stored.sum, counters.stored.count),
         "lag": (counters.lag.sum, counters.lag.count),
     }
-    used = await storage(broker)
+    used = await storage(services.nats)
     present = {
-        "clients": len(broker.clients),
+        "clients": len(account.registry.clients),
         "memory": usage.get("resident_memory_bytes"),
         "storage": None if used is None else used.used,
     }
     return totals, present
 
 
-async def _report(broker: Broker, reply: bytes) -> None:
-    found = await report(broker)
+async def _report(account: Account, place: WorkerIdentity, reply: bytes) -> None:
+    found = await report(account, place)
     body = orjson.dumps(found)
-    if len(body) > broker.link.max_payload:  # nats-server would end the connection
+    if len(body) > account.services.nats.link.max_payload:  # nats-server would end the connection
         log.warning("the counters of %d tenants do not fit into one NATS message", len(found["tenants"]))
         body = orjson.dumps({**found, "tenants": {}})
-    broker.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
-    broker.link.kick()
+    account.services.nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
+    account.services.nats.link.kick()

@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Head of the stream of messages: its certain last sequence, also after the election of a leader.
+"""The stream of messages ``$MQTT_msgs``: its certain last sequence, and whether it was replaced.
 
 A leader of a replicated stream that has just been elected has every confirmed message, but may count some of them only
 after its first own decision with the replicas. So it is given a decision that changes nothing.
 See docs/internals/sessions.md#reads-and-writes-of-records.
+
+A stream that was created anew, or restored from a backup, has other messages under the known sequences, and packet
+identifiers follow from sequences. See docs/internals/sessions.md#replaced-streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.batch import parts
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
-from mqtt_streams.api import ApiError, call
+from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.protocol.durable_sender import ID_SPACE
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5
 from mqtt_streams.stored import delete, get_next
 
 if TYPE_CHECKING:
@@ -24,6 +35,13 @@ if TYPE_CHECKING:
 
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.inbox import RequestInbox
+    from mqtt_nats.base.tasks import Tasks
+    from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.sessions.consumer_binding import SessionConsumers
+    from mqtt_nats.sessions.services import Registry
+    from mqtt_nats.sessions.session import Session
+
+log = logging.getLogger("mqtt_nats.broker")
 
 PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63) - 1)
 """Headers of a message that is to follow an impossible sequence: JetStream refuses it, and names the last sequence."""
@@ -35,6 +53,11 @@ UNKNOWN: Final = -1
 
 NONE: Final = 1 << 62
 """A sequence that no message has."""
+
+CATCH_UP: Final = 2.0
+"""Seconds after which a new leader of the stream must have all messages that the former leader had."""
+
+ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
 
 
 class Mark(AwaitedStore):
@@ -126,3 +149,89 @@ class StreamHead:
             if not all(await asyncio.gather(*(self.beyond(one, position + 1, since) for one in some))):
                 return False
         return True
+
+
+class StreamIdentity:
+    """The identity of the ``$MQTT_msgs`` that the gateway knows."""
+
+    def __init__(self, nats: NatsLinks, identity: Identity, tasks: Tasks, registry: Registry[Session]) -> None:
+        self.id = ""
+        """Id of the stream's mark; empty until the first check."""
+        self.floor = 0
+        """Stream sequence up to which the messages are those of the stream before; 0 = none."""
+        self._identity, self._tasks, self._registry = identity, tasks, registry
+        self._store = GenerationStore(nats.inbox, natstime.elapsed)
+        self._replaced: list[Callable[[], None]] = []
+        nats.reconnect.subscribe(ADVISORIES, self._advised)
+        nats.reconnect.register(Phase.REQUESTS, self._begin_look)
+
+    def call_on_replaced(self, replaced: Callable[[], None]) -> None:
+        """Call ``replaced`` when the stream was replaced, before the connections of durable sessions end."""
+        self._replaced.append(replaced)
+
+    def _advised(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._begin_look()
+
+    def _begin_look(self) -> None:
+        self._tasks.spawn(self._look(), "generation")
+
+    async def _look(self) -> None:
+        try:
+            await self.check()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("stream %s: %s", MESSAGES, error)
+
+    async def check(self) -> None:
+        """Check whether the stream was replaced; end the connections of durable sessions that count in the former one.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+        try:
+            mark = await self._store.look(self._identity.new_nuid())
+        except Lower as error:
+            log.debug("%s", error)
+            await asyncio.sleep(CATCH_UP)
+            mark = await self._store.look(self._identity.new_nuid(), error.last)
+        if mark is None:
+            return
+        natstime.learn(*self._store.heard)
+        if mark.id == self.id:
+            return
+        known, self.id, self.floor = self.id, mark.id, mark.floor
+        if not known:
+            return
+        for replaced in self._replaced:
+            replaced()
+        log.error("stream %s was replaced: its messages up to sequence %d are older ones", MESSAGES, mark.floor)
+        for client in list(self._registry.clients.values()):
+            v5 = client.record.v5 if client.record is not None else None
+            if client.consumers is None and v5 is not None:
+                v5.count_anew(mark.floor)
+            elif v5 is not None and v5.generation != mark.id:
+                client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
+
+
+def adopt(client: Session, side: SessionConsumers) -> None:
+    """Continue a session in the present stream: its own, or the one that has replaced it."""
+    stream = client.services.stream
+    assert client.record is not None
+    v5 = client.record.v5
+    assert v5 is not None
+    if v5.generation != stream.id and stream.id:
+        if v5.generation:
+            log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
+            side.replace_stream(stream.floor)
+            if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
+                v5.suspect_from(stream.floor + 1)
+            v5.count_anew(stream.floor)
+        v5.count_in(stream.id)
+        side.change_record()
+    if v5.fresh:
+        side.machine.replaced(v5.fresh - 1)
+
+
+def settle(v5: V5, last: int) -> None:
+    """End the suspicion of identifiers once sequence ``last`` shows that all were used in the present stream."""
+    if v5.fresh and last >= v5.fresh + ID_SPACE:
+        v5.suspect_from(0)

@@ -1,28 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the hooks outside the message path: connections, subscriptions, wills, dropped messages."""
+"""Calls of the hooks outside the message path: connections, subscriptions, wills."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mqtt_nats.access.authenticator import IGNORE, Credentials, Denied
 from mqtt_nats.base.logs import admits, frequent, shorten
 from mqtt_nats.codec import Connect, MqttError, NotAuthorized, ReasonCode, Subscribe, Subscription, Unsubscribe, Will
-from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Notice
+from mqtt_nats.hooks.chain import DecisionChain, HookFailed
 from mqtt_nats.hooks.events import (
     ClientView,
     Connected,
     Connecting,
     Disconnected,
     Drop,
-    Dropped,
     Published,
     Publishing,
     Refused,
-    Session,
     Subscribed,
     Subscribing,
     Unsubscribed,
@@ -35,17 +33,18 @@ from mqtt_nats.hooks.points import (
     CLIENT_DISCONNECTED,
     CLIENT_SUBSCRIBE,
     CLIENT_UNSUBSCRIBE,
-    MESSAGE_DROPPED,
     MESSAGE_PUBLISH,
     SESSION_SUBSCRIBED,
     SESSION_TAKEN_OVER,
     SESSION_UNSUBSCRIBED,
     Verdict,
 )
+from mqtt_nats.hooks.session_notices import CAUSES, session
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.hooks.registry import Hooks
+    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.observability.presence import Presence
+    from mqtt_nats.sessions.session import Session
 
 E = TypeVar("E")
 V = TypeVar("V")
@@ -55,29 +54,6 @@ log = logging.getLogger("mqtt_nats.connections")
 CONNECTIONS_PER_S: Final = 100.0
 """Records per second about connections that begin, and about connections that end."""
 
-CAUSES: Final = {
-    ReasonCode.KEEP_ALIVE_TIMEOUT: "keep alive timeout",
-    ReasonCode.ADMINISTRATIVE_ACTION: "administrator",
-    ReasonCode.SERVER_SHUTTING_DOWN: "shutdown",
-    ReasonCode.USE_ANOTHER_SERVER: "shutdown",
-    ReasonCode.NOT_AUTHORIZED: "not authorized",
-    ReasonCode.MAXIMUM_CONNECT_TIME: "not authorized",
-    ReasonCode.QUOTA_EXCEEDED: "limit",
-    ReasonCode.MESSAGE_RATE_TOO_HIGH: "limit",
-    ReasonCode.MALFORMED_PACKET: "protocol error",
-    ReasonCode.PROTOCOL_ERROR: "protocol error",
-    ReasonCode.TOPIC_NAME_INVALID: "protocol error",
-    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED: "protocol error",
-    ReasonCode.TOPIC_ALIAS_INVALID: "protocol error",
-    ReasonCode.PACKET_TOO_LARGE: "protocol error",
-    ReasonCode.PAYLOAD_FORMAT_INVALID: "protocol error",
-    ReasonCode.QOS_NOT_SUPPORTED: "protocol error",
-}
-"""Causes of ends of connections by the gateway, by reason code; every other reason code is `error`."""
-
-DISCONNECTS: Final = ("client", "taken over", "lost", *dict.fromkeys(CAUSES.values()), "error")
-"""All causes of ends of connections: DISCONNECT of the `client`, takeover, loss, and those of the gateway."""
-
 
 async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
     return await chain.decide_later(event, value) if chain.waits else chain.decide(event, value)
@@ -86,13 +62,13 @@ async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
 # -- connections --------------------------------------------------------------------------------------
 
 
-async def admit(client: Client, connect: Connect, client_id: str) -> None:
+async def admit(client: Session, connect: Connect, client_id: str) -> None:
     """Run the hooks of ``client.connect``, which may refuse a CONNECT before its authentication.
 
     Raises:
         MqttError: a hook refuses the CONNECT, or has failed.
     """
-    chain = client.broker.hooks.deciding(CLIENT_CONNECT)
+    chain = client.services.hooks.deciding(CLIENT_CONNECT)
     if chain is None:
         return
     event = Connecting(
@@ -113,9 +89,9 @@ async def admit(client: Client, connect: Connect, client_id: str) -> None:
         raise MqttError("the connection is not accepted", reason)
 
 
-async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
+async def verdict_of_hooks(client: Session, credentials: Credentials) -> Verdict:
     """Return the verdict of the hooks of ``client.authenticate``, which run before the authenticators."""
-    chain = client.broker.hooks.deciding(CLIENT_AUTHENTICATE)
+    chain = client.services.hooks.deciding(CLIENT_AUTHENTICATE)
     if chain is None:
         return IGNORE
     try:
@@ -124,14 +100,13 @@ async def verdict_of_hooks(client: Client, credentials: Credentials) -> Verdict:
         return Denied(str(error))
 
 
-async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
+async def ask_hooks_about_will(client: Publisher, will: Will) -> Will | None:
     """Return a will after the hooks of ``message.publish``; None: the will is dropped.
 
     Raises:
         NotAuthorized: a hook refuses the will, or has failed.
     """
-    broker = client.broker
-    chain = broker.hooks.deciding(MESSAGE_PUBLISH)
+    chain = client.services.hooks.deciding(MESSAGE_PUBLISH)
     if chain is not None:
         delay = (will.properties or {}).get("will_delay_interval")
         shown = (will.properties or {}).copy()
@@ -149,15 +124,15 @@ async def ask_hooks_about_will(client: Client, will: Will) -> Will | None:
         if delay is not None:
             properties["will_delay_interval"] = delay
         will = Will(after.topic, after.payload, after.qos, after.retain, properties or None)
-    if broker.takers.of(will.topic) is not None:
+    if client.ingress.takers.of(will.topic) is not None:
         raise NotAuthorized("a plugin handles this topic: it cannot have a will")
     return will
 
 
-def connected(client: Client, present: bool) -> None:
+def connected(client: Session, presence: Presence, present: bool) -> None:
     """Count, log and announce a connection whose CONNACK has been written."""
-    client.broker.counters.connect()
-    if client.broker.settings.log_connections and admits(log, logging.INFO, "connected"):
+    client.services.counters.connect()
+    if client.services.settings.log_connections and admits(log, logging.INFO, "connected"):
         text = "%s from %s is connected: MQTT %s, %s, keep alive %d s, %s"
         version = "5.0" if client.version == 5 else "3.1.1"
         user = "anonymous" if client.user is None else f"user {shorten(client.user)!r}"
@@ -165,13 +140,13 @@ def connected(client: Client, present: bool) -> None:
         connection = client.connection
         extra = frequent("connected", CONNECTIONS_PER_S)
         log.info(text, client, connection.peer, version, user, connection.keepalive, kind, extra=extra)
-    client.broker.presence.connected(client, present)
-    chain = client.broker.hooks.noticing(CLIENT_CONNECTED)
+    presence.connected(client, present)
+    chain = client.services.hooks.noticing(CLIENT_CONNECTED)
     if chain is not None:
         chain.emit(Connected(ClientView(client), present))
 
 
-def _end_of(client: Client) -> tuple[str, ReasonCode, str]:
+def _end_of(client: Session) -> tuple[str, ReasonCode, str]:
     """Return the cause of a connection's end (one of `DISCONNECTS`), its reason code, and its text."""
     if client.taken:
         return "taken over", ReasonCode.SESSION_TAKEN_OVER, "another connection has claimed the session"
@@ -182,37 +157,30 @@ def _end_of(client: Client) -> tuple[str, ReasonCode, str]:
     return "lost", ReasonCode.UNSPECIFIED_ERROR, "the connection was lost"
 
 
-def disconnected(client: Client) -> None:
+def disconnected(client: Session, presence: Presence) -> None:
     """Count, log and announce the end of a connection, unless its CONNACK was never written."""
     if client.taken and client.epoch:
-        session(client.broker.hooks, SESSION_TAKEN_OVER, client.client_id, client.epoch)
+        session(client.services.hooks, SESSION_TAKEN_OVER, client.client_id, client.epoch)
     if not client.greeted:
         return
     cause, reason, text = _end_of(client)
-    client.broker.counters.leave(cause)
-    wanted = client.broker.settings.log_connections or client.why is not None
+    client.services.counters.leave(cause)
+    wanted = client.services.settings.log_connections or client.why is not None
     if wanted and admits(log, logging.INFO, "disconnected"):
         extra = frequent("disconnected", CONNECTIONS_PER_S, cause=cause, reason_code=f"0x{reason:02X}")
         log.info("%s from %s is disconnected: %s", client, client.connection.peer, text, extra=extra)
-    client.broker.presence.disconnected(client, reason, text)
-    chain = client.broker.hooks.noticing(CLIENT_DISCONNECTED)
+    presence.disconnected(client, reason, text)
+    chain = client.services.hooks.noticing(CLIENT_DISCONNECTED)
     if chain is not None:
         chain.emit(Disconnected(ClientView(client), reason, text))
-
-
-def session(hooks: Hooks, point: Notice[Session], client_id: str, epoch: int) -> None:
-    """Emit a notice about a session."""
-    chain = hooks.noticing(point)
-    if chain is not None:
-        chain.emit(Session(client_id, epoch))
 
 
 # -- subscriptions ------------------------------------------------------------------------------------
 
 
-async def ask_hooks_to_subscribe(client: Client, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
+async def ask_hooks_to_subscribe(client: Session, packet: Subscribe) -> tuple[Subscribe, dict[int, int]]:
     """Return a SUBSCRIBE packet after the hooks, and the reason codes of refused filters by index."""
-    chain = client.broker.hooks.deciding(CLIENT_SUBSCRIBE)
+    chain = client.services.hooks.deciding(CLIENT_SUBSCRIBE)
     if chain is None or not packet.packet_id:
         return packet, {}
     event = Subscribing(ClientView(client), packet.properties or {})
@@ -226,17 +194,17 @@ async def ask_hooks_to_subscribe(client: Client, packet: Subscribe) -> tuple[Sub
     return replace(packet, filters=filters), refused
 
 
-async def ask_hooks_to_unsubscribe(client: Client, packet: Unsubscribe) -> Unsubscribe:
+async def ask_hooks_to_unsubscribe(client: Session, packet: Unsubscribe) -> Unsubscribe:
     """Return an UNSUBSCRIBE packet after the hooks."""
-    chain = client.broker.hooks.deciding(CLIENT_UNSUBSCRIBE)
+    chain = client.services.hooks.deciding(CLIENT_UNSUBSCRIBE)
     if chain is None:
         return packet
     return replace(packet, filters=await _ask(chain, Unsubscribing(ClientView(client)), packet.filters))
 
 
-def subscribed(client: Client, granted: Iterable[tuple[str, int]]) -> None:
+def subscribed(client: Session, granted: Iterable[tuple[str, int]]) -> None:
     """Emit the notices of granted subscriptions after SUBACK has been written."""
-    chain = client.broker.hooks.noticing(SESSION_SUBSCRIBED)
+    chain = client.services.hooks.noticing(SESSION_SUBSCRIBED)
     if chain is not None:
         view = ClientView(client)
         for topic_filter, code in granted:
@@ -244,28 +212,10 @@ def subscribed(client: Client, granted: Iterable[tuple[str, int]]) -> None:
                 chain.emit(Subscribed(view, topic_filter, code))
 
 
-def unsubscribed(client: Client, filters: Iterable[str]) -> None:
+def unsubscribed(client: Session, filters: Iterable[str]) -> None:
     """Emit the notices of ended subscriptions after UNSUBACK has been written."""
-    chain = client.broker.hooks.noticing(SESSION_UNSUBSCRIBED)
+    chain = client.services.hooks.noticing(SESSION_UNSUBSCRIBED)
     if chain is not None:
         view = ClientView(client)
         for topic_filter in filters:
             chain.emit(Unsubscribed(view, topic_filter))
-
-
-# -- messages -----------------------------------------------------------------------------------------
-
-
-def dropped(
-    client: Client,
-    topic: str,
-    qos: int,
-    reason: Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"],
-    message_id: str = "",
-) -> None:
-    """Count and announce a message that a client does not get, or whose publish is dropped."""
-    if reason != "slow client":  # these are counted in `broker.round.dropped`
-        client.broker.counters.drop(reason)
-    chain = client.broker.hooks.noticing(MESSAGE_DROPPED)
-    if chain is not None:
-        chain.emit(Dropped(ClientView(client), topic, qos, reason, message_id))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The receiving side of a session, and the services that durable delivery needs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from mypy_extensions import mypyc_attr
+
+from mqtt_nats.ingress.publisher import Publisher
+from mqtt_nats.sessions.consumer_binding import SessionConsumers
+from mqtt_nats.transport.connection import Connection
+
+if TYPE_CHECKING:
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.position_handover import PositionHandover
+    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.delivery.reconcile import Reconciling
+    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.sessions.services import Registry, Services
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CatchUp:
+    """A reader that brings one session the messages that it has missed; abstract."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        """Stream sequence up to which the session was given every message that matches a live subscription."""
+
+    @abstractmethod
+    def broken(self) -> None:
+        """Create the reader again: messages may have been lost, or the subscriptions have changed."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the reader."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SharedFeed:
+    """The shared reader, as the delivery to its sessions uses it; abstract: `SharedReaderSessions`."""
+
+    def __init__(self) -> None:
+        self.allowed = False
+        """Whether positions may be stored."""
+
+    def allow(self, allowed: bool) -> None:
+        """Allow that positions are stored, or forbid it."""
+        self.allowed = allowed
+
+    @abstractmethod
+    def reached(self, side: DurableDelivery) -> int:
+        """Return the stream sequence up to which a session has been given every message."""
+
+    @abstractmethod
+    def remove(self, client: Receiver) -> None:
+        """Take no more messages for a session."""
+
+    @abstractmethod
+    def refresh(self, client: Receiver) -> None:
+        """Update the filters of a session whose subscriptions have ended."""
+
+    @abstractmethod
+    def forget(self, client: Receiver) -> None:
+        """Forget a session whose connection has ended."""
+
+    @abstractmethod
+    def later(self, client: Receiver) -> None:
+        """Leave a session to its own consumers for a while."""
+
+    @abstractmethod
+    def soon(self, client: Receiver) -> None:
+        """Try soon to make subscriptions of a session live."""
+
+    @abstractmethod
+    def end_catching(self, side: DurableDelivery) -> None:
+        """End the catch-up reader of a session, if it has one."""
+
+    @abstractmethod
+    def elected(self, consumer: str) -> None:
+        """Note that a consumer of the stream of messages, or with an empty name the stream, has a new leader."""
+
+
+class Delivery(NamedTuple):
+    """Services of one account for durable delivery."""
+
+    services: Services
+    registry: Registry[Receiver]
+    handover: PositionHandover
+    reconciling: Reconciling
+    writers: set[PositionWriter]
+    """Writers of sessions' positions."""
+    feed: SharedFeed | None
+    """The shared reader; None = it is not used."""
+    resets: bool
+    """Whether nats-server can set the position of a consumer."""
+
+
+class Receiver(Publisher):
+    """A session and the durable delivery to its client; abstract: `Client` handles the packets."""
+
+    __slots__ = ("delivery", "durable_side")
+
+    def __init__(self, connection: Connection, ingress: Ingress, delivery: Delivery) -> None:
+        super().__init__(connection, ingress)
+        self.delivery = delivery
+        self.durable_side: DurableDelivery | None = None
+        """The sender's side of a durable session; None = the session is regular, or not claimed yet."""
+
+    @property
+    def consumers(self) -> SessionConsumers | None:
+        """The sender's side of a durable session; None = the session is regular, or not claimed yet."""
+        return self.durable_side
+
+    @abstractmethod
+    def crowded(self) -> bool:
+        """Whether jobs wait behind the running one."""
+
+    def end_delivery(self) -> None:
+        """Forget the sender's side of a durable session: it has nothing left to do."""
+        self.durable_side = None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services that all sessions of one account share, complete when they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.backbone.pending_stores import PendingStore
+    from mqtt_nats.base.tasks import Tasks
+    from mqtt_nats.config.settings import Settings
+    from mqtt_nats.hooks.registry import Hooks
+    from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.observability.counters import Counters
+    from mqtt_nats.pubsub.data_path import Path
+    from mqtt_nats.pubsub.interest_propagation import Nodes
+    from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
+    from mqtt_nats.sessions.quotas import Quotas
+    from mqtt_nats.sessions.session import Session
+    from mqtt_nats.sessions.shared_subscribe import LateAssignments
+    from mqtt_nats.transport.connection import Clock
+    from mqtt_streams.stores import Streams
+
+S = TypeVar("S", bound="Session")
+
+
+class Registry(Generic[S]):
+    """The connections of a gateway in one account, and the sessions that they have."""
+
+    __slots__ = ("attached", "clients", "closing", "connections", "left", "unchecked")
+
+    def __init__(self) -> None:
+        self.clients: dict[str, S] = {}
+        """Connected clients by client id; by the name of `registered_as` if the session has its second key."""
+        self.unchecked: set[S] = set()
+        """Clients whose session may have moved while NATS was away."""
+        self.connections: set[S] = set()
+        """Clients with an open socket, also before CONNECT."""
+        self.left = asyncio.Event()
+        """Set when a client has left."""
+        self.attached: dict[str, S] = {}
+        """Clients by the name of the consumer that delivers to their connection."""
+        self.closing = False
+        """Whether the gateway ends, and lets no more clients in."""
+
+    def begin_closing(self) -> None:
+        """Let no more clients in: the gateway ends."""
+        self.closing = True
+
+    def find(self, client_id: str) -> S | None:
+        """Return a connected client by its id, under either key; None if there is none."""
+        found = self.clients.get(client_id)
+        return found or next((one for one in self.clients.values() if one.client_id == client_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Services of one account that every session uses."""
+
+    settings: Settings
+    nats: NatsLinks
+    streams: Streams
+    identity: Identity
+    tasks: Tasks
+    path: Path
+    registry: Registry[Session]
+    hooks: Hooks
+    counters: Counters
+    clock: Clock
+    nodes: Nodes
+    head: StreamHead
+    """Head of the stream of messages."""
+    stream: StreamIdentity
+    """Identity of the stream of messages."""
+    quotas: Quotas
+    late_assignments: LateAssignments
+
+    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
+        """Remove the assignment of a QoS 2 message of a group: the message is complete, or has no receiver."""
+        self.nats.store.call(self.streams.delete_shared, b'{"seq":%b,"no_erase":true}' % record, operation)
