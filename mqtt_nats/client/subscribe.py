@@ -46,7 +46,7 @@ from mqtt_nats.delivery.draining import drain
 from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
-from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, start_replays
+from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
 from mqtt_nats.lifecycle.connection_hooks import (
     ask_hooks_to_subscribe,
     ask_hooks_to_unsubscribe,
@@ -160,6 +160,8 @@ class Subscribing:
             ApiError: JetStream refuses them.
         """
         client, wanted, replays = self.client, self.wanted, self.replays
+        if replays:
+            await room_for_replays(client)
         if self.shares:
             await subscribe_shared(client, self.shares)
         if client.durable_side is not None and wanted:
@@ -369,11 +371,13 @@ def _drop(replays: list[Replay], filters: Set[str]) -> None:
 
 
 async def _first_pages(replays: list[Replay]) -> None:
-    """Read the first page of the retained messages of each subject."""
-    if len(replays) == 1:
-        await replays[0].first_page()
-    else:
-        await asyncio.gather(*(replay.first_page() for replay in replays))
+    """Read the first page of the retained messages of each subject, of a few at once: a turn has a bounded time."""
+    for start in range(0, len(replays), JOINS_AT_ONCE):
+        some = replays[start : start + JOINS_AT_ONCE]
+        if len(some) == 1:
+            await some[0].first_page()
+        else:
+            await asyncio.gather(*(replay.first_page() for replay in some))
 
 
 def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:

@@ -24,6 +24,7 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import returned
 from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
 from mqtt_nats.delivery.resume import note_kept
+from mqtt_nats.ingress.retained_replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.record import save_record
@@ -178,9 +179,10 @@ def _queued(side: DurableDelivery | None) -> int:
 
 
 def _held(client: Receiver) -> int:
-    """Return the bytes for a client in `FlushRound.held`: unread, or waiting for acknowledgements or replays."""
+    """Return the bytes that wait for a client outside of JetStream: unread, behind acknowledgements, or retained."""
     regular = client.regular_side.waiting_bytes if client.regular_side is not None else 0
-    return client.outlet.held + regular + sum(gate.waiting_bytes for gate in (client.gates or {}).values())
+    gates = sum(gate.waiting_bytes for gate in (client.gates or {}).values())
+    return client.outlet.held + regular + gates + pages_of(client)
 
 
 def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:

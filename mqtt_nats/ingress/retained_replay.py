@@ -29,7 +29,7 @@ from mqtt_streams.sessions import Conflict
 from mqtt_streams.subjects import wire_topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from mqtt_nats.ingress.publisher import Publisher
     from mqtt_nats.protocol.inflight import SubscriptionState
@@ -51,6 +51,13 @@ EARLY_LEAST: Final = 64 * 1024
 # Filters of one client whose retained messages are read and sent at the same time: each has two pages in memory.
 AT_ONCE: Final = 4
 
+# Number of a client's filters with unfinished replays above which its next SUBSCRIBE waits, and most seconds for that:
+# acknowledgements may stand behind packets that wait for it.
+REPLAYS_MOST: Final = 64
+REPLAYS_WAIT_S: Final = 2.0
+# Part of `max_unread_bytes` from which pages are small, and are not read ahead.
+CROWDED: Final = 0.25
+
 # Bytes of new messages that are kept back for a subscription while retained messages are sent. All gates count for
 # `max_unread_bytes`.
 GATE_BYTES: Final = 4 * 1024 * 1024
@@ -68,6 +75,10 @@ class Replay:
         self.again = start > 0
         """An earlier connection has begun this replay: the client may have some of the messages."""
         self.page: list[RetainedMessage] = []
+        self._bytes = 0
+        """Bytes of the present page."""
+        self._count: Callable[[int], None] = lambda size: None
+        """Function that counts the bytes of pages, negative when they are sent."""
         self.complete = False
         """No messages follow the first page."""
         self.cursor = start
@@ -101,26 +112,43 @@ class Replay:
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
+        self.keep([])  # of an attempt that has failed
         if of_system(self.filter) and not self.again:
-            self.page = self.client.ingress.system.page(self.filter, self._subject)
+            self.page = self.client.ingress.system.page(self.filter, self._subject)  # shared by all its readers
         if self._literal:
             message = await self.client.services.streams.retained.get(self._literal)
-            self.page += [] if message is None or message.seq < self.cursor else [message]
+            self.keep(self.page + ([] if message is None or message.seq < self.cursor else [message]))
             self.complete = True
             return
-        early = max(PAGE_BYTES // max(len(self.client.gates or ()), 1), EARLY_LEAST)
+        early = EARLY_LEAST if self._crowded else max(PAGE_BYTES // max(len(self.client.gates or ()), 1), EARLY_LEAST)
         pages = self._pages = self.client.services.streams.retained.matching(self._subject, self.cursor, early)
         page = await anext(pages, None)
         if page is None:
             self.complete = True
             return
-        self.page += page
+        self.keep(self.page + page)
         if len(page) <= INLINE:
             following = await anext(pages, None)
             if following is None:
                 self.complete = True
             else:
-                self.page += following
+                self.keep(self.page + following)
+
+    def keep(self, page: list[RetainedMessage]) -> None:
+        """Set the present page and count its bytes."""
+        size = sum(len(message.payload) + len(message.headers) for message in page)
+        self._count(size - self._bytes)
+        self.page, self._bytes = page, size
+
+    def count(self, count: Callable[[int], None]) -> None:
+        """Have the bytes of pages counted from now on."""
+        self._count = count
+        count(self._bytes)
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether so much waits in memory for clients that pages have to be small."""
+        return self.client.path.round.held > self.client.services.settings.max_unread_bytes * CROWDED
 
     @property
     def source(self) -> SubscriptionState | None:
@@ -226,7 +254,7 @@ class Replay:
         following: asyncio.Task[list[RetainedMessage]] | None = None
         try:
             while self.page and self.wanted:
-                if not self.complete and self._pages is not None:
+                if not self.complete and self._pages is not None and not self._crowded:
                     following = asyncio.create_task(self._read(self._pages))
                     for _ in range(3):  # the request leaves in three turns: nats-server reads while this page is sent
                         await asyncio.sleep(0)
@@ -238,7 +266,11 @@ class Replay:
                     self._sent = message.seq + 1
                 self.cursor = self.page[-1].seq + 1
                 self._marks.append(self.cursor)
-                self.page = [] if following is None else await following
+                self.keep([])
+                if following is not None:
+                    self.keep(await following)
+                elif not self.complete and self._pages is not None:
+                    self.keep(await self._read(self._pages))
                 following = None
             # New messages at QoS 0 must not pass retained messages that wait for acknowledgements.
             await self.room(None)
@@ -343,21 +375,18 @@ def open_gate(client: Publisher, found: Filter) -> Gate:
 def drop_gates(client: Publisher) -> None:
     """Discard what gates have kept back for a client whose connection has ended."""
     for present in (client.gates or {}).values():
-        gate: Gate | None = present
-        while gate is not None:
+        for gate in present.chain():
             gate.end()
-            gate = gate.former
 
 
 def drop_gate(client: Publisher, topic_filter: str) -> None:
     """Discard the gates of an ended subscription with the messages that they have kept back."""
     for found in client.gates or ():
         if found.text == topic_filter:
-            gate: Gate | None = client.forget_gate(found)
-            while gate is not None:
+            present = client.forget_gate(found)
+            for gate in present.chain() if present is not None else ():
                 gate.end()
                 gate.let_go()
-                gate = gate.former
             return
 
 
@@ -406,32 +435,65 @@ def start_replays(client: Publisher, replays: list[Replay], gates: dict[str, Gat
 class _Turns:
     """Places for the concurrent replays of one client; exists while the client has replays."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[int], None]) -> None:
+        """``hold`` counts the bytes of pages in memory, negative when they are sent."""
         self.places = asyncio.Semaphore(AT_ONCE)
-        self._users = 0
+        self.bytes = 0
+        """Bytes of the pages in memory."""
+        self._hold = hold
+        self.users = 0
+        self.few = asyncio.Event()
+        """Set when at most `REPLAYS_MOST` groups are left."""
 
-    def enter(self) -> None:
+    def enter(self, group: list[Replay]) -> None:
         """Add a group of replays."""
-        self._users += 1
+        self.users += 1
+        for replay in group:
+            replay.count(self._add)
 
-    def leave(self) -> bool:
+    def leave(self, group: list[Replay]) -> bool:
         """Remove a group of replays; return whether it was the last one."""
-        self._users -= 1
-        return not self._users
+        for replay in group:
+            replay.keep([])
+        self.users -= 1
+        if self.users <= REPLAYS_MOST:
+            self.few.set()
+        return not self.users
+
+    def _add(self, size: int) -> None:
+        self.bytes += size
+        self._hold(size)
 
 
 _turns: dict[Publisher, _Turns] = {}
 
 
+def pages_of(client: Publisher) -> int:
+    """Return the bytes of retained messages that were read for a client and are not sent yet."""
+    turns = _turns.get(client)
+    return 0 if turns is None else turns.bytes
+
+
+async def room_for_replays(client: Publisher) -> None:
+    """Wait while the retained messages of many filters are not sent yet; a SUBSCRIBE may come again and again."""
+    if (turns := _turns.get(client)) is not None and turns.users > REPLAYS_MOST:
+        turns.few.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPLAYS_WAIT_S):
+                await turns.few.wait()
+
+
 async def _run(client: Publisher, gate: Gate, group: list[Replay]) -> None:
-    turns = _turns.setdefault(client, _Turns())
-    turns.enter()
+    turns = _turns.get(client)
+    if turns is None:
+        turns = _turns[client] = _Turns(client.outlet.round.hold)
+    turns.enter(group)
     try:
         async with turns.places:
             for replay in group:
                 await replay.run()
     finally:
-        if turns.leave():
+        if turns.leave(group):
             del _turns[client]
     for replay in group:
         replay.finish()

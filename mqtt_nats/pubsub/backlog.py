@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -104,6 +104,13 @@ class Gate:
         if self.former is not None and self.former.ended:
             self.former = None
         return not self.users
+
+    def chain(self) -> Iterator[Gate]:
+        """Yield this gate and the gates before it."""
+        gate: Gate | None = self
+        while gate is not None:
+            yield gate
+            gate = gate.former
 
     @property
     def room(self) -> int:

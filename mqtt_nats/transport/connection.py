@@ -349,8 +349,15 @@ class Connection(ClientSocket):
             self.release(Hold.OUTBOUND)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the socket is closed; packets that were read before are handled first."""
+        """Note that the socket is closed. Thousands may close at once, and each may have thousands of filters."""
         self.outlet.shut()
+        if self._turns.may_end(self):
+            self.end()
+        else:
+            self.transport = None
+
+    def end(self) -> None:
+        """End the connection, whose socket is closed; packets that were read before are handled first."""
         if self.keeps and not self._ending:
             self._gone = True
             self.transport = None

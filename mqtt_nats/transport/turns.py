@@ -26,7 +26,7 @@ Reads that do not fit wait, which costs each of them two system calls: 500 clien
 """
 
 SLICE_S: Final = 0.005
-"""Seconds for one client in a turn."""
+"""Seconds for one client in a turn, and for the ends of connections that wait."""
 
 EXCESS_S: Final = 1.0
 """Seconds that an excess costs a client; a client that owes more than this is busy."""
@@ -84,7 +84,7 @@ MOVED: Final = Hold.STANDSTILL | Hold.LEASE
 class Turns:
     """The present turn, and the connections that wait for a turn."""
 
-    __slots__ = ("_begun", "_busy", "_fresh", "_others", "_present", "_schedule", "_until")
+    __slots__ = ("_begun", "_busy", "_fresh", "_lost", "_others", "_present", "_schedule", "_until")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
@@ -95,6 +95,8 @@ class Turns:
         """Waiting connections that are not busy and of which no packet was handled in their turn."""
         self._others: deque[Connection] = deque()
         """Waiting connections that are busy, or of which packets were handled already."""
+        self._lost: deque[Connection] = deque()
+        """Connections whose end waits."""
         self._busy: dict[Connection, float] = {}
         """Time at which a connection's excess is balanced, on the system's monotonic clock in seconds."""
         self._present: Connection | None = None
@@ -123,6 +125,16 @@ class Turns:
     def _is_busy(self, connection: Connection, now: float) -> bool:
         return self._busy.get(connection, 0.0) > now + EXCESS_S
 
+    def may_end(self, connection: Connection) -> bool:
+        """Whether there is time for the end of a connection; else :meth:`Connection.end` is called in a later turn."""
+        now = monotonic()
+        if not self._begun:
+            self._begin(now)
+        if now < self._until and not self._lost:
+            return True
+        self._lost.append(connection)
+        return False
+
     @property
     def waiting(self) -> int:
         """Number of waiting connections."""
@@ -137,10 +149,10 @@ class Turns:
         self._schedule(self._end)
 
     def _end(self) -> None:
-        """End the turn: serve the waiting connections, at least one that had a turn before."""
+        """End the turn: serve the waiting connections, at least one that had a turn before, and one that is lost."""
         self._begun = False
-        fresh, others = self._fresh, self._others
-        if not fresh and not others:
+        fresh, others, lost = self._fresh, self._others, self._lost
+        if not fresh and not others and not lost:
             return
         now = monotonic()
         end = now + TURN_S
@@ -154,7 +166,13 @@ class Turns:
             if now >= end:
                 break
         self._present = None
-        if (fresh or others) and not self._begun:
+        end = now + SLICE_S
+        while lost:
+            lost.popleft().end()
+            now = monotonic()
+            if now >= end:
+                break
+        if (fresh or others or lost) and not self._begun:
             self._begin(now)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -82,3 +83,24 @@ def test_messages_behind_retained_ones_that_a_client_does_not_take(gateway: Gate
         grown = flood(gateway, lambda number: raw5.publish(f"behind/{number % count}/x", b"", PROPERTY), 0)
         assert grown < 3 * UNREAD_MIB, grown
     assert ENDED in gateway.log
+
+
+def test_retained_messages_that_are_wanted_again_and_again(gateway: Gateway) -> None:
+    """A page of them is read before each SUBACK, and the client takes none: further SUBSCRIBE packets wait."""
+    with (
+        Raw5.open(gateway.port, "keeper") as keeper,
+        Raw5(gateway.port, receive_buffer=4096) as reader,
+    ):
+        for number in range(60):
+            keeper.send(raw5.publish(f"again/{number}", bytes(60_000), qos=1, id=number + 1, flags=1))
+            keeper.expect(PUBACK)
+        before = memory(gateway.pid)
+        reader.send(raw5.connect("reader"))
+        reader.expect(CONNACK)
+        reader.send(b"".join(raw5.subscribe(("again/#", 0), id=number) for number in range(1, 301)))
+        most = 0.0
+        for _ in range(20):
+            keeper.ping()
+            most = max(most, (memory(gateway.pid) - before) / MIB)
+            time.sleep(0.1)
+        assert most < 3 * UNREAD_MIB, most

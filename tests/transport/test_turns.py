@@ -280,6 +280,44 @@ async def test_what_was_sent_before_the_end_is_handled(end: str) -> None:
         assert slow.found == payloads
 
 
+class SlowEnd(Slow):
+    """A handler whose end takes its time, as of a client with thousands of filters."""
+
+    def lost(self) -> None:
+        super().lost()
+        begun = monotonic()
+        while monotonic() < begun + self.each:
+            pass
+
+
+async def test_many_connections_that_end_at_once() -> None:
+    """Each in a turn; what a client has sent before the end of its connection is handled before it."""
+    loop = asyncio.get_running_loop()
+    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
+    slows = [SlowEnd(0.01) for _ in range(100)]
+    with contextlib.ExitStack() as stack:
+        for slow in slows:
+            ours, theirs = stack.enter_context(pair())
+            await greeted(ours, theirs, slow, round_, clock)
+            theirs.send(raw.publish("a", b"last"))
+        await aeventually(lambda: all(slow.found for slow in slows))
+        turns: list[int] = []
+        pulse = Pulse(clock)
+        for slow in slows:
+            assert slow.connection is not None
+            assert slow.connection.transport is not None
+            slow.connection.transport.abort()
+        while sum(slow.ends for slow in slows) < len(slows):
+            ended = sum(slow.ends for slow in slows)
+            await asyncio.sleep(0)
+            turns.append(sum(slow.ends for slow in slows) - ended)
+        pulse.stop()
+    assert max(turns) <= 2 * TURN_S / 0.01
+    assert all(
+        slow.found == [b"last"] and slow.connection is not None and slow.connection.transport is None for slow in slows
+    )
+
+
 async def test_nothing_is_handled_after_the_gateway_has_closed() -> None:
     loop = asyncio.get_running_loop()
     slow, round_, clock = Slow(0.002), FlushRound(loop.call_soon), Clock(loop.time())
