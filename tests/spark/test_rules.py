@@ -27,9 +27,9 @@ from tests.harness.nats import ROOT, NatsServer
 from tests.harness.waiting import eventually
 from tests.spark.sinking import Sinker
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(900)
 
-PATIENCE = 120.0  # seconds
+PATIENCE = 200.0  # seconds
 EXAMPLE = ROOT / "examples" / "rules"
 SAN_FRANCISCO = "weather/san-francisco/temperature"
 

@@ -3,12 +3,14 @@
 
 Spark's checkpoint has the sequence up to which messages are in the archive. The log of Spark's file sink names the
 files that belong to the archive. So an incomplete batch of a killed run is written again, and the files of the first
-attempt do not count.
+attempt do not count. A table of Delta or Iceberg has the number of the last batch in the commit of its files.
 """
 
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,7 +19,10 @@ from pyspark.sql import functions as F
 from mqtt_streams.subjects import root_of, subject_to_topic
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round
-from pyspark_mqtt_nats.jobs.storage import Checkpoint
+from pyspark_mqtt_nats.jobs.storage import Checkpoint, Place
+from pyspark_mqtt_nats.lakehouse import PACKAGES
+from pyspark_mqtt_nats.lakehouse.batches import Batches, arrow_schema, prepare
+from pyspark_mqtt_nats.lakehouse.tables import Target, exists, open_table
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import stream_info
 from pyspark_mqtt_nats.options import Options
@@ -37,7 +42,7 @@ _PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
 class Archive:
     """Settings of an archive. `source`: options of the source; `every`: seconds between two rounds, None for one round.
 
-    `roots`: most directories a day; `files`: files a directory and batch.
+    `roots`: most directories a day; `files`: files a directory and batch. `catalog` and `table`: Iceberg's.
     """
 
     output: str
@@ -47,6 +52,8 @@ class Archive:
     format: str = "parquet"
     roots: int = 64
     files: int = 1
+    catalog: str | None = None
+    table: str = "mqtt.messages"
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
     where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
     checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
     roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
+    lake = _Lake(spark, job, checkpoint) if job.format in PACKAGES else None
     tally = Tally()
     for _ in rounds(progress, job.every):
         before = len(roots)
@@ -93,13 +101,42 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
         if len(roots) != before or not before:
             checkpoint.save()
         messages = spark.readStream.format("mqtt_nats").options(**_with_defaults(job.source)).load()
-        writer = arranged(messages, roots, job.files).writeStream.format(job.format).partitionBy("date", "root")
-        writer = writer.outputMode("append").option("checkpointLocation", where).option("path", job.output)
+        if lake is not None:
+            writer = messages.writeStream.foreachBatch(lake.batches(messages, roots))
+        else:
+            writer = arranged(messages, roots, job.files).writeStream.format(job.format).partitionBy("date", "root")
+            writer = writer.option("path", job.output)
+        writer = writer.outputMode("append").option("checkpointLocation", where)
         run_round(spark, writer, progress, tally)
         if job.every is not None:
             progress.show(f"{count(tally.messages)} messages, waiting for more")
     first, last = tally.sequences()
     return Archived(job, tally.messages, tally.batches, tally.seconds, first, last)
+
+
+class _Lake:
+    """The table of an archive, and its writer's name, which the checkpoint remembers."""
+
+    def __init__(self, spark: SparkSession, job: Archive, checkpoint: Checkpoint) -> None:
+        prepare(spark)
+        self._job = job
+        self._checkpoint = checkpoint
+        self._place = Place(spark, job.output, "--output")
+        self._target = Target(job.format, job.output, job.catalog, job.table)
+        memory = checkpoint.memory
+        if "writer" not in memory:
+            if exists(self._target):
+                checkpoint.refuse(job.output)
+            memory["writer"] = f"mqtt-nats-{secrets.token_hex(8)}"
+            checkpoint.save()
+        self._writer = str(memory["writer"])
+
+    def batches(self, messages: DataFrame, roots: Mapping[str, str]) -> Callable[[DataFrame, int], None]:
+        """Return the function that writes a batch of messages; raises JobError."""
+        arrange = partial(arranged, roots=roots, files=self._job.files)
+        table = open_table(self._target, self._writer, arrow_schema(arrange(messages)))
+        self._checkpoint.compare(table.last_batch(), self._job.output)
+        return Batches(table, self._place, self._writer, arrange, keep=self._job.format == "iceberg").write
 
 
 def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:

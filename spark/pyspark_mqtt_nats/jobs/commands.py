@@ -15,6 +15,7 @@ from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.jobs import JobError, flags
 from pyspark_mqtt_nats.jobs.failures import OURS, explain
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.lakehouse import require
 from pyspark_mqtt_nats.rules.definitions import load
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
     show_default=True,
     help="Files in each directory that a batch writes, and tasks that write them.",
 )
+@flags.table_flags
 @flags.source_flags("Messages", *flags.READING, *flags.LIMITS)
 @flags.source_flags("Connection", *flags.CONNECTION)
 @flags.spark_flags
@@ -120,19 +122,25 @@ def archive(
     format: str,
     roots: int,
     files: int,
+    catalog: str | None,
+    table: str,
     **_: Any,
 ) -> None:
-    """Write messages to files by date and first topic level.
+    """Write messages to files, or a table of Delta or Iceberg, by date and first topic level.
 
     Each run goes on where the last one has ended, and every message is in the archive exactly once, also when a run was
-    killed. Read it with Spark, which knows what of it counts.
+    killed. Read files with Spark, which knows what of them counts.
     """
     source = flags.source_options(context, "stream")
+    require(format)
+    if catalog is not None and format != "iceberg":
+        raise click.UsageError("--catalog is for --format iceberg", context)
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import archive as job
 
-        return job.run(spark, job.Archive(output, source, checkpoint, every, format, roots, files), progress)
+        settings = job.Archive(output, source, checkpoint, every, format, roots, files, catalog, table)
+        return job.run(spark, settings, progress)
 
     _run("archive", context, run)
 

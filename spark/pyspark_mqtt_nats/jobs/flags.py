@@ -206,6 +206,33 @@ def streams(context: click.Context, parameter: click.Parameter, given: tuple[str
     return found
 
 
+def table_flags(command: F) -> F:
+    """Add the flags `--catalog` and `--table` of Iceberg to a command."""
+    for decorate in (
+        click.option(
+            "--table",
+            default="mqtt.messages",
+            show_default=True,
+            metavar="NAME",
+            callback=_table,
+            help="Iceberg's table.",
+        ),
+        click.option(
+            "--catalog",
+            metavar="NAME",
+            help="Iceberg's catalog, as PyIceberg is configured for it. [default: catalog.db in --output]",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def _table(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not all(value.split(".")) or "." not in value:
+        raise click.BadParameter(f"expected NAMESPACE.NAME, not {value[:80]!r}", context, parameter)
+    return value
+
+
 def stream_flag(command: F) -> F:
     """Add the flag `--stream` to a command."""
     return click.option(

@@ -21,6 +21,7 @@ from pyspark_mqtt_nats.errors import OptionError, SourceError
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing import columns
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Identities, Refused
@@ -93,7 +94,7 @@ class Replayed:
 def run(spark: SparkSession, job: Replay, progress: Progress) -> Replayed:
     """Publish everything, or until the user stops it; raises JobError, OptionError, SourceError."""
     options = Options.parse(job.sink)
-    messages = selected(spark.read.format(job.format).load(job.input), job)
+    messages = selected(read_files(spark, job.input, job.format), job)
     total, size = watch(spark, progress, "counting", lambda: measured(messages))
     return publish(job, options, in_order(messages, total, size), total, progress)
 

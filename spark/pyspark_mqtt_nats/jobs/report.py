@@ -17,6 +17,7 @@ from pyspark_mqtt_nats.jobs.figures import Bar, Figures, Gap, Ranked, width_of_b
 from pyspark_mqtt_nats.jobs.page import render
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.options import Options
 
 _COLUMNS: Final = (
@@ -62,7 +63,7 @@ def run(spark: SparkSession, job: Report, progress: Progress) -> Reported:
         messages = spark.read.format("mqtt_nats").options(**job.source).schema(_COLUMNS).load()
     else:
         name, whole = job.input, True
-        messages = spark.read.format(job.format).load(job.input)
+        messages = read_files(spark, job.input, job.format)
         missing = [column for column in _NEEDED if column not in messages.columns]
         if missing:
             raise JobError(f"--input {job.input} is no archive of messages: it has no column {missing[0]!r}")

@@ -7,7 +7,7 @@ new.
 """
 
 import secrets
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import orjson
 from pyspark.sql import SparkSession
@@ -92,6 +92,19 @@ class Place:
         except Exception as error:
             raise self._problem(error) from None
 
+    def files(self, name: str) -> list[tuple[str, int, int]]:
+        """Return the files below a directory: path from there, bytes, time in milliseconds since 1970."""
+        found = []
+        try:
+            listed = self._files.listFiles(self._child(name), True)
+            while listed.hasNext():
+                one = listed.next()
+                path = str(one.getPath().toString()).partition(f"/{name}/")[2]
+                found.append((path, int(one.getLen()), int(one.getModificationTime())))
+        except Exception as error:
+            raise self._problem(error) from None
+        return found
+
     def batches(self, name: str) -> list[int]:
         """Return the numbers of the batches for which a log of Spark in this directory has a file."""
         if not self.has(name):
@@ -137,15 +150,19 @@ class Checkpoint:
                     text = f"was begun with {flag} {before[flag]}, not {value}"
                     raise JobError(f"--checkpoint {checkpoint} {text}; give that, or another --checkpoint and --output")
         if job["--format"] in LOGGED:
-            self._compare(Place(spark, output, "--output"))
+            self.compare(max(Place(spark, output, "--output").batches("_spark_metadata"), default=-1), output)
 
-    def _compare(self, output: Place) -> None:
-        done = self._place.batches("commits")
-        logged = output.batches("_spark_metadata")
-        # The sink's log is written before the commit.
-        if max(logged, default=-1) - max(done, default=-1) in (0, 1):
-            return
-        text = f"--checkpoint {self._place.path} and --output {output.path} do not belong together"
+    def compare(self, last: int, output: str) -> None:
+        """Raise JobError unless `last`, the last batch in the output, is the one that the checkpoint has, or the next.
+
+        The output has a batch before the checkpoint says so.
+        """
+        if last - max(self._place.batches("commits"), default=-1) not in (0, 1):
+            self.refuse(output)
+
+    def refuse(self, output: str) -> NoReturn:
+        """Raise JobError: checkpoint and output are of two runs."""
+        text = f"--checkpoint {self._place.path} and --output {output} do not belong together"
         raise JobError(f"{text}: give those of one run, or two new directories")
 
     def save(self) -> None:

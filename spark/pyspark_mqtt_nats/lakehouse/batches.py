@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Micro-batches of a streaming query as commits of a table: for `foreachBatch`."""
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.storage import Place
+from pyspark_mqtt_nats.lakehouse import PACKAGES, require
+from pyspark_mqtt_nats.lakehouse.tables import DATA, PARTITIONS, DataFile, Table, Target, open_table
+
+_SETTINGS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""Spark's own default is a type that Iceberg does not know."""
+
+
+def prepare(spark: SparkSession) -> None:
+    """Have Spark write what tables can refer to."""
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """Return the columns of a table for rows of a frame."""
+    found: pa.Schema = to_arrow_schema(frame.schema, timezone="UTC")
+    return found
+
+
+class Batches:
+    """Writer of batches. A batch that the table has is left out: a run was killed before Spark had noted it.
+
+    The files of a batch that was not committed stay in the table's directory, and no reader sees them.
+
+    Args:
+        arrange: makes the table's rows of the query's, in the partitions that become files.
+        keep: the files have the columns of the partitions too, as Iceberg wants it.
+    """
+
+    def __init__(
+        self, table: Table, place: Place, writer: str, arrange: Callable[[DataFrame], DataFrame], *, keep: bool
+    ) -> None:
+        self._table = table
+        self._place = place
+        self._writer = writer
+        self._arrange = arrange
+        self._keep = keep
+
+    def write(self, rows: DataFrame, number: int) -> None:
+        """Write and commit a batch; raises JobError."""
+        if number <= self._table.last_batch():
+            return
+        directory = f"{DATA}/{self._writer}-{number}-{secrets.token_hex(4)}"
+        frame, names = self._arrange(rows), list(PARTITIONS)
+        if self._keep:
+            frame = frame.withColumns({f"_{name}": F.col(name) for name in PARTITIONS})
+            names = [f"_{name}" for name in PARTITIONS]
+        frame.write.partitionBy(*names).parquet(self._place.child(directory))
+        found = self._place.files(directory)
+        files = [
+            DataFile.of(f"{directory}/{path}", size, time) for path, size, time in found if path.endswith(".parquet")
+        ]
+        self._table.add(files, number)
+
+
+def read_files(spark: SparkSession, path: str, format: str) -> DataFrame:
+    """Return an archive in any format as a DataFrame; raises JobError where a table is not there."""
+    if format not in PACKAGES:
+        return spark.read.format(format).load(path)
+    require(format)
+    files = open_table(Target(format, path)).files()
+    if not files:
+        raise JobError(f"--input {path}: the table has no files")
+    return spark.read.option("mergeSchema", "true").parquet(*files)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of Iceberg, by PyIceberg. A batch's number is a property of the table, and of the batch's snapshot."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+
+from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.lakehouse.tables import PARTITIONS, DataFile, Target
+
+ATTEMPTS: Final = 10
+"""Times that a commit is tried when others, such as a compaction, have committed meanwhile."""
+
+BATCH: Final = "mqtt-nats.batch"
+"""Property of a snapshot: number of its batch. With a dot and the writer's name also a property of the table."""
+
+
+@contextmanager
+def _explained(target: Target) -> Iterator[None]:
+    try:
+        yield
+    except JobError:
+        raise
+    except Exception as error:  # of PyIceberg, SQLAlchemy, or whatever the catalog is made of
+        option = "--output" if target.catalog is None else "--catalog"
+        raise JobError(f"{option} {target.catalog or target.output}: {' '.join(str(error).split())[:300]}") from None
+
+
+def _catalog(target: Target) -> Catalog:
+    if target.catalog is not None:
+        return load_catalog(target.catalog)
+    if "://" in target.output:
+        raise JobError(f"--output {target.output}: give --catalog; without it the table has to be on this machine")
+    Path(target.uri).mkdir(parents=True, exist_ok=True)
+    return SqlCatalog("mqtt-nats", uri=f"sqlite:///{target.uri}/catalog.db", warehouse=target.uri)
+
+
+def exists(target: Target) -> bool:
+    """Whether there is a table of this name in the catalog."""
+    with _explained(target):
+        return bool(_catalog(target).table_exists(target.name))
+
+
+class Iceberg:
+    """A table of Iceberg."""
+
+    def __init__(self, target: Target, writer: str, schema: pa.Schema | None) -> None:
+        self._target = target
+        self._property = f"{BATCH}.{writer}"
+        with _explained(target):
+            catalog = _catalog(target)
+            if schema is not None and not catalog.table_exists(target.name):
+                catalog.create_namespace_if_not_exists(target.name.rpartition(".")[0])
+                catalog.create_table_if_not_exists(target.name, schema=schema, location=target.uri)
+            self.table = catalog.load_table(target.name)
+            if schema is not None:
+                self._arrange(schema)
+
+    def _arrange(self, schema: pa.Schema) -> None:
+        """Partition a new table, which a run that was killed may have left without, and add new columns."""
+        if not self.table.spec().fields and self.table.current_snapshot() is None:
+            with self.table.update_spec() as spec:
+                for name in PARTITIONS:
+                    spec.add_identity(name)
+        known = {field.name for field in self.table.schema().fields}
+        if any(name not in known for name in schema.names):
+            with self.table.update_schema() as update:
+                update.union_by_name(schema)
+
+    def last_batch(self) -> int:
+        """Return the number of the last batch that this writer has committed, -1 for none."""
+        with _explained(self._target):
+            self.table.refresh()
+            return int(self.table.properties.get(self._property, "-1"))
+
+    def add(self, files: Sequence[DataFile], batch: int) -> None:
+        """Commit a batch: its files and its number in one transaction."""
+        paths = [f"{self._target.uri}/{file.path}" for file in files]
+        with _explained(self._target):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    with self.table.transaction() as transaction:
+                        transaction.set_properties({self._property: str(batch)})
+                        if paths:
+                            transaction.add_files(paths, {BATCH: str(batch)}, check_duplicate_files=False)
+                    break
+                except CommitFailedException:
+                    if attempt == ATTEMPTS:
+                        raise
+                    self.table.refresh()
+
+    def files(self) -> list[str]:
+        """Return the paths of all files that count."""
+        with _explained(self._target):
+            return [_hadoop(task.file.file_path) for task in self.table.scan().plan_files()]
+
+
+def _hadoop(uri: Any) -> str:
+    return str(uri).replace("s3://", "s3a://", 1)

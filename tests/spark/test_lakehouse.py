@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Archives as tables of Delta Lake and Iceberg: what readers of others find, once, whatever ends a run."""
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.sql import SparkSession
+
+from pyspark_mqtt_nats.jobs import JobError, archive
+from pyspark_mqtt_nats.jobs.archive import Archive
+from pyspark_mqtt_nats.jobs.failures import explain
+from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.lakehouse import delta, iceberg, require
+from pyspark_mqtt_nats.lakehouse.batches import read_files
+from pyspark_mqtt_nats.lakehouse.tables import DataFile, Target
+from tests.harness.nats import NatsServer
+from tests.spark.storing import Store
+
+pytestmark = pytest.mark.timeout(480)
+
+FORMATS = ("delta", "iceberg")
+
+
+@pytest.fixture
+def store(nats_server: NatsServer) -> Iterator[Store]:
+    with Store(nats_server.url) as found:
+        found.put(range(300), lambda number: f"{('a', 'bürö', 'c d')[number % 3].replace(' ', '_')}.{number % 7}")
+        yield found
+
+
+def quiet() -> Progress:
+    return Progress("archive", io.StringIO())
+
+
+def job(store: Store, output: Path, format: str, **options: str) -> Archive:
+    source = store.given(maxMessagesPerTrigger=100, **options)
+    return Archive(str(output), source, format=format, roots=2)
+
+
+def table(output: Path, format: str) -> pa.Table:
+    """The table as readers of others see it."""
+    if format == "delta":
+        return DeltaTable(str(output)).to_pyarrow_table()
+    catalog = SqlCatalog("x", uri=f"sqlite:///{output}/catalog.db", warehouse=str(output))
+    return catalog.load_table("mqtt.messages").scan().to_arrow()
+
+
+def numbers(output: Path, format: str) -> list[int]:
+    return sorted(int(one.as_py()) for one in table(output, format)["payload"])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_message_is_in_the_table_once(
+    spark: SparkSession, store: Store, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "lake"
+    found = archive.run(spark, job(store, output, format), quiet())
+    assert (found.messages, found.first, found.last) == (300, 1, 300)
+    assert numbers(output, format) == list(range(300))
+    rows = table(output, format).to_pylist()
+    assert Counter(row["root"] for row in rows) == {"a": 100, "bürö": 100, "_other": 100}
+    assert {str(row["date"]) for row in rows} == {str(row["timestamp"].date()) for row in rows}
+    assert {row["timestamp"].utcoffset().total_seconds() for row in rows} == {0}
+
+    # A run that ends after the commit of a batch and before Spark has noted it; and one before the commit.
+    target = delta.DeltaLake if format == "delta" else iceberg.Iceberg
+    add: Any = target.add
+
+    def dies_late(self: Any, files: list[DataFile], batch: int) -> None:
+        add(self, files, batch)
+        raise KeyError("on purpose")
+
+    def dies_early(self: Any, files: list[DataFile], batch: int) -> None:
+        raise KeyError("on purpose")
+
+    for begin, dies in ((300, dies_late), (400, dies_early)):
+        store.put(range(begin, begin + 100))
+        monkeypatch.setattr(target, "add", dies)
+        with pytest.raises(Exception, match="on purpose"):
+            archive.run(spark, job(store, output, format), quiet())
+        monkeypatch.setattr(target, "add", add)
+        archive.run(spark, job(store, output, format), quiet())
+        assert numbers(output, format) == list(range(begin + 100))
+
+    # Columns of decoders are added to the table.
+    store.put(range(500, 510))
+    archive.run(spark, job(store, output, format, decoders='{"#": "number"}'), quiet())
+    rows = sorted(table(output, format).to_pylist(), key=lambda row: int(row["sequence"]))
+    assert [row["number"] for row in rows[-12:]] == [None, None, *map(float, range(500, 510))]
+
+    back = read_files(spark, str(output), format)
+    assert back.count() == 510
+    belongs(spark, store, output, format)
+
+
+def belongs(spark: SparkSession, store: Store, output: Path, format: str) -> None:
+    """Messages would be doubled, or lost, where output and checkpoint are not those of one archive."""
+    text = "do not belong together: give those of one run, or two new directories"
+    for settings in (
+        Archive(str(output), store.given(), format=format, checkpoint=str(output.parent / "new")),
+        Archive(str(output.parent / "moved"), store.given(), format=format, checkpoint=str(output / "_checkpoint")),
+    ):
+        with pytest.raises(JobError, match=text):
+            archive.run(spark, settings, quiet())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_places_that_cannot_be_used(spark: SparkSession, store: Store, tmp_path: Path, format: str) -> None:
+    with pytest.raises(JobError, match=f"there is no table of {format} in"):
+        read_files(spark, str(tmp_path / "none"), format)
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=r"--output|--checkpoint"):
+        archive.run(spark, job(store, tmp_path / "file" / "x", format), quiet())
+
+
+def test_an_iceberg_table_elsewhere_needs_a_catalog() -> None:
+    with pytest.raises(JobError, match="--output s3a://bucket/x: give --catalog"):
+        iceberg.exists(Target("iceberg", "s3a://bucket/x"))
+    with pytest.raises(JobError, match="--catalog nowhere: "):
+        iceberg.exists(Target("iceberg", "s3a://bucket/x", "nowhere"))
+
+
+@pytest.mark.parametrize(("format", "module"), [("delta", "deltalake"), ("iceberg", "pyiceberg")])
+def test_a_package_that_is_missing(format: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(format)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = rf"--format {format} needs the package {module}: pip install 'mqtt-nats\[{format}\]'"
+    with pytest.raises(JobError, match=text) as missing:
+        require(format)
+    assert explain(missing.value).startswith("--format")
+    require("parquet")
+
+
+def test_values_of_partitions_are_in_the_names_of_directories() -> None:
+    found = DataFile.of("data/w-0-1/_date=2026-01-02/_root=a%3Ab/part-0.parquet", 5, 7)
+    assert found.partition == {"date": "2026-01-02", "root": "a:b"}
+    assert (found.size, found.time) == (5, 7)
