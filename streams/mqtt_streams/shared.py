@@ -264,7 +264,7 @@ class SharedStore:
         """Return the assignments to a client, oldest first, and the record of its incomplete QoS 2 messages."""
         found = []
         halfway = None
-        async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
+        for message in await stored.all_of(self._js, STREAM, assigned_subjects(client_hash)):
             if message.subject.endswith(_HALFWAY):
                 halfway = HalfWay(
                     message.seq, [int(one) for one in message.payload.split(b",") if one.removeprefix(b"-").isdigit()]

@@ -129,8 +129,8 @@ class Cluster:
             server.discard()
 
 
-async def lead(client: Client, what: str, name: str) -> None:
-    """Have ``STREAM.<stream>`` or ``CONSUMER.<stream>.<consumer>`` led by the server ``name``."""
+async def lead(client: Client, what: str, name: str, wait: float = _LEAD_WAIT) -> None:
+    """Have ``STREAM.<stream>`` or ``CONSUMER.<stream>.<consumer>`` led by the server ``name`` in ``wait`` seconds."""
     kind, _, path = what.partition(".")
 
     async def led() -> bool:
@@ -145,7 +145,7 @@ async def lead(client: Client, what: str, name: str) -> None:
         await asyncio.sleep(0.3)
         return False
 
-    await aeventually(led, _LEAD_WAIT, what=f"{what} led by {name}")
+    await aeventually(led, wait, what=f"{what} led by {name}")
 
 
 async def _quiet(error: Exception) -> None:

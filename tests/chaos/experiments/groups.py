@@ -23,9 +23,18 @@ PATIENCE_LONG = 240.0
 
 
 async def _script(
-    setting: Setting, name: str, victims: Sequence[Victim], gateways: Sequence[Gateway], promises: Promises, kills: int
+    setting: Setting,
+    name: str,
+    victims: Sequence[Victim],
+    gateways: Sequence[Gateway],
+    promises: Promises,
+    kills: int,
+    pause: tuple[float, float],
 ) -> Result:
-    """Two groups of two members at each QoS, which drop their own connections now and then."""
+    """Two groups of two members at each QoS, which drop their own connections now and then.
+
+    ``kills`` and ``pause`` are those of the long version: how many, and how many seconds lie between two of them.
+    """
     long = setting.long
     loads = [
         Workload(
@@ -50,8 +59,8 @@ async def _script(
         victims,
         loads[0].nemesis,
         random.Random(setting.seed),
-        kills=kills,
-        pause=(1.5, 4.0) if long else (0.5, 1.0),
+        kills=kills if long else 2,
+        pause=pause if long else (0.5, 1.0),
         ended=lambda: all(load.published for load in loads),
     )
     verdicts = await asyncio.gather(*(load.finish(PATIENCE_LONG if long else 15.0) for load in loads))
@@ -80,10 +89,10 @@ async def _groups(setting: Setting) -> Result:
     server = await asyncio.to_thread(setting.nats)
     gateways = [await asyncio.to_thread(setting.gateway, server.url) for _ in range(2)]
     promises = Promises(shared=long)
-    result = await _script(setting, "gateways", gateways, gateways, promises, 60 if long else 2)
+    result = await _script(setting, "gateways", gateways, gateways, promises, 60, (1.5, 4.0))
     # A nats-server that is killed forgets what its consumers have delivered last: nobody knows that it comes again.
     promises = Promises(shared=long, marked=False)
-    alone = await _script(setting, "server", [server], gateways, promises, 20 if long else 2)
+    alone = await _script(setting, "server", [server], gateways, promises, 20, (10.0, 20.0))
     result.peers["the nats-server killed"] = alone
     result.violations += [f"{line} (nats-server killed)" for line in alone.violations]
     return result
