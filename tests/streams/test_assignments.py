@@ -2,11 +2,12 @@
 """QoS 2 messages that are one member's of a shared subscription, in a real server."""
 
 import time
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, publish
+from mqtt_streams.api import ApiError, Reply, publish
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.shared import (
     ASSIGNED,
@@ -48,6 +49,34 @@ async def assign(
 async def owner(js: NatsPyJetStream, stored_ns: int = 0, number: int = NUMBER) -> Owner | None:
     """Whose the group's copy of a message is."""
     return await SharedStore(js).owner(GROUP, SUBSCRIPTION, number, stored_ns)
+
+
+class Counting(NatsPyJetStream):
+    """Counts what JetStream is asked."""
+
+    def __init__(self, js: NatsPyJetStream) -> None:
+        super().__init__(js.client, js.api_prefix)
+        self.asked = 0
+
+    async def _answers(
+        self, subject: str, payload: bytes, headers: bytes, timeout: float, inbox: str
+    ) -> AsyncGenerator[Reply, None]:
+        self.asked += 1
+        async for answer in super()._answers(subject, payload, headers, timeout, inbox):
+            yield answer
+
+
+async def test_assignments_are_read_by_pages(js: NatsPyJetStream) -> None:
+    """A session may have thousands after its nats-server was killed again and again; they are read at each resume."""
+    await ensure_streams(js)
+    at = time.time_ns()
+    for number in range(1, 31):
+        block = assigned_block(number, GROUP, number, SUBSCRIPTION, at, b"")
+        await publish(js, assigned_subject(CLIENT, GROUP, number), b"", block)
+    counting = Counting(js)
+    found, _ = await SharedStore(counting).assigned(CLIENT)
+    assert [one.packet_id for one in found] == list(range(1, 31))
+    assert counting.asked < 6
 
 
 async def test_an_assignment_and_its_owner(js: NatsPyJetStream) -> None:
