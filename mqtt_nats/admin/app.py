@@ -27,10 +27,15 @@ if TYPE_CHECKING:
 
 SCRIPT: Final = "text/javascript; charset=utf-8"
 
+SCRIPTS: Final = (
+    *("page", "ask", "bridge", "charts", "clients", "list", "messages", "operation", "overview", "parts", "trace"),
+)
+"""The modules of the dashboard."""
+
 PAGE: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
-    **{f"/{name}.js": (f"{name}.js", SCRIPT) for name in ("page", "ask", "bridge", "charts", "parts")},
+    **{f"/{name}.js": (f"{name}.js", SCRIPT) for name in SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """The files of the dashboard."""

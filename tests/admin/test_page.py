@@ -44,6 +44,12 @@ def click(page: Any, selector: str) -> None:
     page.locator(selector).first.evaluate("one => one.click()")
 
 
+VIEWS = (
+    *("overview", "clients", "sessions", "subscriptions", "groups", "topics", "retained"),
+    *("gateways", "streams", "plugins", "bans", "audit", "rules", "trace", "try"),
+)
+
+
 class Seen:
     """A page, and what its browser complained about."""
 
@@ -122,16 +128,24 @@ def test_names_of_others_stay_text(browser: Any, admin: Admin) -> None:
     clients[0].close()
 
     seen.at("sessions")
-    page.wait_for_selector("#sessions-table td")
+    page.select_option("#sessions-form select", "disconnected")
+    click(page, "#sessions-form button")
+    eventually(lambda: page.locator("#sessions-table tbody tr").count() == 1, 60, what="one session")
     assert page.inner_text("#sessions-table tbody tr td:first-child") == HOSTILE[0]
+    for part, name in (("subscriptions", HOSTILE[3]), ("topics", HOSTILE[0])):
+        seen.at(part)
+        page.wait_for_selector(f"#{part}-table td")
+        assert name in page.inner_text(f"#{part}-table")
     seen.at("retained")
     click(page, "#retained-table button.link")
     page.wait_for_selector("#dialog pre")
     assert page.inner_text("#dialog pre") == HOSTILE[1]
     click(page, "#dialog button.quiet")
-    seen.at("servers")
+    seen.at("streams")
     page.wait_for_selector("#streams-table >> text=$MQTT_msgs")
+    seen.at("gateways")
     page.wait_for_selector("#gateways-table >> text=running")
+    page.wait_for_selector("#listeners-table >> text=anonymous")
     seen.end()
     for client in clients[1:]:
         client.close()
@@ -162,7 +176,7 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     page.wait_for_selector("#bridge >> text=connected as dashboard-")
     page.fill("#subscribe-form input[name=filter]", "phone/#")
     click(page, "#subscribe-form button[type=submit]")
-    page.wait_for_selector("#subscriptions >> text=phone/#")
+    page.wait_for_selector("#filters >> text=phone/#")
     page.fill("#publish-form input[name=topic]", f"phone/{HOSTILE[0]}")
     page.fill("#publish-form textarea", HOSTILE[2])
     page.select_option("#publish-form select[name=qos]", "1")
@@ -173,9 +187,9 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     page.fill("#publish-form input[name=topic]", "phone/#")
     click(page, "#publish-form button[type=submit]")
     page.wait_for_selector("#trouble >> text=wildcard")
-    click(page, "#subscriptions button")
-    eventually(lambda: page.locator("#subscriptions li").count() == 0, 60, what="no subscription")
-    for part in ("overview", "clients", "sessions", "servers", "retained", "try"):
+    click(page, "#filters button")
+    eventually(lambda: page.locator("#filters li").count() == 0, 60, what="no subscription")
+    for part in VIEWS:
         seen.at(part)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, part
     click(page, "#theme")
@@ -186,6 +200,8 @@ def test_publish_and_subscribe_on_a_phone(browser: Any, admin: Admin) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     seen.at("overview")
     eventually(lambda: page.locator("#charts path").count() > 3, 60, what="lines")
+    shown = page.locator("#charts svg").first.get_attribute("aria-label")
+    assert shown.startswith("Messages per second: received ")
     assert page.locator("#tiles .tile").count() >= 8
     seen.end()
 
@@ -211,7 +227,7 @@ def test_a_gateway_is_drained(
     other = gateway_factory(nats_server.url, "--drain-time", "0.5")
     (mine,) = (one["id"] for one in admin.get("/cluster")["gateways"] if one["listen"][0].endswith(f":{other.port}"))
     seen = Seen(browser, admin)
-    seen.at("servers")
+    seen.at("gateways")
     click(seen.page, f'#gateways-table button.link:has-text("{mine}")')
     seen.page.wait_for_selector("#dialog[open] >> text=Drain")
     click(seen.page, "#dialog button.danger")

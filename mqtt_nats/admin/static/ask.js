@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions to the gateway, and the token where one is needed: it is forgotten with the browser's tab.
 
-import { dialog, make } from "/parts.js";
-
-export class Refused extends Error {}
+import { Refused, dialog, make } from "/parts.js";
 
 const GIVEN = "#token=";
 
@@ -20,7 +18,7 @@ addEventListener("hashchange", () => { if (takeToken()) location.reload(); });
 
 export const token = () => sessionStorage.getItem("token") ?? "";
 
-async function fetched(method, path, values) {
+export async function fetched(method, path, values, signal) {
   const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
   let url = path;
   let body;
@@ -30,11 +28,11 @@ async function fetched(method, path, values) {
   } else {
     const query = new URLSearchParams();
     for (const [name, value] of Object.entries(values)) {
-      if (value !== "" && value !== false) query.append(name, value);
+      if (value !== "" && value !== false && value !== undefined) query.append(name, value);
     }
     if (query.size) url += `?${query}`;
   }
-  return fetch(url, { method, headers, body, credentials: "same-origin", redirect: "error" });
+  return fetch(url, { method, headers, body, credentials: "same-origin", redirect: "error", signal });
 }
 
 export async function ask(method, path, values = {}, root = "/api/v1") {

@@ -2,11 +2,10 @@
 // Publish and subscribe: JSON over a WebSocket; the gateway is the MQTT client.
 
 import { token } from "/ask.js";
-import { make, named, number, put, table } from "/parts.js";
+import { $, make, named, number, put, table } from "/parts.js";
 
 const MOST = 200;
 const DRAW = 150;
-const $ = (id) => document.getElementById(id);
 
 // Base64 for URLs, which a subprotocol may have in it.
 function encoded(text) {
@@ -85,8 +84,8 @@ export class Bridge {
   }
 
   chips() {
-    put($("subscriptions"), ...[...this.filters].map(([filter, qos]) => {
-      const end = make("button", { class: "quiet", type: "button", title: "Unsubscribe" }, "×");
+    put($("filters"), ...[...this.filters].map(([filter, qos]) => {
+      const end = make("button", { class: "quiet", type: "button", "aria-label": `Unsubscribe ${filter}` }, "×");
       end.addEventListener("click", () => this.send({ do: "unsubscribe", filter }));
       return make("li", {}, named(filter), make("span", { class: "muted" }, `QoS ${qos}`), end);
     }));

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Line charts of the last minutes, in SVG. Nothing here is parsed as HTML.
+// Line charts, in SVG. Nothing here is parsed as HTML.
 
 const NS = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 170;
-const LEFT = 48;
+const LEFT = 56;
 const BOTTOM = 20;
-const COLOURS = ["one", "two", "three"];
+const COLOURS = ["one", "two", "three", "four", "five"];
+
+export const LINES_MOST = COLOURS.length;
 
 function svg(name, attributes, ...children) {
   const made = document.createElementNS(NS, name);
@@ -15,11 +17,12 @@ function svg(name, attributes, ...children) {
   return made;
 }
 
-// A round number that is not below `value`.
-function ceiling(value) {
+// A round number that is not below `value`; of bytes in powers of two.
+function ceiling(value, base) {
   if (value <= 0) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 2.5, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  const power = base === 1024 ? 2 ** (10 * Math.floor(Math.log2(value) / 10)) : 1;
+  const ten = 10 ** Math.floor(Math.log10(value / power));
+  return [1, 2, 2.5, 5, 10].map((step) => step * ten * power).find((step) => step >= value * 0.999);
 }
 
 export function short(value) {
@@ -35,16 +38,12 @@ export function short(value) {
 }
 
 export class Chart {
-  // `names` of the lines; `span` seconds that are shown.
-  constructor(place, title, names, span, unit = "") {
-    this.names = names;
-    this.span = span;
-    this.unit = unit;
-    this.points = [];
+  // `span` seconds are shown; `text` makes text of a value.
+  constructor(place, title, span, text = short, base = 10) {
+    Object.assign(this, { title, span, text, base, names: [], points: [], at: null });
     this.legend = document.createElement("div");
     this.legend.className = "legend";
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.picture.setAttribute("aria-label", title);
     const heading = document.createElement("h2");
     heading.textContent = title;
     const card = document.createElement("div");
@@ -53,13 +52,12 @@ export class Chart {
     place.append(card);
     this.picture.addEventListener("pointermove", (event) => this.look(event));
     this.picture.addEventListener("pointerleave", () => { this.at = null; this.draw(); });
-    this.at = null;
     new ResizeObserver(() => this.draw()).observe(this.picture);
   }
 
-  add(time, values) {
-    this.points.push([time, values]);
-    while (this.points.length && this.points[0][0] < time - this.span) this.points.shift();
+  // `names` of the lines, and points [time, [value or null of each line]], the oldest first.
+  show(names, points) {
+    Object.assign(this, { names, points, at: null });
     this.draw();
   }
 
@@ -75,42 +73,33 @@ export class Chart {
   }
 
   draw() {
-    const width = this.picture.clientWidth || WIDTH;
+    const width = this.picture.clientWidth;
+    if (!width) return; // it is not shown
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const point = this.at ?? this.points.at(-1);
+    const told = this.names.map((name, index) => `${name} ${point ? this.text(point[1][index]) : "–"}`);
+    this.picture.setAttribute("aria-label", `${this.title}: ${told.join(", ") || "nothing yet"}`);
     this.legend.replaceChildren(...this.names.map((name, index) => {
       const entry = document.createElement("span");
       const key = document.createElement("i");
       key.className = `key ${COLOURS[index]}`;
       const value = document.createElement("b");
-      value.textContent = point ? `${short(point[1][index])}${this.unit}` : "–";
+      value.textContent = point ? this.text(point[1][index]) : "–";
       entry.append(key, `${name} `, value);
       return entry;
     }), this.when());
-    const parts = [];
-    const values = this.points.flatMap((each) => each[1]).filter((value) => value !== null);
-    const top = ceiling(Math.max(0, ...values));
+    const values = this.points.flatMap((each) => each[1]).filter((value) => value !== null && value !== undefined);
+    const top = ceiling(Math.max(0, ...values), this.base);
     const bottom = HEIGHT - BOTTOM;
     const y = (value) => bottom - (value / top) * (bottom - 8);
-    for (const part of [0, 0.5, 1]) {
-      const height = y(top * part);
-      parts.push(svg("line", { class: "grid", x1: LEFT, x2: width, y1: height, y2: height }));
-      const label = svg("text", { x: LEFT - 6, y: height + 4, "text-anchor": "end" });
-      label.textContent = short(top * part);
-      parts.push(label);
-    }
     const last = this.points.length ? this.points.at(-1)[0] : 0;
     const x = (time) => LEFT + ((time - last + this.span) / this.span) * (width - LEFT);
-    for (const [share, text, anchor] of [[0, `${this.span / 60} min ago`, "start"], [1, "now", "end"]]) {
-      const label = svg("text", { x: LEFT + share * (width - LEFT), y: HEIGHT - 5, "text-anchor": anchor });
-      label.textContent = text;
-      parts.push(label);
-    }
+    const parts = this.axes(width, top, y);
     this.names.forEach((_, index) => {
       let path = "";
       let pen = "M";
       for (const [time, each] of this.points) {
-        if (each[index] === null) { pen = "M"; continue; }
+        if (each[index] === null || each[index] === undefined) { pen = "M"; continue; }
         path += `${pen}${x(time).toFixed(1)} ${y(each[index]).toFixed(1)}`;
         pen = "L";
       }
@@ -118,6 +107,23 @@ export class Chart {
     });
     if (this.at) parts.push(svg("line", { class: "mark", x1: x(this.at[0]), x2: x(this.at[0]), y1: 8, y2: bottom }));
     this.picture.replaceChildren(...parts);
+  }
+
+  axes(width, top, y) {
+    const parts = [];
+    const label = (attributes, text) => {
+      const made = svg("text", attributes);
+      made.textContent = text;
+      parts.push(made);
+    };
+    for (const part of [0, 0.5, 1]) {
+      const height = y(top * part);
+      parts.push(svg("line", { class: "grid", x1: LEFT, x2: width, y1: height, y2: height }));
+      label({ x: LEFT - 6, y: height + 4, "text-anchor": "end" }, this.text(top * part));
+    }
+    label({ x: LEFT, y: HEIGHT - 5, "text-anchor": "start" }, `${this.span / 60} min ago`);
+    label({ x: width, y: HEIGHT - 5, "text-anchor": "end" }, "now");
+    return parts;
   }
 
   when() {
