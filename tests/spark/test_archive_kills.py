@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from pyspark_mqtt_nats.lakehouse.batches import read_files
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
@@ -70,11 +71,12 @@ class Publisher(threading.Thread):
 class Archive:
     """The job as a user runs it, in a process of its own."""
 
-    def __init__(self, url: str, directory: Path) -> None:
+    def __init__(self, url: str, directory: Path, format: str) -> None:
+        self.format = format
         self.output = directory / "archive"
         self.process = LoggedProcess("archive", directory / "archive.log")
         self._command = [sys.executable, "-m", "pyspark_mqtt_nats.jobs", "archive", "--servers", url]
-        self._command += ["--output", str(self.output), "--max-messages-per-trigger", f"{BATCH}"]
+        self._command += ["--format", format, "--output", str(self.output), "--max-messages-per-trigger", f"{BATCH}"]
         # A task that is lost with its worker is run again: as on a cluster, and not as local[2] does.
         self._command += ["--master", "local[2,8]"]
 
@@ -126,9 +128,9 @@ def gateway(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
     return gateway_factory(server)
 
 
-@pytest.fixture
-def archive(server: NatsServer, tmp_path: Path) -> Iterator[Archive]:
-    found = Archive(server.url, tmp_path)
+@pytest.fixture(params=["parquet", "delta", "iceberg"])
+def archive(server: NatsServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Archive]:
+    found = Archive(server.url, tmp_path, request.param)
     yield found
     found.process.discard()
 
@@ -185,7 +187,7 @@ def test_every_message_is_archived_once(
         archive.process.wait(PATIENCE)
     archive.start("--max-messages-per-trigger", "200000")  # what has come meanwhile, all at once
     assert archive.process.wait(PATIENCE) == 0, archive.process.text
-    rows = spark.read.parquet(str(archive.output)).select("sequence", "payload").collect()
+    rows = read_files(spark, str(archive.output), archive.format).select("sequence", "payload").collect()
     sequences = Counter(row.sequence for row in rows)
     payloads = Counter(int(bytes(row.payload)) for row in rows)
     print(f"{published} messages, {dict(done)}, {archive.committed} batches, {len(rows)} rows")

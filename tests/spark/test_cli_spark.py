@@ -32,7 +32,7 @@ from tests.spark.storing import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-JOBS = ("aggregate", "archive", "replay", "report", "rule", "shell", "sql")
+JOBS = ("aggregate", "archive", "compact", "replay", "report", "rule", "shell", "sql")
 SERVERS = {"servers": "nats://127.0.0.1:4222"}
 NOWHERE = ("--servers", "nats://127.0.0.1:1", "--connect-timeout", "1")
 
@@ -102,7 +102,7 @@ main()
 def test_help_names_every_option_of_the_connection_but_no_flag_for_a_secret(job: str) -> None:
     text = invoke(job, "--help").output
     for option in OPTIONS:
-        if option.use == "all" and option.name != "mode":
+        if option.use == "all" and option.name != "mode" and job != "compact":
             there = re.search(rf"^  {flags.flag_name(option.name)}\b", text, re.MULTILINE)
             of_views = job in ("rule", "shell", "sql") and option.name == "subjectPrefix"
             assert bool(there) is (option.name not in ("password", "token") and not of_views), option.name
@@ -223,7 +223,8 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
     blocks = re.findall(r"^```toml\n(.*?)^```", rules, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     Path("rules.toml").write_text("\n".join(blocks), encoding="utf-8")
-    page = rules + (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    pages = (ROOT / "docs" / f"{name}.md" for name in ("spark", "spark-lakehouse"))
+    page = rules + "".join(one.read_text(encoding="utf-8") for one in pages)
     commands_shown = re.findall(r"^(?:mqtt-nats spark|spark-submit .* \S*job\.py) (.*)$", page, re.MULTILINE)
     assert {line.split()[0] for line in commands_shown} == set(JOBS)
     for line in commands_shown:
@@ -239,6 +240,14 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
         ("archive --output o --option servers", "--option"),
         ("archive --output o --conf x", "--conf"),
         ("archive --output o --ending-sequence 5", "--ending-sequence"),
+        ("archive --output o --catalog c", "--catalog is for --format iceberg"),
+        ("archive --output o --format iceberg --table messages", "--table"),
+        ("compact", "--input"),
+        ("compact --input i --format orc", "--format"),
+        ("compact --input i --target-size big", "--target-size"),
+        ("compact --input i --before soon", "a day such as 2026-11-20"),
+        ("compact --input i --catalog c", "--catalog is for --format iceberg"),
+        ("compact --input i --option topics=a", "--option has no effect"),
         ("aggregate", "--window"),
         ("aggregate --window 5", "'10 minutes'"),
         ("aggregate --window 0s", "--window"),

@@ -5,8 +5,10 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,10 +16,12 @@ from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
-from pyspark_mqtt_nats.jobs import JobError, archive
+from pyspark_mqtt_nats.jobs import JobError, archive, compact
 from pyspark_mqtt_nats.jobs.archive import Archive
+from pyspark_mqtt_nats.jobs.compact import Compact
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse import delta, iceberg, require
 from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.lakehouse.tables import DataFile, Target
@@ -27,6 +31,8 @@ from tests.spark.storing import Store
 pytestmark = pytest.mark.timeout(480)
 
 FORMATS = ("delta", "iceberg")
+AFTER = date(2999, 1, 1)
+"""A day after that of all messages."""
 
 
 @pytest.fixture
@@ -100,6 +106,59 @@ def test_each_message_is_in_the_table_once(
     assert back.count() == 510
     belongs(spark, store, output, format)
 
+    files = len(back.inputFiles())
+    done = compact.run(spark, Compact(str(output), format, before=AFTER), quiet())
+    assert (done.gone, done.come) == (files, 3)
+    assert f"{files} files in {output} became 3 files" in done.text()
+    assert numbers(output, format) == list(range(510))
+    assert len(read_files(spark, str(output), format).inputFiles()) == 3
+    store.put(range(510, 520))
+    archive.run(spark, job(store, output, format, decoders='{"#": "number"}'), quiet())
+    assert numbers(output, format) == list(range(520))
+    today = compact.run(spark, Compact(str(output), format), quiet())
+    assert today.text().startswith("nothing to compact in ")
+
+
+@pytest.fixture
+def short_log(spark: SparkSession) -> Iterator[None]:
+    """Every second file of the log of Spark's file sink names all files."""
+    setting = "spark.sql.streaming.fileSink.log.compactInterval"
+    spark.conf.set(setting, "2")
+    yield
+    spark.conf.unset(setting)
+
+
+def test_files_of_an_archive_are_compacted_beside_its_log(
+    spark: SparkSession, store: Store, short_log: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "archive"
+    archive.run(spark, job(store, output, "parquet"), quiet())
+
+    def rows() -> list[tuple[str, int]]:
+        found = spark.read.parquet(str(output)).select("root", "payload").collect()
+        return sorted((row.root, int(bytes(row.payload))) for row in found)
+
+    before, files = rows(), spark.read.parquet(str(output)).inputFiles()
+    assert [number for _, number in sorted(before, key=lambda row: row[1])] == list(range(300))
+    assert compact.run(spark, Compact(str(output)), quiet()).gone == 0  # today is not over
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "replace", Mock(side_effect=KeyError("on purpose")))
+        with pytest.raises(KeyError):
+            compact.run(spark, Compact(str(output), before=AFTER), quiet())
+    assert rows() == before
+    done = compact.run(spark, Compact(str(output), before=AFTER), quiet())
+    # Two of the three batches are in the log's file that names all.
+    assert (done.gone, done.come) == (6, 3)
+    assert rows() == before
+    assert len(spark.read.parquet(str(output)).inputFiles()) == len(files) - 3
+    # Batches that come are added to it.
+    for begin in (300, 400):
+        store.put(range(begin, begin + 100))
+        archive.run(spark, job(store, output, "parquet"), quiet())
+    assert sorted(number for _, number in rows()) == list(range(500))
+    with pytest.raises(JobError, match="is no archive of files: it has no _spark_metadata"):
+        compact.run(spark, Compact(str(tmp_path)), quiet())
+
 
 def belongs(spark: SparkSession, store: Store, output: Path, format: str) -> None:
     """Messages would be doubled, or lost, where output and checkpoint are not those of one archive."""
@@ -114,7 +173,7 @@ def belongs(spark: SparkSession, store: Store, output: Path, format: str) -> Non
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_places_that_cannot_be_used(spark: SparkSession, store: Store, tmp_path: Path, format: str) -> None:
-    with pytest.raises(JobError, match=f"there is no table of {format} in"):
+    with pytest.raises(JobError, match=f"--input .*none: there is no table of {format}"):
         read_files(spark, str(tmp_path / "none"), format)
     (tmp_path / "file").touch()
     with pytest.raises(JobError, match=r"--output|--checkpoint"):

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,8 @@ from pyspark_mqtt_nats.rules.definitions import load
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FORMAT = "Format of Spark, such as parquet, orc, delta or iceberg; what is not Spark's own needs its package."
+_FORMAT = "Format of Spark, such as parquet or orc; what is not Spark's own needs its package."
+_ARCHIVE_FORMAT = "Format of Spark, such as parquet or orc; or delta or iceberg, with the extra of this name."
 _CHECKPOINT = "Directory in which a run finds where the last one has ended"
 _STARTS = frozenset(("startingsequence", "startingtimestamp", "startingoffsets"))
 """Options that say where a read begins, in lower case."""
@@ -93,7 +95,7 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
 @click.option("--output", required=True, metavar="DIR", help="Where the archive is, or will be.")
 @click.option("--checkpoint", metavar="DIR", help=f"{_CHECKPOINT}. [default: _checkpoint in --output]")
 @click.option("--every", type=float, metavar="SECONDS", callback=flags.positive, help=_EVERY)
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
 @click.option(
     "--roots",
     type=click.IntRange(0, 1000),
@@ -143,6 +145,60 @@ def archive(
         return job.run(spark, settings, progress)
 
     _run("archive", context, run)
+
+
+def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Return a callback that parses a value as the source does."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+
+    return callback
+
+
+def _day(value: str) -> date:
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"expected a day such as 2026-11-20, not {value[:40]!r}") from None
+
+
+@jobs.command(cls=flags.Job)
+@click.option("--input", required=True, metavar="DIR", help="The archive.")
+@click.option("--format", type=click.Choice(["parquet", "delta", "iceberg"]), default="parquet", show_default=True)
+@click.option(
+    "--target-size",
+    "size",
+    default="128m",
+    show_default=True,
+    metavar="BYTES",
+    callback=_value(values.size),
+    help="Of files.",
+)
+@click.option("--before", metavar="DAY", callback=_value(_day), help="Only days before this one. [default: today, UTC]")
+@flags.table_flags
+@flags.spark_flags
+@click.pass_context
+def compact(context: click.Context, /, master: str | None, conf: Any, log: Path | None, **settings: Any) -> None:
+    """Make fewer and larger files of an archive's finished days.
+
+    Readers see the old files or the new ones, and never both.
+    """
+    if context.meta.get(flags.SOURCE):
+        raise click.UsageError("--option has no effect: nothing is read from NATS", context)
+    require(settings["format"])
+    if settings["catalog"] is not None and settings["format"] != "iceberg":
+        raise click.UsageError("--catalog is for --format iceberg", context)
+
+    def run(spark: "SparkSession", progress: Progress) -> Any:
+        from pyspark_mqtt_nats.jobs import compact as job
+
+        return job.run(spark, job.Compact(**settings), progress)
+
+    _run("compact", context, run)
 
 
 @jobs.command(cls=flags.Job)
@@ -325,18 +381,6 @@ def rule(context: click.Context, /, file: Path, metrics_port: int | None, stream
     _run("rule", context, run)
 
 
-def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return a callback that parses a value as the source does."""
-
-    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else parse(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error), context, parameter) from None
-
-    return callback
-
-
 def _speed(value: str) -> float:
     if value == "max":
         return 0.0
@@ -357,7 +401,7 @@ def _prefix(value: str) -> str:
 
 @jobs.command(cls=flags.Job)
 @click.option("--input", required=True, metavar="DIR", help="The archive.")
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
 @click.option(
     "--speed",
     default="1",
@@ -417,7 +461,7 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
     help="Write a page with charts: report.html. [default: only print the summary]",
 )
 @click.option("--input", metavar="DIR", help="Report on an archive. [default: on what is stored]")
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help="Format of --input.")
+@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
 @click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True, help="Length of the lists.")
 @flags.source_flags("Messages", *flags.READING, *flags.ENDING)
 @flags.source_flags("Connection", *flags.CONNECTION)

@@ -29,6 +29,7 @@ class Place:
         jvm: Any = spark._jvm
         context: Any = spark._jsc
         self._jvm = jvm
+        self._gateway: Any = spark.sparkContext._gateway
         try:
             self._root = jvm.org.apache.hadoop.fs.Path(path)
             self._files = self._root.getFileSystem(context.hadoopConfiguration())
@@ -105,15 +106,53 @@ class Place:
             raise self._problem(error) from None
         return found
 
-    def batches(self, name: str) -> list[int]:
-        """Return the numbers of the batches for which a log of Spark in this directory has a file."""
+    def rename(self, name: str, other: str) -> None:
+        """Rename a file or a directory; the directory of the new name is made where there is none."""
+        try:
+            self._files.mkdirs(self._child(other).getParent())
+            if not self._files.rename(self._child(name), self._child(other)):
+                raise OSError("a file cannot be renamed there")
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Replace a small file by one rename, so that it has either content whatever happens.
+
+        A local file has its checksum in a file of its own, which is left out: two files cannot change at once.
+        """
+        directory, _, last = name.rpartition("/")
+        new = self._child(f"{directory}/.{last}.{secrets.token_hex(4)}")
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        try:
+            self._files.setWriteChecksum(False)
+            try:
+                stream = self._files.create(new, True)
+                try:
+                    stream.write(content)
+                finally:
+                    stream.close()
+            finally:
+                self._files.setWriteChecksum(True)
+            self._files.delete(self._child(f"{directory}/.{last}.crc"), False)
+            how = self._gateway.new_array(rename, 1)
+            how[0] = rename.OVERWRITE
+            context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._files.getUri())
+            context.rename(self._files.makeQualified(new), self._files.makeQualified(self._child(name)), how)
+        except Exception as error:
+            raise self._problem(error) from None
+
+    def names(self, name: str) -> list[str]:
+        """Return the names of what is in a directory, none without the directory."""
         if not self.has(name):
             return []
         try:
-            found = [status.getPath().getName() for status in self._files.listStatus(self._child(name))]
+            return [str(status.getPath().getName()) for status in self._files.listStatus(self._child(name))]
         except Exception as error:
             raise self._problem(error) from None
-        numbers = [text.removesuffix(".compact") for text in found]
+
+    def batches(self, name: str) -> list[int]:
+        """Return the numbers of the batches for which a log of Spark in this directory has a file."""
+        numbers = [text.removesuffix(".compact") for text in self.names(name)]
         return [int(text) for text in numbers if text.isascii() and text.isdecimal()]
 
     def _child(self, name: str) -> Any:

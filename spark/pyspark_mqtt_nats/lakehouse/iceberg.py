@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of Iceberg, by PyIceberg. A batch's number is a property of the table, and of the batch's snapshot."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -10,9 +11,13 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import parquet_files_to_data_files
+from pyiceberg.table import Transaction
 
 from pyspark_mqtt_nats.jobs import JobError
-from pyspark_mqtt_nats.lakehouse.tables import PARTITIONS, DataFile, Target
+from pyspark_mqtt_nats.jobs.storage import Place
+from pyspark_mqtt_nats.lakehouse.compaction import Group, parquet_names
+from pyspark_mqtt_nats.lakehouse.tables import DATA, PARTITIONS, DataFile, Target
 
 ATTEMPTS: Final = 10
 """Times that a commit is tried when others, such as a compaction, have committed meanwhile."""
@@ -82,23 +87,60 @@ class Iceberg:
     def add(self, files: Sequence[DataFile], batch: int) -> None:
         """Commit a batch: its files and its number in one transaction."""
         paths = [f"{self._target.uri}/{file.path}" for file in files]
-        with _explained(self._target):
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    with self.table.transaction() as transaction:
-                        transaction.set_properties({self._property: str(batch)})
-                        if paths:
-                            transaction.add_files(paths, {BATCH: str(batch)}, check_duplicate_files=False)
-                    break
-                except CommitFailedException:
-                    if attempt == ATTEMPTS:
-                        raise
-                    self.table.refresh()
+
+        def append(transaction: Transaction) -> None:
+            transaction.set_properties({self._property: str(batch)})
+            if paths:
+                transaction.add_files(paths, {BATCH: str(batch)}, check_duplicate_files=False)
+
+        self._commit(append)
 
     def files(self) -> list[str]:
         """Return the paths of all files that count."""
         with _explained(self._target):
             return [_hadoop(task.file.file_path) for task in self.table.scan().plan_files()]
+
+    def groups(self, before: str) -> list[Group]:
+        """Return the files of days before a date (ISO 8601)."""
+        found: dict[str, list[Any]] = defaultdict(list)
+        with _explained(self._target):
+            for task in self.table.scan(row_filter=f"date < '{before}'").plan_files():
+                found[repr(task.file.partition)].append(task.file)
+        return [
+            Group(tuple(_hadoop(one.file_path) for one in files), sum(one.file_size_in_bytes for one in files))
+            for _, files in sorted(found.items())
+        ]
+
+    def replace(self, group: Group, place: Place, directory: str) -> int:
+        """Have the files of a directory count in place of a group, at once; return how many there are."""
+        gone = set(group.paths)
+        own = f"{DATA}/{directory.removeprefix('_')}"
+        place.rename(directory, own)
+        paths = [f"{self._target.uri}/{own}/{name}" for name, _, _ in parquet_names(place, own)]
+
+        def swap(transaction: Transaction) -> None:
+            with transaction.update_snapshot().overwrite() as overwrite:
+                for task in self.table.scan().plan_files():
+                    if _hadoop(task.file.file_path) in gone:
+                        overwrite.delete_data_file(task.file)
+                metadata = transaction.table_metadata
+                for file in parquet_files_to_data_files(self.table.io, metadata, iter(paths)):
+                    overwrite.append_data_file(file)
+
+        self._commit(swap)
+        return len(paths)
+
+    def _commit(self, change: Callable[[Transaction], None]) -> None:
+        with _explained(self._target):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    with self.table.transaction() as transaction:
+                        change(transaction)
+                    return
+                except CommitFailedException:
+                    if attempt == ATTEMPTS:
+                        raise
+                    self.table.refresh()
 
 
 def _hadoop(uri: Any) -> str:

@@ -87,7 +87,7 @@ def open_table(target: Target, writer: str = "", schema: pa.Schema | None = None
         schema: makes the table where there is none, and adds the columns that it lacks; None: it has to be there.
     """
     if schema is None and not exists(target):
-        raise JobError(f"there is no table of {target.format} in {target.output}")
+        raise JobError(f"--input {target.output}: there is no table of {target.format}")
     if target.format == "delta":
         from pyspark_mqtt_nats.lakehouse import delta
 
