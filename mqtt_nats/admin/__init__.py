@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.client.account import Account
     from mqtt_nats.config.settings import Settings
+    from mqtt_nats.control.deeds import Deeds
     from mqtt_nats.transport.listener import Listener
     from mqtt_nats.transport.listener_settings import Bound
 
@@ -39,6 +40,10 @@ class ServedGateway(Protocol):
     @property
     def identity(self) -> str:
         """Id with which the gateway has started in its own account."""
+
+    @property
+    def deeds(self) -> Deeds:
+        """Deeds of administrators."""
 
     def name(self) -> str:
         """Return the name of the gateway."""

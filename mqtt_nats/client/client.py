@@ -42,8 +42,8 @@ from mqtt_nats.codec import (
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
 from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
-from mqtt_nats.messages.terms import UNLIMITED
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
+from mqtt_nats.messages.terms import UNLIMITED
 from mqtt_nats.protocol.transient_sender import Late, TransientSender
 from mqtt_nats.pubsub.routing_table import Choice
 from mqtt_nats.sessions.session import State
@@ -52,10 +52,10 @@ from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
-    from mqtt_nats.sessions.guard import Guard
     from mqtt_nats.access.authenticator import Allow, Door
     from mqtt_nats.client.account import Account
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.sessions.guard import Guard
     from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")

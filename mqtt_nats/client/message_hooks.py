@@ -127,8 +127,7 @@ def _fit_spout(client: Client) -> None:
 
 def message_id(client: Client, identifier: int) -> str:
     """Return the id of the message in flight with a packet identifier; empty where it does not come from a stream."""
-    side = client.durable_side
-    delivery = side.machine.inflight.get(identifier) if side is not None else None
+    delivery = client.durable_side.machine.inflight.get(identifier) if client.durable_side is not None else None
     if delivery is None:
         return ""
     found: Stored | None = delivery.body or client.path.recent.messages.get(delivery.sequence)

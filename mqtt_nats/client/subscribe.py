@@ -255,11 +255,8 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
         PacketTooLarge: SUBACK exceeds the client's Maximum Packet Size.
     """
     stalled = client.durable_side is not None and client.durable_side.stall is not None
-    if (
-        stalled
-        or not client.services.nats.online.is_set()
-        or client.services.hooks.deciding(CLIENT_SUBSCRIBE) is not None
-    ):
+    services = client.services
+    if stalled or not services.nats.online.is_set() or services.hooks.deciding(CLIENT_SUBSCRIBE) is not None:
         return None
     asked_for = {entry.topic_filter for entry in packet.filters}
     if any(text.startswith(SHARED) for text in asked_for) or _is_open(client, asked_for):
@@ -269,7 +266,7 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
     _check_room(client, len(packet.filters))
     room = known_room(client, packet)
     if room is None:
-        return mark(client.services.nats)
+        return mark(services.nats)
     begun = Subscribing(client, packet, room, {})
     if not raises(client, begun.wanted):
         begun.join_at_once()

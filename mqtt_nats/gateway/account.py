@@ -59,8 +59,8 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.stores import Streams
 
 if TYPE_CHECKING:
-    from mqtt_nats.sessions.services import Services
     from mqtt_nats.client.account import Account
+    from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.gateway")
 

@@ -27,11 +27,11 @@ from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.process_limits import within_process
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.control.deeds import Deeds
+from mqtt_nats.control.report import progress
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
 from mqtt_nats.gateway.sighup import ReloadSignal
 from mqtt_nats.observability.history import History
-from mqtt_nats.control.report import progress
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import Listener
 from mqtt_nats.transport.listener_settings import Bound

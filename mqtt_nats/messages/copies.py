@@ -287,4 +287,4 @@ def _known_by(message_id: bytes, headers: bytes, subject: str) -> bytes:
 def _stays(line: bytes) -> bool:
     """Whether a header line of a copy is stored with it: none of the bare copy, none that NATS has added or obeys."""
     name = line.partition(b":")[0].strip().lower()
-    return name != b"nmqtt-subject" and not name.startswith(b"nats-") or name.startswith(b"nats-service-error")
+    return (name != b"nmqtt-subject" and not name.startswith(b"nats-")) or name.startswith(b"nats-service-error")

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final
 
 from mqtt_nats.codec import ID, publish_head, put_varint
-from mqtt_nats.messages.headers import header, publisher
+from mqtt_nats.messages.headers import header, publish_qos, publisher
 from mqtt_nats.messages.properties import from_headers
+from mqtt_nats.protocol.durable_sender import packet_id
 
 EXPIRY: Final = b"\x02"
 ALIAS: Final = b"\x23"
@@ -244,6 +245,11 @@ class Stored:
     def remaining(self, now: float) -> int:
         """Return the seconds left of the expiry interval at Unix time ``now``; -1 = no expiry [MQTT-3.3.2-6] (5.0)."""
         return left(self.expiry, self.born, now)
+
+
+def stored(subject: str, key: bytes, payload: bytes, sequence: int, stamp: bytes, headers: bytes) -> Stored:
+    """Return a message of ``$MQTT_msgs``; ``stamp``: time of its store in nanoseconds since 1970."""
+    return Stored(subject, key, payload, publish_qos(headers), packet_id(sequence), False, stamp, headers)
 
 
 def left(expiry: int, born: float, now: float) -> int:

@@ -20,9 +20,9 @@ from mqtt_streams.wills import STREAM as WILLS
 from mqtt_streams.wills import will_subject
 
 if TYPE_CHECKING:
-    from mqtt_streams.gateways import Entry
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.inbox import RequestInbox
+    from mqtt_streams.gateways import Entry
 
 PATIENCE: Final = 2.0
 """Seconds in which JetStream answers; what is not answered by then is missing, or counts as not available."""

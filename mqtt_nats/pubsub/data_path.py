@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.link import ENOUGH
 from mqtt_nats.base.bucket import MemoryBudget, Share
-from mqtt_nats.messages.headers import publish_qos
 from mqtt_nats.messages.ids import MessageIds
-from mqtt_nats.messages.message import Stored
-from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.messages.message import Stored, stored
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.routing_table import Route, Table
 from mqtt_nats.transport.connection import Connection, Hold
@@ -63,9 +61,7 @@ class Recent:
         route = self._table.by_subject.get(bare) or self._table.route_of_subject(bare)
         if route is None:
             return Stored("", b"", b"", 0, 0)
-        found = Stored(
-            route.subject, route.key, payload, publish_qos(headers), packet_id(sequence), False, stamp, headers
-        )
+        found = stored(route.subject, route.key, payload, sequence, stamp, headers)
         self._bytes += len(payload)
         if len(self.messages) >= STORED_MOST or self._bytes > STORED_BYTES:
             self.messages.clear()

@@ -3,7 +3,7 @@
 
 Each session that outlives its connection has a note in `$MQTT_shared` under its quota. A gateway reads the notes of a
 quota when one of its clients needs more, counts its own changes, and reads the notes again now and then, since other
-gateways write notes too. See docs/internals/lifecycle.md#quotas.
+gateways write notes too. See docs/internals/sessions.md#quotas.
 """
 
 from __future__ import annotations

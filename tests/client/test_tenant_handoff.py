@@ -13,7 +13,6 @@ from mqtt_nats.access.passwords import set_password
 from mqtt_nats.client import connect
 from mqtt_nats.client.authentication import hand_over
 from mqtt_nats.client.client import Client
-from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle import pause_detection
 from mqtt_nats.transport.connection import Hold
 from tests.access.test_passwords import CHEAP
@@ -47,13 +46,12 @@ def test_it_is_read_from_afterwards(
     """Who lets go of those that wait for the end of a standstill knows the clients of one account."""
     held: list[bool] = []
 
-    async def hand_over_then(client: Client, client_id: str) -> Broker:
-        former = client.broker
-        pause_detection._begin(former if not standing else former.tenants[standing])
-        broker = await hand_over(client, client_id)
-        assert account.tenant == "acme"
+    async def hand_over_then(client: Client, client_id: str) -> None:
+        former = client.account
+        pause_detection._begin((former if not standing else former.accounts[standing]).services)
+        await hand_over(client, client_id)
+        assert client.account.tenant == "acme"
         held.append(bool(client.connection._holds & Hold.STANDSTILL))
-        return broker
 
     monkeypatch.setattr(connect, "hand_over", hand_over_then)
     tail = field("ann") + field("pw")

@@ -12,12 +12,23 @@ import pytest
 from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control.selection import Total
 from mqtt_nats.control.server import Control
+from mqtt_nats.messages.identity import Identity
+from mqtt_nats.sessions.services import Registry
+
+
+def serving(clients: dict[str, Any]) -> Any:
+    """An account with these clients."""
+    registry: Registry[Any] = Registry()
+    registry.clients.update(clients)
+    return SimpleNamespace(registry=registry)
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1000, False), (1001, True)])
 def test_an_answer_that_nats_would_end_the_connection_over_is_not_sent(size: int, refused: bool) -> None:
     link = SimpleNamespace(max_payload=1000, out=[], kick=lambda: None)
-    control: Any = SimpleNamespace(_broker=SimpleNamespace(link=link, identity="g"))
+    services = SimpleNamespace(nats=SimpleNamespace(link=link), identity=Identity("g"))
+    account = SimpleNamespace(services=services)
+    control: Any = SimpleNamespace(account=account)
     Control.tell(control, b"reply", b"x" * size)
     head, body, end = link.out[0].split(b"\r\n")
     assert head == b"PUB reply %d" % len(body)
@@ -44,7 +55,7 @@ async def test_clients_are_left_in_peace_when_nobody_wants_it_any_more(
         end = lambda error: ended.append(name)  # noqa: E731
         return SimpleNamespace(client_id=name, alive=True, end=end, filters={}, shares=None)
 
-    control: Any = SimpleNamespace(broker=SimpleNamespace(clients={name: client(name) for name in names}), kicks={})
+    control: Any = SimpleNamespace(account=serving({name: client(name) for name in names}), kicks={})
     question = {"everybody": True, "over": 5.0, "kick": "this"}
     kicking = asyncio.ensure_future(anext_all(controlclients._kick(control, question)))
     for _ in range(15):
@@ -68,7 +79,7 @@ async def test_who_has_clients_kicked_slowly_hears_that_it_goes_on(monkeypatch: 
         name: SimpleNamespace(client_id=name, alive=True, end=lambda error: None, filters={}, shares=None)
         for name in ("one", "two")
     }
-    control: Any = SimpleNamespace(broker=SimpleNamespace(clients=clients), kicks={})
+    control: Any = SimpleNamespace(account=serving(clients), kicks={})
     question = {"clients": ["one", "two"], "over": 1.0}
     said = [item async for item in controlclients._kick(control, question)]
     assert [item for item in said if not isinstance(item, Total)] == ["one", "two"]

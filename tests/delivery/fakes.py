@@ -9,7 +9,7 @@ from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
-from mqtt_nats.sessions.consumer_binding import SessionConsumers
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
 from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSide, FakeStore
 
 if TYPE_CHECKING:
@@ -168,6 +168,18 @@ class Side(SessionConsumers):
     @property
     def session(self) -> Any:
         return self.client
+
+    def arrival(self, attachment: ConsumerBinding) -> Any:
+        raise AssertionError("no consumer is subscribed")
+
+    def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        raise AssertionError("no PUBREL record is delivered")
+
+    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+        raise AssertionError("no message is acknowledged")
+
+    async def attach_pubrels(self) -> None:
+        raise AssertionError("there are no PUBREL records")
 
     def begin_stall(self, stall: Any) -> None:
         self.stall = stall

@@ -11,6 +11,13 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from tests.delivery.fakes import FakeDeliveryServices
+from tests.sessions.fakes import FakeSettings
+
+
+class BacklogSettings(FakeSettings):
+    """At most six messages may wait for a session."""
+
+    max_backlog = 6
 
 
 class Bench:
@@ -22,8 +29,8 @@ class Bench:
         self.given: list[int] = []
         self.handlers: dict[bytes, Any] = {b"1": None}
         self.source = SubscriptionState(1, 0, 10)
-        self.services: Any = FakeDeliveryServices()
-        self.services.settings = SimpleNamespace(max_backlog=6)
+        self.services = FakeDeliveryServices()
+        self.services.settings = BacklogSettings()
         self.services.fake_link.handlers = self.handlers
         self.side: Any = SimpleNamespace(
             client=SimpleNamespace(services=self.services, path=self.services.path, client_id="c"),

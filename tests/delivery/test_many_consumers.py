@@ -149,7 +149,7 @@ def test_what_was_in_flight_comes_first_and_in_order(nats_server: NatsServer, mo
             publish(inside, *topics)
             assert [received(client, answered=False).topic for _ in topics] == topics
         eventually(
-            lambda: not inside.call(lambda: inside.gateway.broker and inside.gateway.services.registry.connections)
+            lambda: not inside.call(lambda: inside.gateway.account and inside.gateway.account.registry.connections)
         )
         publish(inside, FILTERS[1])
         with (
@@ -211,13 +211,14 @@ def test_nats_is_lost_before_all_consumers_are_attached(
         with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "cut", clean=False) as client:
             assert received(client).topic == FILTERS[5]
             eventually(lambda: gate.waiting)
-            services = inside.gateway.broker
-            assert broker is not None
-            wire = services.fake_link.wire
+            account = inside.gateway.account
+            assert account is not None
+            nats = account.services.nats
+            wire = nats.link.wire
             proxy.cut()
-            eventually(lambda: services.fake_link.wire is not wire)
+            eventually(lambda: nats.link.wire is not wire)
             proxy.restore()
-            eventually(lambda: services.fake_link.wire is not None and services.nats.online.is_set())
+            eventually(lambda: nats.link.wire is not None and nats.online.is_set())
             gate.open()
             publish(inside, *FILTERS)
             assert sorted(received(client).topic for _ in FILTERS) == FILTERS

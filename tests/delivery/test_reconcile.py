@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -52,7 +52,7 @@ class Bench:
         self.services = FakeDeliveryServices()
         link = self.services.fake_link
         link.wire = self.attachment.wire = transport(link)
-        self.client: Any = FakeReceiver(self.services)
+        self.client: Any = cast(Any, FakeReceiver(self.services))
         self.client.do = self._do
         self.side: Any = Side(
             self.machine,

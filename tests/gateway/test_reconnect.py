@@ -53,15 +53,15 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(recovery, "_check", check)
     monkeypatch.setattr(patience, "LONGEST", 0.05)
-    broker = MagicMock()
+    account = MagicMock()
     clients: dict[int, Any] = {}
     tasks: set[asyncio.Task[None]] = set()
     for number in range(recovery.AT_ONCE * 3):
         client = MagicMock(number=number)
         client.do = lambda work: tasks.add(asyncio.create_task(work))
         clients[number] = client
-    broker.clients = clients
-    recovery._check_all(broker)
+    account.registry.clients = clients
+    recovery._check_all(account)
     async with asyncio.timeout(10):
         await others.wait()
         stuck.set()

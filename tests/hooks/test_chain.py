@@ -319,7 +319,8 @@ async def test_async_notices_come_in_order_and_hold_nobody_up(monkeypatch: pytes
 
 def test_all_of_an_owner_are_removed_and_nobody_else() -> None:
     changes: list[object] = []
-    hooks = Hooks(nothing, changes.append)
+    hooks = Hooks(nothing)
+    hooks.call_on_change(changes.append)
     hooks.add(OPEN, lambda event, value: Continue(value + 1), owner="one")
     hooks.add(TOLD, lambda event: None, owner="one")
     kept: Entry = hooks.add(OPEN, lambda event, value: Continue(value + 10), owner="two")

@@ -194,7 +194,9 @@ def missed(inside: Inside, client_id: str, *topics: str, count: int = MANY) -> R
 
 def catching(inside: Inside, client_id: str) -> CatchUpReader | None:
     side = inside.client(client_id).durable_side
-    return side.catching if side is not None else None
+    found = side.catching if side is not None else None
+    assert found is None or isinstance(found, CatchUpReader)
+    return found
 
 
 def taken(client: Raw, count: int) -> list[int]:
@@ -285,10 +287,8 @@ def test_a_window_that_was_full(inside: Inside) -> None:
 
 def catching_kept(inside: Inside, client_id: str) -> int:
     """How many messages wait in a session's own reader."""
-    account = inside.gateway.account
-    assert account is not None
-    side = account.registry.clients[client_id].durable_side
-    return len(side.catching._kept) if side is not None and side.catching is not None else 0
+    found = catching(inside, client_id)
+    return len(found._kept) if found is not None else 0
 
 
 def test_a_client_that_acknowledges_nothing(inside: Inside) -> None:

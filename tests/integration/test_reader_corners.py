@@ -125,8 +125,8 @@ def inside(nats_server: NatsServer) -> Iterator[Inside]:
 
 def served(inside: Inside) -> SharedReaderSessions:
     """The sessions that its reader serves."""
-    account = inside.gateway.account
-    assert account is not None
+    broker = inside.gateway.own.broker
+    assert broker is not None
     assert broker.live is not None
     return broker.live
 
@@ -179,7 +179,7 @@ def test_a_second_subscription_waits_for_what_the_first_has_to_get(inside: Insid
         assert client.subscribe(("first/a", 1)) == [1]
         eventually(lambda: count(inside, "second") == 1, PATIENCE)
         inside.call(
-            lambda: live.account.services.nats.link.unsubscribe_raw(reader._sid)
+            lambda: live.services.nats.link.unsubscribe_raw(reader._sid)
         )  # it hears nothing until it is made again
         publish(writer, "first/a", range(5))
         assert client.subscribe(("first/b", 1)) == [1]

@@ -22,10 +22,10 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
     """What comes meanwhile is delivered, once; and by the reader again when there is one."""
     monkeypatch.setattr(upkeep, "REFUSED", 0.2)
     with running(nats_server.url, shared_reader="always") as inside:
-        account, port = inside.gateway.account, inside.ports[0]
-        assert account is not None
+        broker, port = inside.gateway.own.broker, inside.ports[0]
+        assert broker is not None
         assert broker.live is not None
-        reader, inbox = broker.live.reader, account.services.nats.inbox
+        reader, inbox = broker.live.reader, broker.account.services.nats.inbox
 
         def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
             return reader_request(*arguments, **more, ack_policy="none at all")

@@ -53,7 +53,7 @@ def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
     side: Any = inside.client(client_id).durable_side
     account = inside.gateway.account
     assert account is not None
-    if broker.live is not None and account.services.settings.shared_reader == "always":
+    if account.delivery.feed is not None and account.services.settings.shared_reader == "always":
         eventually(lambda: side.live, PATIENCE)
     return side
 

@@ -21,13 +21,13 @@ from mqtt_nats.access.passwords import set_password
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.metrics import collect
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.client.account import Account
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.config.worker_identity import WorkerIdentity as Spot
 from mqtt_nats.ctl.commands import bans
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.gateway.account import _not_here
-from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.gateway.supervisor import dump
 from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
@@ -61,10 +61,10 @@ class Place(NamedTuple):
     users: Path
     nats: NatsServer
 
-    def broker(self, name: str) -> Broker:
+    def account(self, name: str) -> Account:
         found = self.running.gateway.tenants[NAMES.index(name)].broker
         assert found is not None
-        return found
+        return found.account
 
     def call(self, work: Callable[[], Any]) -> Any:
         async def run() -> Any:
@@ -138,7 +138,7 @@ def test_the_same_topics_and_client_ids(place: Place) -> None:
             wanted = sorted(f"{name} {qos}".encode() for qos in (0, 1, 2) for _ in range(2))
             assert sorted(reader.receive_message().payload for _ in wanted) == wanted
             reader.quiet()
-    assert [place.broker(name).settings.nats_user for name in NAMES] == list(NAMES)
+    assert [place.account(name).services.settings.nats_user for name in NAMES] == list(NAMES)
 
 
 def test_a_listener_of_a_tenant(place: Place) -> None:
@@ -215,7 +215,7 @@ def test_wills(place: Place) -> None:
 async def test_what_can_be_asked_for_in_the_account_of_a_tenant(place: Place, accounts: NatsServer) -> None:
     """Not that the gateway ends, or reads its files again."""
     service = await nats.connect(accounts.url, user="acme", password="acme-pw")
-    identity = place.broker("acme").identity
+    identity = place.account("acme").services.identity.id
     answer = await service.request(ASK.decode(), orjson.dumps({"ask": "drain", "gateway": identity}), PATIENCE)
     assert "only from its own account" in orjson.loads(answer.data)["error"]
     answer = await service.request(RELOAD.decode(), orjson.dumps({"id": "x", "gateway": ""}), PATIENCE)
@@ -316,7 +316,7 @@ def test_hooks_are_those_of_the_account(place: Place) -> None:
     def shout(event: Publishing, message: Any) -> Any:
         return Continue(Published("loud", message.payload.upper(), message.qos, message.retain, message.properties))
 
-    hooks = place.broker("acme").hooks
+    hooks = place.account("acme").services.hooks
     entry = place.call(lambda: hooks.add(MESSAGE_PUBLISH, shout, owner="test"))
     try:
         with ExitStack() as stack:
@@ -339,7 +339,7 @@ def test_a_hook_says_the_tenant(place: Place) -> None:
     def believe(presented: Credentials, verdict: Allow | Ignore | Denied) -> Any:
         return Stop(Allow(presented.username, tenant="acme")) if presented.username == "hook" else None
 
-    hooks = place.broker("own").hooks
+    hooks = place.account("own").services.hooks
     entry = place.call(lambda: hooks.add(CLIENT_AUTHENTICATE, believe, owner="test"))
     try:
         with Raw5(place.running.port, patience=PATIENCE) as client, place.open("acme") as reader:
@@ -388,8 +388,8 @@ def test_sessions_of_a_listener_that_keeps_none(place: Place) -> None:
     for _ in range(2):
         with Raw.connected(port, "old", clean=False) as old:
             old.subscribe(("kept", 1))
-            assert place.call(lambda: place.broker("duck").clients["old"].durable) is False
-    eventually(lambda: place.call(lambda: "old" not in place.broker("duck").clients), PATIENCE)
+            assert place.call(lambda: place.account("duck").registry.clients["old"].durable) is False
+    eventually(lambda: place.call(lambda: "old" not in place.account("duck").registry.clients), PATIENCE)
     with place.open("duck", "moves", prop(SESSION_EXPIRY, 600)) as client:
         client.subscribed(("kept", 1))
     with place.open("duck") as writer:

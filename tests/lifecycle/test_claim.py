@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mqtt_nats.lifecycle import claim as unconfirmed
 from mqtt_nats.lifecycle.claim import leave_claimed
 from mqtt_streams.api import RequestTimeout
-from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore
+from tests.sessions.fakes import FakeClient, FakeServices
 
 pytestmark = pytest.mark.anyio
+
+
+NO_WILLS: Any = None
+"""The records name no wills."""
 
 
 def record(nonce: str) -> SessionRecord:
@@ -32,14 +35,10 @@ class Setup:
         monkeypatch.setattr(unconfirmed, "PAUSE", 0.001)
         monkeypatch.setattr(unconfirmed, "SETTLING", 0.01)
         monkeypatch.setattr(unconfirmed, "set_deadline", lambda client, at: self.deadlines.append(client.epoch))
-        online = asyncio.Event()
-        online.set()
-        link = SimpleNamespace(kick=lambda: None)
-        broker = SimpleNamespace(online=online, link=link, sessions=SimpleNamespace(load=self.load))
-        self.client: Any = SimpleNamespace(
-            broker=broker, hash="hash", client_id="client", record=record("mine"), epoch=0, expiry=60
-        )
-        self.client.claim = partial(setattr, self.client, "epoch")
+        services = FakeServices()
+        services.streams.sessions = cast(SessionStore, self)
+        self.client: Any = FakeClient(services)
+        self.client.record = record("mine")
 
     async def load(self, *_: object) -> Any:
         found = self.found.pop(0) if len(self.found) > 1 else self.found[0]
@@ -66,12 +65,12 @@ async def test_what_is_left_in_order(monkeypatch: pytest.MonkeyPatch, case: str,
     """Only what this connection has claimed, and nobody after it."""
     found, epoch = CASES[case]
     setup = Setup(monkeypatch, found)
-    await asyncio.wait_for(leave_claimed(setup.client, 5, continued=continued), 10)
+    await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 5, continued=continued), 10)
     assert (setup.client.epoch, setup.deadlines) == (epoch, [epoch] if epoch else [])
 
 
 async def test_a_session_that_does_not_expire_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(monkeypatch, [(record("mine"), 6)])
     setup.client.expiry = None
-    await asyncio.wait_for(leave_claimed(setup.client, 0, continued=True), 10)
+    await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 0, continued=True), 10)
     assert (setup.client.epoch, setup.deadlines) == (6, [])

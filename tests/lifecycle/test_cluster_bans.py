@@ -10,6 +10,7 @@ import orjson
 
 from mqtt_nats.backbone.connect import Phase, Reconnect
 from mqtt_nats.lifecycle.cluster_bans import Banning
+from mqtt_nats.sessions.services import Registry
 
 
 def banning() -> Banning:
@@ -17,8 +18,9 @@ def banning() -> Banning:
     link = SimpleNamespace(subscribe_raw=lambda subject, handler: b"1", renew=lambda sid, subject: None)
     settings = SimpleNamespace(flapping_window=1, flapping_connects=None, flapping_connects_per_address=None)
     reconnect = Reconnect(cast(Any, link))
-    broker: Any = SimpleNamespace(reconnect=reconnect, inbox=None, settings=settings, connections=[])
-    return Banning(broker)
+    nats = SimpleNamespace(reconnect=reconnect, inbox=None)
+    services: Any = SimpleNamespace(nats=nats, settings=settings, registry=Registry())
+    return Banning(services, {})
 
 
 async def test_a_ban_that_is_not_stored_yet() -> None:
@@ -38,6 +40,6 @@ async def test_a_ban_that_is_not_stored_yet() -> None:
     assert found.bans.get("client", "c") is None
     found._arrived(b"", b"", b"", orjson.dumps(body))
     stored.append(body | {"lifted": True})
-    found._broker.reconnect.renew(Phase.REQUESTS)  # its end was missed
+    found._services.nats.reconnect.renew(Phase.REQUESTS)  # its end was missed
     await found._read()
     assert found.bans.get("client", "c") is None

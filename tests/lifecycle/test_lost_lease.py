@@ -7,10 +7,11 @@ import asyncio
 
 import pytest
 
+from mqtt_nats.client.account import Account
 from mqtt_nats.client.client import Client
-from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle import lease
 from mqtt_nats.lifecycle.failover import publish_wills
+from mqtt_nats.lifecycle.will import Wills
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.gateways import Entry
 from tests.base.support import PATIENCE, Inside, running
@@ -24,10 +25,10 @@ from tests.harness.waiting import eventually
 KEPT = prop(SESSION_EXPIRY, 600)
 
 
-def broker_of(inside: Inside) -> Broker:
+def account_of(inside: Inside) -> Account:
     account = inside.gateway.account
     assert account is not None
-    return broker
+    return account
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -47,7 +48,7 @@ def test_a_client_of_whom_nobody_can_tell_is_let_go(
             if version == 5
             else Raw.connected(inside.ports[0], "x", clean=not durable)
         ) as client:
-            held = broker_of(inside).lease
+            held = account_of(inside).lease
             assert held is not None
             inside.call(held._begin_anew)
             client.expect_closed()
@@ -71,11 +72,11 @@ def test_a_succession_that_is_interrupted_goes_on(
         device.close()
     attempts: list[str] = []
 
-    async def publish_later(broker: Broker, entry: Entry) -> int:
+    async def publish_later(wills: Wills, entry: Entry) -> int:
         attempts.append(entry.identity)
         if len(attempts) < 3:
             raise RequestTimeout("the connection is lost")
-        return await publish_wills(broker, entry)
+        return await publish_wills(wills, entry)
 
     monkeypatch.setattr(lease, "publish_wills", publish_later)
     with running(server.url, name="cellar") as inside:
@@ -84,7 +85,7 @@ def test_a_succession_that_is_interrupted_goes_on(
             watcher.send(raw5.subscribe(("devices/+", 1)))
             watcher.answer(raw5.SUBACK)
             assert sorted(watcher.message().payload for _ in devices) == [b"offline"] * 3
-        own = broker_of(inside).lease
+        own = account_of(inside).lease
         assert own is not None
         store = own.store
 

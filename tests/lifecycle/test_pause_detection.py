@@ -14,7 +14,15 @@ import pytest
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.lifecycle import pause_detection as standstill
+from mqtt_nats.sessions.services import Registry
 from mqtt_nats.transport.connection import Clock, Hold
+
+
+class Unread:
+    """A client that nothing is read from."""
+
+    def __init__(self, connection: Any, greeted: bool) -> None:
+        self.connection, self.greeted = connection, greeted
 
 
 @pytest.mark.parametrize("greeted", [True, False])
@@ -30,18 +38,18 @@ async def test_who_connects_when_it_goes_on_has_all_the_time_for_connect(greeted
         work.close()
         begun.append(name)
 
-    broker: Any = SimpleNamespace(
+    services: Any = SimpleNamespace(
         clock=Clock(now - 30),
-        store=SimpleNamespace(excuse=lambda seconds: None),
-        connections=[SimpleNamespace(connection=connection, greeted=greeted)],
-        spawn=spawn,
+        registry=Registry(),
+        tasks=SimpleNamespace(spawn=spawn),
     )
+    services.registry.connections.add(Unread(connection, greeted))
     nothing: Any = None
-    broker.nats = NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), nothing, nothing)
-    broker.link = broker.nats.link
-    broker.clock.read = time.monotonic() - 30
-    standstill._begin(broker)
+    store: Any = SimpleNamespace(excuse=lambda seconds: None)
+    services.nats = NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), nothing, store)
+    services.clock.read = time.monotonic() - 30
+    standstill._begin(services)
     assert begun == ["standstill"]
     assert held == [Hold.STANDSTILL]
-    assert broker.clock.now >= now
+    assert services.clock.now >= now
     assert (connection.opened >= now) is not greeted

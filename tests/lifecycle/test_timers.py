@@ -32,8 +32,9 @@ async def test_a_timer_without_an_answer_comes_again_soon(
 
     monkeypatch.setattr(timers, "expire", expire)
     link = SimpleNamespace(out=out, kick=lambda: None)
-    broker: Any = SimpleNamespace(link=link, timers=SimpleNamespace(done=settle))
-    await timers._handle(broker, TIMER)
+    streams = SimpleNamespace(timers=SimpleNamespace(done=settle))
+    wills: Any = SimpleNamespace(services=SimpleNamespace(nats=SimpleNamespace(link=link), streams=streams))
+    await timers._handle(wills, TIMER)
     if error is None:
         assert (done, out) == ([TIMER], [])
     else:

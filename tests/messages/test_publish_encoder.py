@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.client.client import Client
-from mqtt_nats.client.negotiation import Terms
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
-from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber, encode_publish
-from mqtt_nats.observability.counters import Counters
-from mqtt_nats.pubsub.routing_table import Choice, Filter
+from mqtt_nats.messages.terms import Terms
 
 LIMITS = Limits(
     max_packet_size=1 << 20, connect_packet_size=1 << 16, max_topic_levels=128, max_filters=100, max_user_properties=64
@@ -34,7 +30,7 @@ def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, ver
         terms=Terms(maximum_packet_size=limit, topic_alias_maximum=aliases),
         outgoing=Aliases(aliases) if aliases else None,
         outlet=SimpleNamespace(clogged=clogged),
-        broker=SimpleNamespace(hooks=Hooks(lambda work, name: None), counters=Counters([0, 0, 0], [0, 0, 0])),
+        drop=lambda topic, qos, reason, message_id="": None,
     )
     return cast(Client, parts)
 
@@ -138,10 +134,9 @@ def test_stored_message_reads_its_headers() -> None:
 
 
 def test_tailored_packet_has_everything() -> None:
-    found = Filter("#", (), cast(NatsConnection, None), False)
-    choice = Choice(found, 2, encoded_id(1) + encoded_id(300), True)
+    ids = encoded_id(1) + encoded_id(300)
     message = Rich(KEY, b"x", 2, body=UTF8, kept=True)
-    packet = read(encode_for_subscriber(client(), message, 2, choice)(9))
+    packet = read(encode_for_subscriber(client(), message, 2, 2, ids, kept=True)(9))
     assert packet.properties == {"subscription_identifier": [1, 300], "payload_format_indicator": 1}
     assert (packet.retain, packet.qos, packet.packet_id, packet.dup) == (True, 2, 9, False)
-    assert not read(encode_for_subscriber(client(), Rich(KEY, b"x", 2, body=UTF8), 2, choice)(9)).retain
+    assert not read(encode_for_subscriber(client(), Rich(KEY, b"x", 2, body=UTF8), 2, 2, ids, kept=True)(9)).retain

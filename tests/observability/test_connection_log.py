@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mqtt_nats.hooks.calls import CAUSES, DISCONNECTS
 
+from mqtt_nats.hooks.session_notices import CAUSES, DISCONNECTS
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer

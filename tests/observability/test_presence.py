@@ -13,7 +13,7 @@ from nats.aio.client import Client as NatsClient
 
 from mqtt_nats.codec import Connack, Connect
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.presence import Presence
 from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
 from tests.conftest import GatewayFactory
@@ -174,8 +174,8 @@ async def test_events_wait_for_nats() -> None:
     link = SimpleNamespace(wire=None, online=False, out=[], kick=lambda: None)
     fanout = SimpleNamespace()
     table = SimpleNamespace(wanted=lambda topic: False)
-    settings = SimpleNamespace(presence=True)
-    presence = Presence(cast(Broker, SimpleNamespace(link=link, fanout=fanout, table=table, settings=settings)))
+    path: Any = SimpleNamespace(link=link, fanout=fanout, table=table)
+    presence = Presence(path, Identity("present0"), wanted=True)
     presence.lost("aaaaaaaa", "lamp", 7)
     assert not link.out
     link.wire, link.online = object(), True

@@ -241,7 +241,7 @@ async def test_a_timer_that_comes_again_is_not_published_again(delaying: InProce
         assert tokens[4] == "1"
         tokens[4] = "2"
         again = fired[0]._replace(ack=".".join(tokens))
-        delaying.run(scheduling.message_due(delaying.broker, again))
+        delaying.run(scheduling.message_due(delaying.account.ingress, again))
         for one in (reader, keeper):
             await one.quiet()
         async with await RawClient.connect(delaying.port, "keeper"):
@@ -268,7 +268,7 @@ async def test_what_was_published_is_retained_by_the_next_gateway(
         tokens[4] = "2"
         headers = fired[0].headers.replace(b"Nmqtt-Pub:", b"Nmqtt-Retain:1\r\nNmqtt-Pub:", 1)
         again = fired[0]._replace(ack=".".join(tokens), headers=headers)
-        delaying.run(scheduling.message_due(delaying.broker, again))
+        delaying.run(scheduling.message_due(delaying.account.ingress, again))
         await writer.subscribe(topic, qos=2)
         if newer or payload:
             await writer.receive(topic, b"newer" if newer else payload, qos=1, retain=True)

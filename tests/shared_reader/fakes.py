@@ -14,7 +14,7 @@ from mqtt_streams.messages import PREFIX, subscription_consumer
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
-    from mqtt_nats.client.client import Client
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
@@ -72,8 +72,8 @@ class FakeSessions:
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
-        self.members: dict[Client, Member] = {}
-        self.falling: set[Client] = set()
+        self.members: dict[Receiver, Member] = {}
+        self.falling: set[Receiver] = set()
         self.fake_refuses = False
         self.fake_given: list[int] = []
         self.fake_through: list[int] = []

@@ -119,7 +119,7 @@ async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: 
     setup.session("later").renewal = now + 1000
     setup.look()
     jobs = {client.client_id: client for client in setup.services.registry.clients.values()}
-    renewed = [name for name, client in jobs.items() if client.fake_jobs]  # type: ignore[attr-defined]
+    renewed = [name for name, client in jobs.items() if client.fake_jobs]
     assert renewed == ["one", "two"]
     for member in setup.live.members.values():
         if member.client.client_id in renewed:

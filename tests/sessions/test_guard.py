@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Permissions of a connection: what is remembered, what is logged, and what hooks change."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from mqtt_nats.access.acl import Identity, Permissions
+from mqtt_nats.base.bucket import MemoryBudget
+from mqtt_nats.hooks.chain import Continue
+from mqtt_nats.hooks.events import Authorizing
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
+from mqtt_nats.hooks.registry import Hooks
+from mqtt_nats.pubsub.data_path import ClientMemory
+from mqtt_nats.sessions.guard import AskingGuard, Guard
+from mqtt_nats.sessions.session import Session
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings
+
+KEY = b"\0\1a"
+
+
+class FakeGuardSettings(FakeSettings):
+    """Stands for `Settings`: whether each message is checked."""
+
+    def __init__(self, acl_subscribe: str) -> None:
+        self.acl_subscribe = acl_subscribe
+
+
+class FakePermissions:
+    """Stands for `Permissions`: the same decision about everything, and how often it was asked for."""
+
+    def __init__(self, *, permits: bool) -> None:
+        self.fake_permits = permits
+        self.fake_asked = 0
+
+    def publish(self, key: bytes, qos: int, retain: bool) -> bool:
+        self.fake_asked += 1
+        return self.fake_permits
+
+    def may_subscribe(self, topic: str, qos: int) -> bool:
+        self.fake_asked += 1
+        return self.fake_permits
+
+
+class FakeGuarded(FakeClient):
+    """Stands for `Client`, whose permissions are asked for."""
+
+    def __init__(self, acl_subscribe: str = "subscribe") -> None:
+        services = FakeServices()
+        services.settings = FakeGuardSettings(acl_subscribe)
+        super().__init__(services)
+        self.memory = ClientMemory(MemoryBudget(10_000, 10_000))
+        self.fake_dropped: list[tuple[str, int, str]] = []
+
+    def drop(self, topic: str, qos: int, reason: str, message_id: str = "") -> None:
+        self.fake_dropped.append((topic, qos, reason))
+
+
+def guard(client: FakeGuarded, permissions: FakePermissions, kind: type[Guard] = Guard) -> Guard:
+    identity = Identity("user", "client", "127.0.0.1", frozenset())
+    return kind(cast(Session, client), identity, cast(Permissions, permissions))
+
+
+def test_a_decision_is_asked_for_once() -> None:
+    client, permissions = FakeGuarded(), FakePermissions(permits=True)
+    one = guard(client, permissions)
+    assert one.may_publish(KEY, 1, False)
+    assert one.may_publish(KEY, 1, False)
+    assert permissions.fake_asked == 1
+    client.memory.forget_decisions()
+    assert one.may_publish(KEY, 1, False)
+    assert permissions.fake_asked == 2
+
+
+def test_a_denied_publish_is_counted() -> None:
+    client = FakeGuarded()
+    one = guard(client, FakePermissions(permits=False))
+    assert not one.may_publish(KEY, 1, True)
+    assert client.fake_dropped == [("a", 1, "denied")]
+    assert not one.permits(KEY, 1, True)
+    assert len(client.fake_dropped) == 1, "a question is no denial"
+
+
+@pytest.mark.parametrize(("acl_subscribe", "withheld"), [("subscribe", False), ("deliver", True)])
+def test_messages_are_withheld_where_each_one_is_checked(acl_subscribe: str, withheld: bool) -> None:
+    client = FakeGuarded(acl_subscribe)
+    one = guard(client, FakePermissions(permits=False))
+    assert one.withholds(KEY, 0) is withheld
+    assert client.fake_dropped == ([("a", 0, "not permitted")] if withheld else [])
+
+
+@pytest.mark.parametrize("permits", [True, False])
+def test_a_hook_changes_the_decision_of_the_rules(permits: bool) -> None:
+    client = FakeGuarded()
+    hooks = Hooks(lambda work, name: None)
+    services: Any = client.services
+    services.hooks = hooks
+    seen: list[tuple[str, bool]] = []
+
+    def decide(event: Authorizing, allowed: bool) -> Continue[bool]:
+        seen.append((event.topic, allowed))
+        return Continue(not allowed)
+
+    hooks.add(CLIENT_AUTHORIZE, decide, owner="test")
+    one = guard(client, FakePermissions(permits=permits), AskingGuard)
+    assert one.permits(KEY, 1, False) is not permits
+    assert seen == [("a", permits)]
