@@ -38,9 +38,9 @@ export function short(value) {
 }
 
 export class Chart {
-  // `span` seconds are shown; `text` makes text of a value.
-  constructor(place, title, span, text = short, base = 10) {
-    Object.assign(this, { title, span, text, base, names: [], points: [], at: null });
+  // `text` makes text of a value.
+  constructor(place, title, text = short, base = 10) {
+    Object.assign(this, { title, span: 300, text, base, names: [], points: [], at: null });
     this.legend = document.createElement("div");
     this.legend.className = "legend";
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
@@ -55,9 +55,9 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.picture);
   }
 
-  // `names` of the lines, and points [time, [value or null of each line]], the oldest first.
-  show(names, points) {
-    Object.assign(this, { names, points, at: null });
+  // Seconds that are shown, names of the lines, and points [time, [value or null of each line]], the oldest first.
+  show(span, names, points) {
+    Object.assign(this, { span, names, points, at: null });
     this.draw();
   }
 

@@ -7,6 +7,7 @@ import { clientColumns } from "/clients.js";
 import { $, make, number, put, size, state, table } from "/parts.js";
 
 const SPAN = 3600;
+const SHORTEST = 300;
 const milliseconds = (value) => (value === null || value === undefined ? "–" : `${short(value * 1000)} ms`);
 const percent = (value) => (value === null || value === undefined ? "–" : `${short(value * 100)} %`);
 
@@ -20,7 +21,7 @@ for (const [name, title, ...more] of [
   ["memory", "Memory of the gateways", size, 1024],
   ["storage", "JetStream storage", size, 1024],
   ["times", "Times", milliseconds],
-]) charts[name] = new Chart($("charts"), title, SPAN, ...more);
+]) charts[name] = new Chart($("charts"), title, ...more);
 
 let points = new Map(); // by gateway, those of the last hour
 let since = 0;
@@ -67,7 +68,10 @@ const largest = (key) => (several) => {
 };
 
 function draw(all) {
-  const show = (chart, lines) => charts[chart].show(Object.keys(lines),
+  // Of gateways that were just started, what there is of the hour, in steps of five minutes.
+  const age = all.length ? all.at(-1)[0] - all[0][0] : 0;
+  const span = Math.min(SPAN, Math.ceil(Math.max(age, 1) / SHORTEST) * SHORTEST);
+  const show = (chart, lines) => charts[chart].show(span, Object.keys(lines),
     all.map(([time, several]) => [time, Object.values(lines).map((of) => of(several))]));
   show("messages", { received: added("received"), sent: added("sent") });
   show("clients", { connected: added("clients") });
