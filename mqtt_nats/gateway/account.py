@@ -361,7 +361,7 @@ class Tenant:
         broker = self.broker
         assert broker is not None
         if broker.live is not None:
-            self._company = company.PositionSupport(broker.live, broker.account.lease)
+            self._company = company.PositionSupport(broker.live, broker.account.lease, broker.account.claims)
         try:
             if self._company is not None:
                 await self._company.begin()

@@ -183,8 +183,8 @@ def _account(place: Place, registry: Registry[Client], ingress: Ingress, deliver
     settings, nats, identity = services.settings, services.nats, services.identity
     copies = Copies(nats.link, nats.inbox, nats.store, nats.online, services.tasks.spawn, services.counters.drop)
     services.path.fanout.begin_looking(copies.suspect, copies.doubt)
-    wills = Wills(ingress)
     claims = Claims(nats, services.streams.sessions, identity.domain, identity.id)
+    wills = Wills(ingress, claims)
     presence = Presence(services.path, identity, wanted=settings.presence)
     lease = Lease(wills, presence, claims, delivery.handover)
     return Account(

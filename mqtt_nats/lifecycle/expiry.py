@@ -21,6 +21,7 @@ from mqtt_streams.sessions import (
     NewerRecord,
     PoisonedRecord,
     SessionRecord,
+    claim_subject,
 )
 
 if TYPE_CHECKING:
@@ -76,10 +77,12 @@ async def end_session(wills: Wills, record: SessionRecord, sequence: int) -> boo
 
     The session is claimed first, as by a client: a client that connects at this moment keeps it or gets a new one.
     """
-    record = ended_record(record, wills.services.identity.id, sequence)
-    reply = f"$MQTT.JSA.{wills.services.identity.id}.SP.{record.key}.{wills.services.identity.new_nuid()}"
+    identity = wills.services.identity
+    record = ended_record(record, identity.id, sequence)
+    reply = claim_subject(record.key, identity.id, identity.new_nuid())
     try:
-        sequence = await wills.services.streams.sessions.save(record, expected=sequence, reply=reply)
+        with wills.claims.hearing(record.key):
+            sequence = await wills.services.streams.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
         return False
     await _remove(wills, record, sequence)

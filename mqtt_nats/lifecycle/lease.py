@@ -28,7 +28,7 @@ from mqtt_nats.lifecycle.readiness import explain
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.gateways import POSITIONS, Entry, GatewayStore, LeaseTaken
+from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_PLAIN, V5_VERSION
 
@@ -82,6 +82,7 @@ class Lease:
             "version": __version__,
             "records": V5_PLAIN,
             POSITIONS: True,
+            CLAIM_BUCKETS: True,
             "started": time.time(),
         }
         """Registration of this gateway. ``records``: the highest version of a session record that it may write."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
+    from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -323,8 +324,8 @@ def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
 class Wills:
     """The wills of one account that are being published, or wait for the last job of their client."""
 
-    def __init__(self, ingress: Ingress) -> None:
-        self.ingress, self.services = ingress, ingress.services
+    def __init__(self, ingress: Ingress, claims: Claims) -> None:
+        self.ingress, self.services, self.claims = ingress, ingress.services, claims
         self.last: dict[Session, Done] = {}
         """Wills that are being published, by client, of sessions that end with their connection."""
         self.late: dict[Session, tuple[StoredWill, float]] = {}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.inbox import NO_RESPONDERS
-from mqtt_streams.gateway_subjects import ECHO, HERE, READS_POSITIONS
+from mqtt_streams.gateway_subjects import ECHO, HERE, NAMES_BUCKETS, READS_POSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -205,7 +205,7 @@ class Nodes:
         """Announce this gateway's server, and ask for the others."""
         link = self._nats.link
         own, reply = _server(link), self._prefixes[link] + b"here"
-        head = b"NATS/1.0\r\n%b\r\n\r\n" % READS_POSITIONS
+        head = b"NATS/1.0\r\n%b\r\n%b\r\n\r\n" % (READS_POSITIONS, NAMES_BUCKETS)
         link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))
         link.kick()
 

@@ -20,7 +20,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as HELD
 from mqtt_streams.qos2 import held_subjects
-from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord
+from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord, claim_subject
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subjects, members_subject
 from mqtt_streams.stored import get_last, purge, scan
@@ -57,7 +57,7 @@ async def save_record(client: Session, expected: int) -> int:
         record.v5.hold_qos2()
     if client.epoch:
         record.v5.begin_at(client.epoch)
-    reply = f"$MQTT.JSA.{services.identity.id}.SP.{client.hash}.{nonce}"
+    reply = claim_subject(client.hash, services.identity.id, nonce)
     try:
         sequence = await services.streams.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):

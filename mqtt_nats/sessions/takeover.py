@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takeover: the signals by which a gateway learns of claims, and whether a session still belongs to a connection.
 
-A signal is the acknowledgement of a write to a session record. One subscription covers all sessions: one for each
-client would cost every nats-server of a cluster more than the signals for clients of other gateways cost this gateway.
-See docs/internals/sessions.md#takeover-signal.
+A signal is the acknowledgement of a write to a session record. A gateway hears the signals of the buckets of its
+sessions, or all while somebody's do not name the bucket. See docs/internals/sessions.md#takeover-signal.
 """
 
 from __future__ import annotations
@@ -11,25 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from mqtt_nats.backbone.connect import Phase
+from mqtt_nats.backbone.retry import TimedPermit
 from mqtt_nats.base.logs import once
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import SECOND_KEY_LENGTH
-from mqtt_streams.sessions import PoisonedRecord
+from mqtt_streams.sessions import SECOND_BUCKET, PoisonedRecord, claim_bucket, claiming_gateway, claims_of
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
     from mqtt_streams.sessions import SessionStore
 
 log = logging.getLogger("mqtt_nats.broker")
 
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
-"""``$MQTT.JSA.<gateway>.SP.<hash of the client id>.<any>``: subjects on which record writes are acknowledged."""
+"""Subjects on which all writes to session records are acknowledged, as :func:`claim_subject` returns them."""
 
 PATIENCE: Final = 30.0
 """Seconds to wait for JetStream after core NATS is back: a stream's leader may have to be elected."""
@@ -39,6 +42,9 @@ RETRY: Final = 0.25
 
 TURN: Final = 5.0
 """Most seconds for which a connection waits until the packets of an earlier connection are handled."""
+
+AT_ONCE: Final = 64
+"""Sessions whose records are read at the same time."""
 
 
 class Claims:
@@ -56,13 +62,72 @@ class Claims:
         """Whether sessions may have second keys; False = it is known that no session has one."""
         self._second_writes = 0
         """Number of signals for sessions under second keys."""
+        self._buckets: Counter[str] = Counter({SECOND_BUCKET: 1})
+        """Number of those that hear the claims of a bucket, by bucket."""
+        self._sids: dict[str, bytes] = {}
+        """Subscriptions by bucket; none while all claims are heard."""
+        self._all = nats.link.subscribe_raw(SIGNALS, self._heard)
+        """Subscription of all claims; empty = those of :attr:`_buckets` are heard."""
         self.named(identity)
-        nats.reconnect.subscribe(SIGNALS, self._heard, Phase.CLAIMS)
+        nats.reconnect.register(Phase.CLAIMS, self._renew)
         nats.reconnect.register(Phase.CLAIMS, self.doubt_second_keys)
 
     def named(self, identity: str) -> None:
         """Add an id of the gateway."""
         self._own.add(identity.encode())
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether the claims of all sessions are heard, whatever their subjects name."""
+        return bool(self._all)
+
+    def hear_all(self) -> bool:
+        """Hear the claims of all sessions; return whether that is new: others' may have been missed until now."""
+        if self._all:
+            return False
+        self._all = self._nats.link.subscribe_raw(SIGNALS, self._heard)
+        for sid in self._sids.values():
+            self._nats.link.unsubscribe_raw(sid)
+        self._sids.clear()
+        return True
+
+    def hear_concerned(self) -> None:
+        """Hear only the claims of buckets of this gateway's sessions: the subjects of all claims name the bucket."""
+        for bucket in self._buckets:
+            self._subscribe(bucket)
+        self._nats.link.unsubscribe_raw(self._all)
+        self._all = b""
+
+    def _subscribe(self, bucket: str) -> None:
+        self._sids[bucket] = self._nats.link.subscribe_raw(claims_of(bucket).encode(), self._heard)
+
+    def _renew(self) -> None:
+        """Hear all claims after a reconnect: a gateway whose claims name no bucket may have come meanwhile."""
+        if not self.hear_all():
+            self._nats.link.renew(self._all, SIGNALS)
+
+    @contextlib.contextmanager
+    def hearing(self, key: str) -> Iterator[None]:
+        """Hear the claims of a session within the block, as the acknowledgement of a claim of this gateway."""
+        self._hear(key)
+        try:
+            yield
+        finally:
+            self._ignore(key)
+
+    def _hear(self, key: str) -> None:
+        bucket = claim_bucket(key)
+        self._buckets[bucket] += 1
+        if self._buckets[bucket] == 1 and not self._all:
+            self._subscribe(bucket)
+
+    def _ignore(self, key: str) -> None:
+        bucket = claim_bucket(key)
+        self._buckets[bucket] -= 1
+        if not self._buckets[bucket]:
+            del self._buckets[bucket]
+            if not self._all:
+                self._nats.link.unsubscribe_raw(self._sids.pop(bucket))
 
     def doubt_second_keys(self) -> None:
         """Note that sessions may have second keys: signals of writes were missed."""
@@ -78,6 +143,7 @@ class Claims:
 
     def listen(self, client: Session) -> None:
         """Add a connection that is about to claim its session."""
+        self._hear(client.hash)
         self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
 
     async def turn(self, client: Session) -> None:
@@ -110,18 +176,22 @@ class Claims:
     def leave(self, client: Session) -> None:
         """Remove a connection that has ended."""
         self.served(client.hash)
-        left = tuple(one for one in self._clients.get(client.hash, ()) if one is not client)
+        clients = self._clients.get(client.hash, ())
+        if client not in clients:
+            return
+        self._ignore(client.hash)
+        left = tuple(one for one in clients if one is not client)
         if left:
             self._clients[client.hash] = left
         else:
-            self._clients.pop(client.hash, None)
+            del self._clients[client.hash]
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         tokens = subject.split(b".")
         if len(tokens[4]) == SECOND_KEY_LENGTH:
             self.second_keys = True
             self._second_writes += 1
-        if tokens[2] in self._own:
+        if claiming_gateway(tokens) in self._own:
             self._nats.inbox.literal(subject, headers, payload)
             return
         clients = self._clients.get(tokens[4].decode("utf-8", "replace"))
@@ -174,3 +244,16 @@ async def still_owner(client: Session) -> bool:
         client.taken_over()
         return False
     return True
+
+
+def check_owners(services: Services) -> None:
+    """Begin to end the connections whose session was claimed elsewhere: claims may have been missed."""
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def check(client: Session) -> None:
+        async with TimedPermit(limit):
+            await still_owner(client)
+
+    for client in list(services.registry.clients.values()):
+        if client.alive:
+            client.do(check(client))

@@ -19,18 +19,20 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.delivery.position_writer import keep
+from mqtt_nats.sessions.takeover import check_owners
 from mqtt_nats.shared_reader.housekeeping import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names
-from mqtt_streams.gateway_subjects import HERE, READS_POSITIONS
-from mqtt_streams.gateways import POSITIONS, GatewayStore
+from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
+from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -60,9 +62,14 @@ class Registration(Protocol):
 class PositionSupport:
     """The check whether sessions may be served by the shared reader."""
 
-    def __init__(self, live: SharedReaderSessions, lease: Registration) -> None:
+    def __init__(self, live: SharedReaderSessions, lease: Registration, claims: Claims) -> None:
         self._live = live
         self._lease = lease
+        self._claims = claims
+        self._doubted = asyncio.get_running_loop().time()
+        """Loop time in seconds at which claims may have come whose subjects do not name the bucket."""
+        self._bucketless = False
+        """Whether the claims of another gateway do not name the bucket, as last seen."""
         self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
         self._why = ""
@@ -70,14 +77,31 @@ class PositionSupport:
         self._older = ""
         """Gateway that cannot resume sessions with a position, as last seen; empty = none."""
         self._heard = asyncio.Event()
-        live.services.nats.reconnect.register(Phase.REQUESTS, self._heard.set)
+        live.services.nats.reconnect.register(Phase.REQUESTS, self._doubt)
 
     def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if reply and READS_POSITIONS not in headers:
-            self._heard.set()
+        if reply and (READS_POSITIONS not in headers or NAMES_BUCKETS not in headers):
+            self._doubt()
 
     def _created(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._doubt()
+
+    def _doubt(self) -> None:
+        """Have the check made at once, and hear all claims at least until then."""
         self._heard.set()
+        self._hear_all()
+
+    def _hear_all(self) -> None:
+        """Hear all claims for a while: the subjects of some may not name the bucket."""
+        self._doubted = asyncio.get_running_loop().time()
+        if self._claims.hear_all():
+            self._live.services.tasks.spawn(self._check_owners(), "claims that may have been missed")
+
+    async def _check_owners(self) -> None:
+        """Read the records of all sessions once all nats-servers send all claims here."""
+        with contextlib.suppress(TimeoutError):  # NATS is lost: the records are read after the reconnect
+            await self._live.services.nodes.fence(self._live.services.nats.link)
+            check_owners(self._live.services)
 
     async def begin(self) -> None:
         """Check for the first time; this gateway's registration then says whether the gateway may store positions.
@@ -110,6 +134,10 @@ class PositionSupport:
                     await self._lease.told()
                     await self._look(everybody=True)
                     self._live.allow(not self._why)
+                if self._claims.hears_all and asyncio.get_running_loop().time() - self._doubted > QUIET:
+                    await self._look(everybody=True)
+                    if asyncio.get_running_loop().time() - self._doubted > QUIET:
+                        self._claims.hear_concerned()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = asyncio.get_running_loop().time()
                 log.debug("other gateways cannot be listed: %s", error)
@@ -117,12 +145,14 @@ class PositionSupport:
     async def _look(self, *, everybody: bool) -> None:
         """Look for a reason against the shared reader; without ``everybody`` the gateways are those seen before."""
         if everybody and self._wanted != "always":
-            self._older = await self._older_gateway()
+            await self._look_at_gateways()
         why = "" if self._wanted == "always" else await self._against()
         if why != self._why:
             self._since = asyncio.get_running_loop().time()
             log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET:.0f} s")
         self._why = why
+        if why or self._bucketless:
+            self._hear_all()
 
     async def _against(self) -> str:
         """Return why sessions have to stay with their own consumers; empty when there is no reason."""
@@ -135,12 +165,12 @@ class PositionSupport:
                 return "nats-server's own MQTT listener has clients"
         return ""
 
-    async def _older_gateway(self) -> str:
-        """Return the id of a gateway that cannot resume sessions with a position; empty = there is none."""
-        for entry in await self._gateways.entries():
-            if not (entry.lapsed or entry.identity == self._live.services.identity.id or entry.info.get(POSITIONS)):
-                return entry.identity
-        return ""
+    async def _look_at_gateways(self) -> None:
+        """Look for gateways that cannot resume sessions with a position, or whose claims do not name the bucket."""
+        own = self._live.services.identity.id
+        others = [entry for entry in await self._gateways.entries() if not entry.lapsed and entry.identity != own]
+        self._older = next((entry.identity for entry in others if not entry.info.get(POSITIONS)), "")
+        self._bucketless = any(not entry.info.get(CLAIM_BUCKETS) for entry in others)
 
 
 def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:

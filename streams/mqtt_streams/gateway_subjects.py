@@ -39,6 +39,9 @@ HERE: Final = b"$MQTT.gateways.here"
 READS_POSITIONS: Final = b"Mqtt-Positions:1"
 """Header of a question on `HERE`: the gateway that has connected can resume sessions with a position in `$MQTT_pos`."""
 
+NAMES_BUCKETS: Final = b"Mqtt-Claim-Buckets:1"
+"""Header of a question on `HERE`: the subjects of the gateway's claims name the bucket of the session."""
+
 ECHO: Final = b"$MQTT.gateways.echo."
 """Prefix of a nats-server's id: one gateway on that nats-server answers."""
 

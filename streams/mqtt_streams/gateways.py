@@ -22,6 +22,9 @@ PREFIX: Final = "$KV.MQTT_gateways."
 POSITIONS: Final = "positions"
 """Key in a gateway's registration: the gateway can resume sessions that have a position in `$MQTT_pos`."""
 
+CLAIM_BUCKETS: Final = "claim_buckets"
+"""Key in a gateway's registration: the subjects of the gateway's claims name the bucket of the session."""
+
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 _PAGE_MESSAGES: Final = 256

@@ -18,7 +18,7 @@ from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
 from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject, is_token
 from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
-from mqtt_streams.hashing import SECOND_KEY_LENGTH, name_hash, second_key
+from mqtt_streams.hashing import HASH_LENGTH, SECOND_KEY_LENGTH, name_hash, second_key
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -43,6 +43,12 @@ V5_SECOND: Final = 3
 """Version of a record that is stored under the second key of its client id."""
 SECOND: Final = "second."
 """Token in front of the second key in the subject of a session record."""
+BUCKET_LENGTH: Final = 2
+"""Characters of a key that name the bucket of the session's claims: 62 × 62 buckets."""
+
+SECOND_BUCKET: Final = "2"
+"""Bucket of the claims of all sessions under second keys: every gateway hears them."""
+
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
@@ -356,6 +362,30 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
 def _is_key(key: str, client_id: str, v5: V5 | None) -> bool:
     """Whether a record of a client may be stored under a key."""
     return key == name_hash(client_id) or (v5 is not None and key == second_key(client_id, v5.user or ""))
+
+
+def claim_bucket(key: str) -> str:
+    """Return the bucket of the claims of a session: the first two characters of its key; one for all second keys."""
+    return SECOND_BUCKET if len(key) == SECOND_KEY_LENGTH else key[:BUCKET_LENGTH]
+
+
+def claims_of(bucket: str) -> str:
+    """Return the subjects of the claims of a bucket."""
+    return f"$MQTT.JSA.{bucket}.SP.*.*"
+
+
+def claim_subject(key: str, gateway: str, nonce: str) -> str:
+    """Return the subject of the acknowledgement of a claim.
+
+    nats-server's listener, and gateways that do not know buckets, have their own id in place of the bucket. They hear
+    all subjects of this form.
+    """
+    return f"$MQTT.JSA.{claim_bucket(key)}.SP.{key}.{gateway}{nonce}"
+
+
+def claiming_gateway(tokens: list[bytes]) -> bytes:
+    """Return the gateway, or the listener of nats-server, that the tokens of a claim's subject name."""
+    return tokens[2] if len(tokens[2]) > BUCKET_LENGTH else tokens[5][:HASH_LENGTH]
 
 
 class SessionStore:

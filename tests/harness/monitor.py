@@ -22,3 +22,8 @@ class Monitor:
         """Connections whose name starts with ``name``, by their id, which grows with each new connection."""
         found = self.get("connz?limit=10000")["connections"]
         return {one["cid"]: one.get("name", "") for one in found if one.get("name", "").startswith(name)}
+
+    def subjects(self) -> list[str]:
+        """Subjects of all subscriptions of NATS clients, one for each subscription."""
+        found = self.get("connz?limit=10000&subs=1")["connections"]
+        return [subject for one in found for subject in one.get("subscriptions_list", [])]

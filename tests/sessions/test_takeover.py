@@ -10,20 +10,29 @@ import pytest
 
 from mqtt_nats.backbone.connect import Phase, Reconnect
 from mqtt_nats.sessions.takeover import SIGNALS, Claims
+from mqtt_streams.hashing import second_key
+from mqtt_streams.sessions import claim_subject
 
 ACK = b'{"stream":"$MQTT_sess","seq":%d}'
 
 
 class Link:
-    """Keeps the handler of the one subscription."""
+    """Keeps the handlers of present subscriptions by subject."""
 
     def __init__(self) -> None:
         self.handlers: dict[bytes, Any] = {}
+        self.sids: dict[bytes, bytes] = {}
         self.renewed: list[tuple[bytes, bytes]] = []
 
     def subscribe_raw(self, subject: bytes, handler: Any) -> bytes:
+        assert subject not in self.handlers
         self.handlers[subject] = handler
-        return b"7"
+        sid = b"%d" % (7 + len(self.sids))
+        self.sids[sid] = subject
+        return sid
+
+    def unsubscribe_raw(self, sid: bytes) -> None:
+        del self.handlers[self.sids[sid]]
 
     def renew(self, sid: bytes, subject: bytes) -> None:
         self.renewed.append((sid, subject))
@@ -45,20 +54,18 @@ class Client:
         self.taken += 1
 
 
-def gateway(inbox: SimpleNamespace, domain: str) -> Any:
-    link: Any = Link()
-    return SimpleNamespace(identity="own00000", link=link, reconnect=Reconnect(link), inbox=inbox, domain=domain)
-
-
 class Setup:
     """A gateway of the name ``own00000``."""
 
     def __init__(self, domain: str = "") -> None:
         self.literal: list[bytes] = []
+        self.link = Link()
+        link: Any = self.link
         inbox = SimpleNamespace(literal=lambda subject, headers, payload: self.literal.append(subject))
-        self.services = gateway(inbox, domain)
+        self.reconnect = Reconnect(link)
+        nats: Any = SimpleNamespace(link=link, reconnect=self.reconnect, inbox=inbox)
         sessions: Any = None
-        self.claims = Claims(self.services, sessions, domain, self.services.identity.id)
+        self.claims = Claims(nats, sessions, domain, "own00000")
 
     def client(self, name: str, epoch: int) -> Client:
         client: Any = Client(name, epoch)
@@ -71,7 +78,7 @@ class Setup:
 
     def hear(self, gateway: str, client: str, payload: bytes) -> None:
         subject = f"$MQTT.JSA.{gateway}.SP.{client}.x".encode()
-        self.services.fake_link.handlers[SIGNALS](subject, b"", b"", payload)
+        self.link.handlers[SIGNALS](subject, b"", b"", payload)
 
 
 def test_a_later_write_of_somebody_else() -> None:
@@ -158,6 +165,62 @@ def test_in_a_domain() -> None:
 def test_after_a_reconnect() -> None:
     setup = Setup()
     setup.claims.second_keys = False
-    setup.services.nats.reconnect.renew(Phase.CLAIMS)
+    setup.reconnect.renew(Phase.CLAIMS)
     assert setup.claims.second_keys
-    assert setup.services.fake_link.renewed == [(b"7", b"$MQTT.JSA.*.SP.*.*")]
+    assert setup.link.renewed == [(b"7", SIGNALS)]
+
+
+def test_only_claims_that_concern_the_gateway_are_heard() -> None:
+    """Claims of buckets without sessions are not; those of second keys always are, as any gateway may have to look."""
+    setup = Setup()
+    subjects = setup.link.handlers
+    first = setup.client("Aone0000", 5)
+    setup.claims.hear_concerned()
+    assert not setup.claims.hears_all
+    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*"}
+    second, other = setup.client("Aotwo000", 5), setup.client("Bone0000", 5)
+    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"}
+    with setup.claims.hearing("Cone0000"):
+        assert b"$MQTT.JSA.Co.SP.*.*" in subjects
+    setup.leave(first)
+    setup.leave(first)
+    setup.leave(other)
+    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*"}
+    setup.leave(second)
+    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*"}
+
+
+def test_claims_whose_subjects_name_the_bucket() -> None:
+    setup = Setup()
+    client = setup.client("one00000", 5)
+    setup.claims.hear_concerned()
+    handler = setup.link.handlers[b"$MQTT.JSA.on.SP.*.*"]
+    own = claim_subject("one00000", "own00000", "x").encode()
+    handler(own, b"", b"", ACK % 6)
+    assert (setup.literal, client.taken) == ([own], 0)
+    handler(claim_subject("one00000", "foreign0", "x").encode(), b"", b"", ACK % 7)
+    assert (setup.literal, client.taken) == ([own], 1)
+
+
+def test_all_claims_are_heard_again() -> None:
+    setup = Setup()
+    setup.client("one00000", 5)
+    assert not setup.claims.hear_all()
+    setup.claims.hear_concerned()
+    assert setup.claims.hear_all()
+    assert set(setup.link.handlers) == {SIGNALS}
+    setup.claims.hear_concerned()
+    setup.reconnect.renew(Phase.CLAIMS)
+    assert set(setup.link.handlers) == {SIGNALS}
+    assert setup.claims.hears_all
+
+
+def test_a_claim_of_a_second_key() -> None:
+    setup = Setup()
+    setup.claims.second_keys = False
+    setup.claims.hear_concerned()
+    key = second_key("one", "")
+    subject = claim_subject(key, "foreign0", "x").encode()
+    setup.link.handlers[b"$MQTT.JSA.2.SP.*.*"](subject, b"", b"", ACK % 6)
+    assert subject.startswith(b"$MQTT.JSA.2.SP.")
+    assert setup.claims.second_keys

@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.lifecycle.lease import Lease
+from mqtt_nats.sessions.takeover import Claims
 from mqtt_nats.shared_reader import eligibility
 from mqtt_nats.shared_reader.eligibility import CREATED, PositionSupport, is_wanted
 from mqtt_streams.api import RequestTimeout
-from mqtt_streams.gateway_subjects import HERE
+from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_POSITION
 from tests.harness.doubles import foreign_names
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSettings, FakeSessions, as_sessions
 
 if TYPE_CHECKING:
@@ -44,6 +47,21 @@ class FakeLease:
         return self.fake_watches
 
 
+class FakeClaims:
+    """Stands for `Claims`: whether all claims are heard."""
+
+    def __init__(self) -> None:
+        self.hears_all = True
+
+    def hear_all(self) -> bool:
+        was, self.hears_all = self.hears_all, True
+        return not was
+
+    def hear_concerned(self) -> None:
+        assert self.hears_all
+        self.hears_all = False
+
+
 class Setup:
     """A gateway, and others that hold leases."""
 
@@ -52,10 +70,12 @@ class Setup:
         self.live = FakeSessions(self.services)
         self.live.allowed = False
         self.lease = FakeLease(self.services)
-        self.support = PositionSupport(as_sessions(self.live), cast("Lease", self.lease))
+        self.claims = FakeClaims()
+        self.support = PositionSupport(as_sessions(self.live), cast("Lease", self.lease), cast("Claims", self.claims))
 
-    async def gateway(self, identity: str, *, positions: bool, alive: bool = True) -> None:
-        await self.lease.store.register(identity, 0.0, {"positions": True} if positions else {}, 0)
+    async def gateway(self, identity: str, *, positions: bool, alive: bool = True, buckets: bool = False) -> None:
+        known = {"positions": positions, "claim_buckets": buckets}
+        await self.lease.store.register(identity, 0.0, {key: True for key, value in known.items() if value}, 0)
         if alive:
             await self.lease.store.hold(identity, identity, 0, 20)
 
@@ -66,6 +86,7 @@ class Setup:
 
 def test_a_fake_has_the_names_of_what_it_stands_for() -> None:
     assert foreign_names(FakeLease, Lease) == set()
+    assert foreign_names(FakeClaims, Claims) == set()
 
 
 async def test_alone() -> None:
@@ -175,6 +196,65 @@ async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
     keeping = asyncio.create_task(setup.support.keep())
     try:
         await aeventually(lambda: not setup.live.allowed)
+    finally:
+        keeping.cancel()
+
+
+async def test_claims_of_others_are_heard_while_they_do_not_name_the_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All claims are heard from an older gateway's question on, and until it has gone."""
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    setup = Setup()
+
+    def all_are_heard() -> bool:
+        return setup.claims.hears_all
+
+    await setup.gateway("other", positions=True, buckets=True)
+    await setup.support.begin()
+    assert all_are_heard()  # an older gateway may have come just before
+    setup.lease.fake_watches = True
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await aeventually(lambda: not all_are_heard())
+        bring = partial(setup.services.fake_link.fake_bring, HERE, reply=b"r")
+        bring(headers=b"NATS/1.0\r\n%b\r\n%b\r\n\r\n" % (READS_POSITIONS, NAMES_BUCKETS))
+        assert not all_are_heard()
+        client = FakeClient(setup.services)
+        await setup.gateway("old", positions=True)
+        bring(headers=b"NATS/1.0\r\n%b\r\n\r\n" % READS_POSITIONS)
+        assert all_are_heard()
+        await aeventually(lambda: client.fake_jobs)  # a claim may have been missed
+        client.fake_jobs.pop().close()
+        looks = len(setup.services.fake_inbox.asked)
+        await aeventually(lambda: len(setup.services.fake_inbox.asked) > looks + 20)
+        assert all_are_heard()
+        messages = setup.services.fake_inbox.messages["KV_MQTT_gateways"]
+        messages[:] = [one for one in messages if not one.subject.endswith(".old")]
+        await aeventually(lambda: not all_are_heard())
+    finally:
+        keeping.cancel()
+
+
+async def test_the_listener_of_nats_server_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    setup = Setup()
+
+    def all_are_heard() -> bool:
+        return setup.claims.hears_all
+
+    await setup.support.begin()
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await aeventually(lambda: not all_are_heard())
+        setup.listener(bound=True)
+        setup.services.fake_link.fake_bring(CREATED)
+        assert all_are_heard()
+        looks = len(setup.services.fake_inbox.asked)
+        await aeventually(lambda: len(setup.services.fake_inbox.asked) > looks + 20)
+        assert all_are_heard()
+        setup.listener(bound=False)
+        await aeventually(lambda: not all_are_heard())
     finally:
         keeping.cancel()
 

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m tests.rolling.prompt serve ...``: a gateway that hears only the claims that concern it after a second."""
+
+from __future__ import annotations
+
+from mqtt_nats.shared_reader import eligibility
+
+if __name__ == "__main__":
+    eligibility.EVERY, eligibility.QUIET = 0.2, 1.0  # type: ignore[misc]
+
+    from mqtt_nats.cli import main
+
+    main()
