@@ -177,8 +177,8 @@ def _value(holder: dict[str, Any], name: str) -> Any:
         return value | made
     if key in ("propertyset_value", "propertysets_value"):
         sets = value.get("propertyset", ()) if key == "propertysets_value" else [value]
-        made = [_properties(one) for one in sets]
-        return made if key == "propertysets_value" else made[0]
+        properties = [_properties(one) for one in sets]
+        return properties if key == "propertysets_value" else properties[0]
     if name in _SIGNED and isinstance(value, int):
         bits = _SIGNED[name]
         value &= (1 << bits) - 1
