@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from mqtt_nats.base.logs import FAILURES, RECORDS_BURST, RECORDS_PER_S
-from mqtt_nats.hooks import calls
+from mqtt_nats.lifecycle import connection_hooks
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import Logged
 from tests.harness import raw, raw5
@@ -124,7 +124,7 @@ def test_refusals_have_a_budget_and_a_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(calls, "CONNECTIONS_PER_S", RECORDS_PER_S)  # fewer than there are here
+    monkeypatch.setattr(connection_hooks, "CONNECTIONS_PER_S", RECORDS_PER_S)  # fewer than there are here
     settings = dict(refusal.settings)
     for name in ("acl_file", "password_file"):
         if name in settings:
