@@ -287,8 +287,11 @@ def test_a_window_that_was_full(inside: Inside) -> None:
 
 def catching_kept(inside: Inside, client_id: str) -> int:
     """How many messages wait in a session's own reader."""
-    found = catching(inside, client_id)
-    return len(found._kept) if found is not None else 0
+    account = inside.gateway.account
+    assert account is not None
+    side = account.registry.clients[client_id].durable_side
+    found = side.catching if side is not None else None
+    return len(found._kept) if isinstance(found, CatchUpReader) else 0
 
 
 def test_a_client_that_acknowledges_nothing(inside: Inside) -> None:
