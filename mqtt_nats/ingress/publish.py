@@ -357,7 +357,8 @@ def described(client: Publisher, properties: Properties, payload: bytes, qos: in
     if "response_topic" in properties:
         topic = properties["response_topic"]
         if may_answer(client, topic):
-            reply = client.ingress.replying.reply_subject(topic, properties.get("correlation_data"), qos)
+            owner = client.connection.host if client.user is None else f"user {client.user}"
+            reply = client.ingress.replying.reply_subject(topic, properties.get("correlation_data"), qos, owner)
     if properties.get("payload_format_indicator") and client.services.settings.validate_payload_format:
         _check_text(payload)
     return extras(properties, reply)

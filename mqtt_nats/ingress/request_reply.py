@@ -116,30 +116,48 @@ class Unconfirmed(NamedTuple):
             client.settle()
 
 
-class Tokens(Generic[T]):
-    """Tokens with their values, bounded in number, memory and time."""
+class _Owned:
+    """Tokens of one owner, the oldest first, and their memory in bytes."""
 
-    __slots__ = ("_bytes", "_found")
+    __slots__ = ("bytes", "tokens")
 
     def __init__(self) -> None:
-        self._found: OrderedDict[bytes, tuple[float, int, T]] = OrderedDict()  # a dict is slow to find its oldest
+        self.bytes = 0
+        self.tokens: OrderedDict[bytes, None] = OrderedDict()
+
+
+class Tokens(Generic[T]):
+    """Tokens with their values, bounded in number, memory and time.
+
+    Without room the oldest token makes room. It is one of the owner that wants another, if this owner has more than the
+    average of all: who asks much does not make others wait in vain.
+    """
+
+    __slots__ = ("_bytes", "_found", "_owned")
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[bytes, tuple[float, int, T, str]] = OrderedDict()  # a dict is slow to find its oldest
+        self._owned: dict[str, _Owned] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def issue(self, value: T, size: int, now: float) -> bytes:
-        """Return a new token for a value; ``size`` is the rough memory of the value, in bytes."""
+    def issue(self, value: T, size: int, now: float, owner: str = "") -> bytes:
+        """Return a new token of an owner for a value; ``size`` is the rough memory of the value, in bytes."""
         found = self._found
-        self._bytes += size
-        while found:
-            born, held, _ = found[next(iter(found))]
-            if now - born < KNOWN_FOR and len(found) < KNOWN_MOST and self._bytes <= KNOWN_BYTES:
-                break
-            found.popitem(last=False)
-            self._bytes -= held
+        while found and now - found[oldest := next(iter(found))][0] >= KNOWN_FOR:
+            self.forget(oldest)
+        while found and (len(found) >= KNOWN_MOST or self._bytes + size > KNOWN_BYTES):
+            own = self._owned.get(owner)
+            above = own is not None and own.bytes * len(self._owned) > self._bytes
+            self.forget(next(iter(own.tokens if own is not None and above else found)))
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
-        found[token] = (now, size, value)
+        found[token] = (now, size, value, owner)
+        self._bytes += size
+        owned = self._owned.setdefault(owner, _Owned())
+        owned.bytes += size
+        owned.tokens[token] = None
         return token
 
     def find(self, token: bytes, now: float) -> T | None:
@@ -153,7 +171,13 @@ class Tokens(Generic[T]):
         """Remove a token that is not used any more."""
         entry = self._found.pop(token, None)
         if entry is not None:
-            self._bytes -= entry[1]
+            _, size, _, owner = entry
+            self._bytes -= size
+            owned = self._owned[owner]
+            owned.bytes -= size
+            del owned.tokens[token]
+            if not owned.tokens:
+                del self._owned[owner]
 
 
 class Replying:
@@ -313,12 +337,15 @@ class Replying:
 
     # -- requests of MQTT clients ---------------------------------------------------------------
 
-    def reply_subject(self, topic: str, correlation: bytes | None, qos: int) -> bytes:
+    def reply_subject(self, topic: str, correlation: bytes | None, qos: int, owner: str = "") -> bytes:
         """Return the reply subject of a request for NATS clients, with a space after it.
 
         This is the Response Topic's own subject where the answer needs no correlation data. Some clients send the
         headers of a request back with their answer; at QoS 1 and 2 these would make the answer a copy of a stored
         message, so the answer then comes to a subject of the gateway.
+
+        Args:
+            owner: user of the requester, or the address of an anonymous one.
 
         Raises:
             MqttError: the Response Topic is not for clients.
@@ -329,7 +356,7 @@ class Replying:
         if correlation is None and not qos and len(subject) <= OWN_MOST:
             return subject + b" "
         size = ENTRY_BYTES + len(route.key) + len(correlation or b"")
-        token = self._questions.issue(Question(route.asked, correlation), size, self._services.clock.now)
+        token = self._questions.issue(Question(route.asked, correlation), size, self._services.clock.now, owner)
         return b"%b%b " % (self._prefix, token)
 
     def addressed(self, more: Extras, record: bytes) -> Extras:

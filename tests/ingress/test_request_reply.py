@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mqtt_nats.ingress import request_reply as replying
 from mqtt_nats.ingress.request_reply import KNOWN_BYTES, KNOWN_FOR, KNOWN_MOST, Tokens
 
@@ -43,6 +45,22 @@ def test_memory_is_bounded() -> None:
     tokens.forget(issued[2])
     issued.append(tokens.issue(6, large, 0.0))
     assert [tokens.find(token, 0.0) for token in issued] == [None, None, None, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("size", [1, KNOWN_BYTES // 100])
+def test_who_asks_much_forgets_its_own(size: int) -> None:
+    """Others are answered, however much one asks; who asks little gets room from the others."""
+    tokens: Tokens[int] = Tokens()
+    few = [tokens.issue(index, size, 0.0, f"user {index % 3}") for index in range(9)]
+    flood = [tokens.issue(index, size, 0.0, "192.0.2.1") for index in range(KNOWN_MOST if size == 1 else 1000)]
+    assert [tokens.find(token, 0.0) for token in few] == list(range(9))
+    assert tokens.find(flood[-1], 0.0) is not None
+    assert tokens.find(flood[0], 0.0) is None
+    last = tokens.issue(9, size, 0.0, "user 0")
+    assert tokens.find(last, 0.0) == 9
+    for token in (*few, *flood, last):
+        tokens.forget(token)
+    assert (len(tokens), tokens._bytes, tokens._owned) == (0, 0, {})
 
 
 def test_cannot_be_guessed() -> None:
