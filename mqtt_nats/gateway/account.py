@@ -283,6 +283,7 @@ class Tenant:
         log.info("%sconnected to NATS again", self._of)
         account, services = broker.account, broker.account.services
         services.counters.reconnect()
+        services.nats.relink()  # before anybody sees that NATS is there: records must not be removed now
         # The inbox is subscribed before any request is sent again, so that replies arrive.
         inbox.renew()
         self.link.go_online()

@@ -93,7 +93,6 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
 
 async def recover(account: Account, link: NatsConnection) -> None:
     """Recover all state: takeover signals first, then clients' subscriptions, then durable sessions."""
-    account.services.nats.relink()
     account.services.nats.reconnect.renew(Phase.CLAIMS, Phase.REQUESTS, Phase.ROUTES)
     if not await _passed(link):
         return

@@ -10,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from mqtt_nats.backbone import retry as patience
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import reconnect as recovery
+from mqtt_nats.gateway.account import Tenant
 
 
 class Slow:
@@ -37,6 +39,20 @@ async def test_a_server_that_answers_late_is_waited_for(fences: int, lost: bool)
     link: Any = Slow(fences, lost)
     assert await recovery._passed(link) is not lost
     assert not link.fences
+
+
+async def test_a_reconnect_is_known_before_the_connection_is_used() -> None:
+    """Else the records of groups' messages would be removed, whose acknowledgements a killed server has forgotten."""
+    tenant = Tenant("", Settings())
+    broker: Any = MagicMock()
+    tenant.broker, tenant.store, tenant.inbox = broker, MagicMock(), MagicMock()
+    online: list[bool] = []
+    services = broker.account.services
+    services.nats.relink.side_effect = lambda: online.append(tenant.link.online)
+    services.tasks.spawn.side_effect = lambda work, name: work.close()
+    await tenant._online()
+    assert online == [False]
+    assert tenant.link.online
 
 
 async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

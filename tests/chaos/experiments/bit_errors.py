@@ -213,7 +213,7 @@ async def run_round(setting: Setting, one: Round) -> Result:
         "lost": scene.most - found,
         "session": "kept" if present else "lost",
         "stored, the damaged server leads": own,
-        "nats-server says": says[1][:90].strip() if says else "nothing",
+        "nats-server says": says[1].partition(" in /")[0][:90].strip() if says else "nothing",
         "gateway says": tells[1].partition(" [")[0][:90] if tells else "nothing",
     }
     if one.servers > 1:
