@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
@@ -14,14 +15,20 @@ import orjson
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import progress
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.pages import Pages
 from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord, decode
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
 PAGE: Final = 256
 PAGE_BYTES: Final = 512 * 1024
+"""Bounds of the first page."""
+
+PAGE_LONG: Final = 2048
+PAGE_LONG_BYTES: Final = 2 * 1024 * 1024
+"""Bounds of the other pages."""
 
 AT_ONCE: Final = 32
 """Most requests at the same time."""
@@ -61,17 +68,36 @@ def fits(pattern: str, client_id: str) -> bool:
     return not pattern or fnmatchcase(client_id, pattern)
 
 
-async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncIterator[stored.StoredMessage]:
-    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
+async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncGenerator[stored.StoredMessage, None]:
+    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout.
+
+    The first page is read by direct get. Further pages come through a consumer: for each direct get nats-server counts
+    all messages that are left. Where it refuses the consumer, they are read by direct get too.
+    """
     start, more, done = 1, True, 0
-    while more:
-        page, more = await stored.direct_page(inbox, stream, subject, {"seq": start}, messages=PAGE, size=PAGE_BYTES)
-        for message in page:
-            start = message.seq + 1
-            yield message
-        done += len(page)
-        if more:
-            progress(done)
+    reader: Pages | None = None
+    refused = False
+    try:
+        while more:
+            if start > 1 and not refused:
+                try:
+                    reader = reader or await Pages.open(inbox, stream, subject, start)
+                    page, more = await reader.page(PAGE_LONG, PAGE_LONG_BYTES)
+                except (ApiError, NoResponders, RequestTimeout):
+                    refused = True
+                    continue
+            else:
+                begin = {"seq": start}
+                page, more = await stored.direct_page(inbox, stream, subject, begin, messages=PAGE, size=PAGE_BYTES)
+            for message in page:
+                start = message.seq + 1
+                yield message
+            done += len(page)
+            if more:
+                progress(done)
+    finally:
+        if reader is not None:
+            await reader.close()
 
 
 async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:
@@ -109,14 +135,15 @@ def _read(message: stored.StoredMessage, client_id: str | None = None) -> Found:
 
 async def entries(inbox: RequestInbox) -> AsyncGenerator[Entry, None]:
     """Yield an entry for each session record, oldest record first. Raises ApiError, NoResponders, RequestTimeout."""
-    async for message in pages(inbox, STREAM, PREFIX + ">"):
-        try:
-            name = orjson.loads(message.payload)["id"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            name = None
-        if not isinstance(name, str):
-            name = f"({message.subject.rpartition('.')[2]})"
-        yield Entry(name, message.time_ns / 1e9, message.seq)
+    async with aclosing(pages(inbox, STREAM, PREFIX + ">")) as every:
+        async for message in every:
+            try:
+                name = orjson.loads(message.payload)["id"]
+            except (orjson.JSONDecodeError, KeyError, TypeError):
+                name = None
+            if not isinstance(name, str):
+                name = f"({message.subject.rpartition('.')[2]})"
+            yield Entry(name, message.time_ns / 1e9, message.seq)
 
 
 async def records_of(inbox: RequestInbox, some: Sequence[Entry]) -> list[Found]:

@@ -43,8 +43,8 @@ def test_clients(fleet: Fleet, clients: None) -> None:
     assert part(fleet, "client", *every, "--limit", "2", "--offset", "3") == (NAMES[3:], 5)
     assert part(fleet, "client", *every, "--offset", "9") == ([], 5)
     assert part(fleet, "client", *every, "--limit", "2", "--offset", "1", "--reverse") == (NAMES[3:1:-1], 5)
-    since = ("clients", "--match", "c-page-*", "--sort", "since", "--limit", "1")
-    assert part(fleet, "client", *since) == (NAMES[:1], 5)
+    since = ("clients", "--match", "c-page-*", "--gateway", fleet.ids[0], "--sort", "since", "--limit", "2")
+    assert part(fleet, "client", *since) == ([NAMES[0], NAMES[2]], 3)
     for sort in ("slowest", "user", "unread", "queued", "inflight", "dropped"):
         found = part(fleet, "client", "clients", "--match", "c-page-*", "--sort", sort, "--limit", "3")
         assert found == (NAMES[:3], 5), sort

@@ -135,7 +135,7 @@ async def test_gateways_are_upgraded_one_at_a_time(fleet: Fleet) -> None:
         await one.begin()
     async with await RawClient.connect(fleet.port, "retainer") as client:
         await client.deliver("kept", b"before", 1, retain=True)
-    running = [asyncio.create_task(one.run()) for one in (publisher, *there)]
+    running = [asyncio.create_task(one) for one in (publisher.run(), *(each.run() for each in there))]
     try:
         for _ in range(2):
             before = publisher.acknowledged
