@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the picture of the dashboard in the README: ``python -m scripts.screenshot``.
+"""Make the pictures of the dashboard in README and docs: ``python -m scripts.screenshot``.
 
 A gateway with an embedded nats-server gets clients and messages, and Chromium without a screen shows its dashboard.
 """
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-PICTURE: Final = ROOT / "docs" / "images" / "dashboard.png"
+IMAGES: Final = ROOT / "docs" / "images"
+PICTURES: Final = {"overview": IMAGES / "dashboard.png", "sessions": IMAGES / "sessions.png"}
+"""Files by view."""
 SIZE: Final = {"width": 1280, "height": 800}
 RATES: Final = (
     (400, 1),
@@ -28,12 +30,11 @@ RATES: Final = (
     (600, 1),
     (950, 0),
     (760, 1),
-    (680, 1),
     (840, 1),
 )
-"""Messages per second, and QoS, of the runs before the picture is taken: the charts show five minutes."""
+"""Messages per second, and QoS, of the runs before the picture is taken: the charts show five minutes at first."""
 
-RUN_S: Final = 28
+RUN_S: Final = 27
 
 COMMAND: Final = [sys.executable, "-m", "mqtt_nats"]
 CLIENTS: Final = tuple(f"lamp-{number}" for number in range(1, 13))
@@ -63,13 +64,16 @@ def take(url: str, port: str) -> None:
             load = ["--publishers", "6", "--subscribers", "6", "--qos", str(qos), "--rate", str(rate)]
             run = [*COMMAND, "bench", f"127.0.0.1:{port}", *load, "--seconds", str(RUN_S), "--json"]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
-        PICTURE.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=PICTURE)
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        for view, picture in PICTURES.items():
+            page.evaluate(f"location.hash = '#/{view}'")
+            page.wait_for_selector(f"section#{view}:not([hidden]) :is(path, td)")
+            page.screenshot(path=picture)
         browser.close()
 
 
 def main() -> int:
-    """Start everything, take the picture, and end everything."""
+    """Start everything, take the pictures, and end everything."""
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
@@ -90,7 +94,8 @@ def main() -> int:
             for process in reversed(running):
                 process.terminate()
                 process.wait(30)
-    print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size:,} bytes")
+    for picture in PICTURES.values():
+        print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
     return 0
 
 
