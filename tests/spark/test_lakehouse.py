@@ -55,7 +55,7 @@ def table(output: Path, format: str) -> pa.Table:
     """The table as readers of others see it."""
     if format == "delta":
         return DeltaTable(str(output)).to_pyarrow_table()
-    catalog = SqlCatalog("x", uri=f"sqlite:///{output}/catalog.db", warehouse=str(output))
+    catalog = SqlCatalog("mqtt-nats", uri=f"sqlite:///{output}/catalog.db", warehouse=str(output))
     return catalog.load_table("mqtt.messages").scan().to_arrow()
 
 
