@@ -174,8 +174,8 @@ def _close_session(client: Client, will: Done | None) -> None:
             _delete_record(client)
         else:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
-    elif client.expiry is not None:
-        set_deadline(client, natstime.now() + client.expiry)
+    else:
+        set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
     client.path.link.kick()
 
 

@@ -228,9 +228,8 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
         await _delay_wills(client, wills, record)
     else:
         await settle_wills(wills, client.hash, found[0].v5.wills, client.epoch, continued=False)
-    if client.expiry is not None:
-        set_deadline(client, natstime.now() + client.expiry)
-        services.nats.link.kick()
+    set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
+    services.nats.link.kick()
     return True
 
 

@@ -21,8 +21,11 @@ log = logging.getLogger("mqtt_nats.broker")
 UNSET: Final = ((EXPECTED_LAST_SUBJECT_SEQUENCE, "0"),)
 
 
-def set_deadline(client: Session, at: float, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
-    """Have the session end at Unix time ``at`` (nats-server's clock), unless its record is written before."""
+def set_deadline(client: Session, at: float | None, pairs: tuple[tuple[str, str], ...] = UNSET) -> None:
+    """Have the session end at Unix time ``at`` (nats-server's clock), unless its record is written before.
+
+    None: the session does not end. Its timer never fires, and tells other gateways that the connection has ended.
+    """
     headers = schedule_block(EXPIRY, client.hash, at, client.epoch, pairs)
     target = b"HPUB %b " % timer_subject(EXPIRY, client.hash).encode()
     client.path.store.put(target, headers, client.client_id.encode(), DeadlineOp(client, at))
@@ -37,7 +40,7 @@ class DeadlineOp(PendingStore):
 
     __slots__ = ("at", "client")
 
-    def __init__(self, client: Session, at: float) -> None:
+    def __init__(self, client: Session, at: float | None) -> None:
         self.client = client
         self.at = at
 

@@ -161,12 +161,11 @@ async def _session(wills: Wills, presence: Presence, dead: Entry, record: Sessio
     others = [gateway for gateway in v5.wills if gateway != dead.identity]
     if others:
         await settle_wills(wills, record.key, others, sequence + 1, continued=True)
-    # A session that does not expire has no timer that would tell whether its connection had ended before.
-    if v5.expiry is None or await _deadline(wills, record, sequence, dead.alive + v5.expiry):
+    if await _deadline(wills, record, sequence, None if v5.expiry is None else dead.alive + v5.expiry):
         presence.lost(dead.identity, record.client_id, sequence)
 
 
-async def _deadline(wills: Wills, record: SessionRecord, sequence: int, at: float) -> bool:
+async def _deadline(wills: Wills, record: SessionRecord, sequence: int, at: float | None) -> bool:
     """Set the timer of a session; False when it has one, since its connection had ended before its gateway died."""
     client_hash = record.key
     payload = record.client_id.encode()

@@ -54,8 +54,13 @@ def timer_subject(kind: str, key: str) -> str:
     return f"{PREFIX}{kind}.{key}"
 
 
-def schedule_block(kind: str, key: str, at: float, epoch: int, pairs: Iterable[tuple[str, str]] = ()) -> bytes:
-    """Return the header block of a timer due at Unix time `at` (seconds; nats-server's resolution is 0.25 s)."""
+def schedule_block(kind: str, key: str, at: float | None, epoch: int, pairs: Iterable[tuple[str, str]] = ()) -> bytes:
+    """Return the header block of a timer due at Unix time `at` (seconds; nats-server's resolution is 0.25 s).
+
+    None: the timer never fires. It is the mark that the connection of a session that does not expire has ended.
+    """
+    if at is None:
+        return headers.build(((headers.EPOCH, str(epoch)), *pairs))
     due = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return headers.build(
         (
@@ -77,12 +82,12 @@ class TimerStore:
         self,
         kind: str,
         key: str,
-        at: float,
+        at: float | None,
         epoch: int,
         payload: bytes = b"",
         pairs: Iterable[tuple[str, str]] = (),
     ) -> int:
-        """Set (or replace) a timer for Unix time `at` in seconds; return the schedule's sequence."""
+        """Set (or replace) a timer for Unix time `at` in seconds, None = never; return the schedule's sequence."""
         return await publish(self._js, timer_subject(kind, key), payload, schedule_block(kind, key, at, epoch, pairs))
 
     async def cancel(self, kind: str, key: str, epoch: int) -> bool:

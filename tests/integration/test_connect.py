@@ -81,7 +81,7 @@ async def test_clean_start_ends_the_stored_session(connect: Connector, name: str
     async def everything() -> None:
         traces = await stored.traces(name)
         assert len(traces.pop("consumers")) == 3
-        assert set(traces) == {"record", "pubrel consumer", "held"}
+        assert set(traces) == {"record", "pubrel consumer", "held", "timers"}
 
     await until(everything)
     clean = await connect(name)

@@ -8,6 +8,7 @@ import nats
 import pytest
 
 from mqtt_nats.codec import Disconnect
+from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -142,11 +143,20 @@ async def test_never(
     await client.subscribe(name, qos=1)
     await client.disconnect()
     await stored.detached(name)
-    assert "timers" not in await stored.traces(name)
+
+    async def marked() -> None:
+        """The timer says that the connection has ended, and never fires."""
+        assert (await stored.traces(name)).get("timers") == 1
+        mark = await stored.js.get_last_msg("$MQTT_timers", f"$MQTT.timers.expiry.{name_hash(name)}")
+        assert "Nmqtt-Epoch" in (mark.headers or {})
+        assert "Nats-Schedule" not in (mark.headers or {})
+
+    await until(marked)
     (consumer,) = await stored.session_consumers(name)
     assert not consumer.config.inactive_threshold
     client = await connect(name, clean=False, to=gateway)
     assert client.session_present
+    assert "timers" not in await stored.traces(name)
 
 
 async def test_clean_start_stops_the_clock(connect: Connector, name: str, short: Gateway, stored: Stored) -> None:

@@ -156,17 +156,21 @@ async def test_a_killed_gateway(
         ]
         async with await RawClient.connect(victim.port, f"{name}-left", clean=False) as left:
             await left.disconnect()
-        identity = (await seen.count(6))[0]["gateway"]
+        async with await RawClient5.connect5(
+            victim.port, f"{name}-left-ever", clean=False, session_expiry_interval=0xFFFFFFFF
+        ) as left:
+            await left.disconnect()
+        identity = (await seen.count(8))[0]["gateway"]
         victim.kill()
         for one in clients:
             one.drop()
         moved = await RawClient.connect(survivor.port, f"{name}-moves", clean=False)
-        events = (await seen.count(10))[6:]
+        events = (await seen.count(12))[8:]
         lost = {one["clientid"]: one for one in events if one["event"] == "disconnected"}
         assert lost.keys() == {f"{name}-regular", f"{name}-durable", f"{name}-ever"}
         assert {(one["gateway"], one["reason"]) for one in lost.values()} == {(identity, "gateway_lost")}
         await aeventually(lambda: not survivor.call(lambda: cast(Any, survivor.account.lease)._reaping))
-        await seen.count(10)
+        await seen.count(12)
         moved.drop()
 
 
