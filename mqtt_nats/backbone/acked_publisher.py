@@ -37,8 +37,10 @@ from mqtt_nats.backbone.pending_stores import (
     FULL,
     FULL_CODES,
     FULL_MOST,
+    OVERTAKEN,
     STALE,
     TRANSIENT,
+    Overtaking,
     PendingStore,
     PendingStores,
     Refusals,
@@ -70,6 +72,7 @@ class AckedPublisher(PendingStores):
         self.max_payload = link.max_payload
         self.resent = 0
         self.refusals = Refusals()
+        self.overtaking = Overtaking(self.pending)
         self.attempt = 0
         """Counter that grows whenever a pending frame may be sent again."""
         self.unheard = False
@@ -180,6 +183,8 @@ class AckedPublisher(PendingStores):
         else:
             self._end(token, op)
             op.stored(payload)
+            for earlier, one in self.overtaking.overtaken(token, op):
+                self._fail(earlier, one, OVERTAKEN)
         if self._stalled:
             group = _group(op.frame)
             outage = self._outages.get(group)
@@ -197,6 +202,7 @@ class AckedPublisher(PendingStores):
         full = error is not None and error.err_code in FULL_CODES
         if error is not None and full:
             self.refusals.no_room(error, self.now)
+            self.overtaking.refused(token, op)
         no_room = self.refusals.exhausted(self.now) if outage is not None and op.waits() else None
         if no_room is not None:
             self._give_up(no_room)
@@ -476,6 +482,7 @@ class AckedPublisher(PendingStores):
     def tick(self, now: float) -> None:
         """Check time-outs; called about once a second with loop time in seconds."""
         self.now = now
+        self.overtaking.prune()
         if not self.pending or self._offline:
             return
         for op in self.pending.values():

@@ -46,6 +46,10 @@ STALE = ApiError(408, 0, "the time limit for the store has passed")
 """Error of a store that is not sent again because it is too late."""
 
 
+OVERTAKEN = ApiError(503, 10023, "there was no room for the message, and a later one of its publisher is stored")
+"""Error of a store that has waited for room, and would now be stored out of order."""
+
+
 class TooLarge(ValueError):
     """Error: the message with its headers exceeds the server's ``max_payload``."""
 
@@ -110,6 +114,10 @@ class PendingStore:
     def outlasts(self) -> bool:
         """Return whether the store goes on waiting for room after `FULL_MOST`: nobody would repeat it."""
         return False
+
+    def publisher(self) -> object | None:
+        """Return the client whose messages on a topic must be stored in their order; None = nobody's order matters."""
+        return None
 
     def stale(self) -> bool:
         """Return whether it is too late to send the message again; an earlier attempt may have stored it."""
@@ -243,6 +251,46 @@ class PendingStores:
         if self._pressed and self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2:
             self._pressed = False
             self.on_pressure(False)
+
+
+class Overtaking:
+    """Stores that JetStream has refused for want of room and that wait, so that no later one takes their place.
+
+    A smaller message of the same publisher on the same subject may have been under way, and may find room. Then the
+    store that waits comes too late.
+    """
+
+    def __init__(self, pending: dict[bytes, PendingStore]) -> None:
+        self._pending = pending
+        self._refused: dict[tuple[object, bytes], bytes] = {}
+        """Token of the first refused store by publisher and subject."""
+
+    def refused(self, token: bytes, op: PendingStore) -> None:
+        """Note that a store waits for room."""
+        publisher = op.publisher()
+        if publisher is not None:
+            self._refused.setdefault((publisher, op.frame.split(b" ", 2)[1]), token)
+
+    def prune(self) -> None:
+        """Forget the stores that have ended."""
+        if self._refused:
+            self._refused = {key: token for key, token in self._refused.items() if token in self._pending}
+
+    def overtaken(self, token: bytes, op: PendingStore) -> list[tuple[bytes, PendingStore]]:
+        """Return the waiting stores before which ``op`` should not have been stored; ``op`` has ended."""
+        if not self._refused:
+            return []
+        subject = op.frame.split(b" ", 2)[1]
+        first = self._refused.pop((op.publisher(), subject), token)
+        number = int(token, 16)
+        if int(first, 16) >= number:
+            return []
+        start = b"HPUB %b " % subject
+        return [
+            (key, one)
+            for key, one in self._pending.items()
+            if int(key, 16) < number and one.frame.startswith(start) and one.publisher() is op.publisher()
+        ]
 
 
 class Refusals:

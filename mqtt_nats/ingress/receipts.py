@@ -69,6 +69,10 @@ class Acknowledgement(CountedStore):
         """Return whether the client cannot be told that there is no room (3.1.1)."""
         return not self.explains()
 
+    def publisher(self) -> Client:
+        """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
+        return self.client
+
     def failed(self, error: ApiError) -> None:
         """Report JetStream's refusal to the client: by a reason code, or by the end of the connection."""
         client = self.client
@@ -157,6 +161,10 @@ class PublishHeld(CountedStore):
     def waits(self) -> bool:
         """Return True: PUBCOMP has no reason code for it."""
         return True
+
+    def publisher(self) -> Client:
+        """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
+        return self.client
 
     def failed(self, error: ApiError) -> None:
         """End the connection: the record stays, and the client sends PUBREL again after it has reconnected."""

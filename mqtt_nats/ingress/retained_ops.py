@@ -51,6 +51,10 @@ class RetainedOp(PendingStore):
         """Return whether the publish goes on waiting for room."""
         return self.parent is not None and self.parent.outlasts()
 
+    def publisher(self) -> object | None:
+        """Return the publisher, if it waits for the store: an older message must not replace its newer one."""
+        return None if self.parent is None else self.parent.publisher()
+
     def failed(self, error: ApiError) -> None:
         """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
         self.stores.end(self)

@@ -44,19 +44,29 @@ class Note(PendingStore):
     """Writes its end down."""
 
     def __init__(
-        self, log: list[object], name: str, optional: bool = False, waits: bool = False, outlasts: bool = False
+        self,
+        log: list[object],
+        name: str,
+        optional: bool = False,
+        waits: bool = False,
+        outlasts: bool = False,
+        by: object | None = None,
     ) -> None:
         self.log = log
         self.name = name
         self.optional = optional
         self._waits = waits
         self._outlasts = outlasts
+        self._by = by
 
     def waits(self) -> bool:
         return self._waits
 
     def outlasts(self) -> bool:
         return self._outlasts
+
+    def publisher(self) -> object | None:
+        return self._by
 
     def stored(self, ack: bytes) -> None:
         self.log.append((self.name, ack))
@@ -84,10 +94,12 @@ class Bench:
         subject: bytes = b"$MQTT.msgs.s",
         waits: bool = False,
         outlasts: bool = False,
+        by: object | None = None,
     ) -> None:
         before = set(self.store.pending)
         headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        self.store.put(b"HPUB %b " % subject, headers, payload, Note(self.log, name, waits=waits, outlasts=outlasts))
+        note = Note(self.log, name, waits=waits, outlasts=outlasts, by=by)
+        self.store.put(b"HPUB %b " % subject, headers, payload, note)
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
 

@@ -57,6 +57,39 @@ async def test_what_waits_is_stored_in_order_when_there_is_room(caplog: pytest.L
     assert all(getattr(one, "once", "") for one in caplog.records), "also where there is room again and again"
 
 
+async def test_what_a_later_message_of_its_publisher_has_overtaken_is_refused() -> None:
+    """[MQTT-4.6.0-5] (3.1.1): it waits for room, and a smaller one of the same publisher and topic found some."""
+    bench = Bench()
+    for name, by in (("large", "a"), ("other's", "b"), ("larger", "a"), ("small", "a"), ("later", "a")):
+        bench.put(name, waits=True, by=by)
+    bench.put("elsewhere", subject=b"$MQTT.msgs.s2", waits=True, by="a")
+    for name in ("large", "other's", "larger"):
+        bench.answer(name, FULL)
+    bench.answer("small")
+    assert [name for name, _ in bench.log] == ["small", "large", "larger"]  # type: ignore[misc]
+    assert bench.log[1:] == [("large", 10023), ("larger", 10023)]
+    bench.answer("later", FULL)
+    bench.answer("elsewhere")
+    assert len(bench.log) == 4, "a message that waits has nobody behind it that came before it"
+    bench.sent()
+    await aeventually(lambda: bool(bench.link.out))
+    bench.answer("other's")
+    assert bench.sent()[-1:] == ["later"]
+    bench.answer("later")
+    assert [name for name, _ in bench.log[4:]] == ["other's", "later"]  # type: ignore[misc]
+    assert not bench.stalled
+
+
+async def test_what_was_refused_and_has_ended_is_forgotten() -> None:
+    bench = Bench()
+    bench.put("large", waits=True, by="a")
+    bench.answer("large", FULL)
+    bench.store.denied(b"$MQTT.msgs.s")
+    bench.put("small", waits=True, by="a")
+    bench.store.tick(1.0)
+    assert not bench.store.overtaking._refused
+
+
 async def test_what_can_be_refused_is_refused_at_once() -> None:
     """Also while other stores wait: its client hears of it, and may do something about it."""
     bench = Bench()
