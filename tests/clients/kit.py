@@ -119,7 +119,7 @@ CLIENTS: Sequence[Client] = (
     Library("MQTT.js, ws", _mqtt_js, address="ws://127.0.0.1:{ws}"),
     Library("MQTT.js, wss", _mqtt_js, address="wss://127.0.0.1:{wss}/mqtt"),
     Library("Paho C", _paho_c),
-    Library("Paho Go", _go("paho_go"), versions=("3",)),
+    Library("Paho Go", _go("paho_go"), versions=("3",), resumes_qos2=False),
     Library("autopaho (Go)", _go("autopaho"), versions=("5",)),
     Library("rumqttc (Rust)", _rumqttc, resumes_qos2=False),
     Library("Paho Java, mqttv3", _java("paho_java"), versions=("3",)),
