@@ -50,7 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--unit", action="store_true", help="only tests that start no process; one that does so fails")
     parser.addoption("--kills", type=int, default=3, help="processes that are killed while Spark archives")
     parser.addoption("--rounds", type=int, default=50, help="rounds of each test of the order of packets")
-    parser.addoption("--load", action="store_true", help="these rounds beside a process for each processor that computes")
+    parser.addoption(
+        "--load", action="store_true", help="these rounds beside a process for each processor that computes"
+    )
     parser.addoption(
         "--nats-backend",
         choices=("process", "container"),
