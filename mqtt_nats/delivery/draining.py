@@ -226,10 +226,10 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
         if patterns_meet(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX), subject):
             attachment.behind.append(source)
             before += 1
-    gates = side.client.gates
-    for gate in [gates[found] for found in meeting(side.client, [subject]) if found in gates] if gates else ():
-        if gate.waiting:
-            gate.after.append(partial(side.machine.release_held, source, SubscriptionState.BEHIND))
+    waiting = {found: gate for found, gate in side.client.gates.items() if gate.waiting}
+    for found in meeting(side.client, [subject]) if waiting else ():
+        if found in waiting:
+            waiting[found].after.append(partial(side.machine.release_held, source, SubscriptionState.BEHIND))
             before += 1
     source.hold(SubscriptionState.BEHIND, before)
 

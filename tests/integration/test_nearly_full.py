@@ -33,8 +33,8 @@ accounts {
 async def full(nats_factory: NatsFactory) -> AsyncIterator[tuple[InProcess, JetStreamContext]]:
     """A gateway for which JetStream has no room for a large message."""
     server = nats_factory(config=CONFIG)
-    settings = Settings(listen="127.0.0.1:0", nats=(server.url,), nats_user="a", nats_password="a")
-    with running(settings) as gateway:
+    values = {"listen": "127.0.0.1:0", "nats": (server.url,), "nats_user": "a", "nats_password": "a"}
+    with running(Settings.model_validate(values)) as gateway:
         async with await RawClient5.connect5(gateway.port, "fills") as fills:
             refused = 0
             while not refused:
