@@ -40,7 +40,6 @@ from mqtt_nats.backbone.pending_stores import (
     OVERTAKEN,
     STALE,
     TRANSIENT,
-    Overtaking,
     PendingStore,
     PendingStores,
     Refusals,
@@ -72,7 +71,6 @@ class AckedPublisher(PendingStores):
         self.max_payload = link.max_payload
         self.resent = 0
         self.refusals = Refusals()
-        self.overtaking = Overtaking(self.pending)
         self.attempt = 0
         """Counter that grows whenever a pending frame may be sent again."""
         self.unheard = False

@@ -192,6 +192,7 @@ class PendingStores:
         self.on_pressure = on_pressure
         self.pending: dict[bytes, PendingStore] = {}
         """Stores by the token of their reply subject."""
+        self.overtaking = Overtaking(self.pending)
         self.bytes = 0
         self.on_timed: Callable[[float], None] | None = None
         """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""

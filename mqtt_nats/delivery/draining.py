@@ -226,7 +226,7 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
         if patterns_meet(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX), subject):
             attachment.behind.append(source)
             before += 1
-    waiting = {found: gate for found, gate in side.client.gates.items() if gate.waiting}
+    waiting = {found: gate for found, gate in (side.client.gates or {}).items() if gate.waiting}
     for found in meeting(side.client, [subject]) if waiting else ():
         if found in waiting:
             waiting[found].after.append(partial(side.machine.release_held, source, SubscriptionState.BEHIND))
