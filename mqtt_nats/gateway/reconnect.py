@@ -146,5 +146,8 @@ async def _check(client: Client) -> None:
     """Continue a session, unless another connection has claimed it meanwhile."""
     if await still_owner(client):
         client.services.registry.unchecked.discard(client)
-        if client.durable_side is not None:
-            await rebind_consumers(client, client.durable_side)
+        side = client.durable_side
+        if side is not None:
+            await rebind_consumers(client, side)
+            for name in side.attachments:  # their leaders may not have made the changes that were confirmed
+                client.delivery.reconciling.due(client, name)

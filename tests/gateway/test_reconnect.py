@@ -55,6 +55,26 @@ async def test_a_reconnect_is_known_before_the_connection_is_used() -> None:
     assert tenant.link.online
 
 
+@pytest.mark.parametrize("owner", [True, False])
+async def test_consumers_are_looked_at_once_more(monkeypatch: pytest.MonkeyPatch, owner: bool) -> None:
+    """The leader of a consumer may keep the former deliver subject, although the change was confirmed."""
+    done: list[str] = []
+
+    async def still_owner(client: Any) -> bool:
+        return owner
+
+    async def rebind(client: Any, side: Any) -> None:
+        done.append("attached")
+
+    monkeypatch.setattr(recovery, "still_owner", still_owner)
+    monkeypatch.setattr(recovery, "rebind_consumers", rebind)
+    client = MagicMock()
+    client.durable_side.attachments = {"one": None, "two": None}
+    client.delivery.reconciling.due.side_effect = lambda client, name: done.append(name)
+    await recovery._check(client)
+    assert done == (["attached", "one", "two"] if owner else [])
+
+
 async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their consumers, or the stream of PUBRELs, have no leader, and get none."""
     checked: list[int] = []
