@@ -65,8 +65,8 @@ def _gateway(url: str, directory: Path) -> Iterator[tuple[int, str, int]]:
         port = int(text.split(f"MQTT  {peers.HOST}:")[1].split()[0])
         yield port, text.split("ADMIN")[1].split()[0].rstrip("/"), process.pid
     finally:
-        process.terminate()
-        process.wait(60)
+        process.kill()  # a drain of all clients would take long, and shows nothing
+        process.wait()
 
 
 async def _connected(port: int, count: int) -> list[asyncio.StreamWriter]:
@@ -142,7 +142,9 @@ def measure(sessions: int, absent: int, views: Sequence[str], seconds: float) ->
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         port, admin, gateway = stack.enter_context(_gateway(url, Path(directory)))
         loop = stack.enter_context(asyncio.Runner())
+        begun = time.monotonic()
         writers = loop.run(_connected(port, sessions))
+        print(f"{sessions:,} sessions are connected after {time.monotonic() - begun:.0f} s", flush=True)
         loop.run(_absent(url, absent))
         memory = proc.resident_bytes(gateway)
         total, took = _answer(admin)
