@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mqtt_nats.jobs import JobError, archive, compact
 from pyspark_mqtt_nats.jobs.archive import Archive
@@ -22,9 +23,9 @@ from pyspark_mqtt_nats.jobs.compact import Compact
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.storage import Place
-from pyspark_mqtt_nats.lakehouse import delta, iceberg, require
+from pyspark_mqtt_nats.lakehouse import batches, delta, iceberg, require
 from pyspark_mqtt_nats.lakehouse.batches import read_files
-from pyspark_mqtt_nats.lakehouse.tables import DataFile, Target
+from pyspark_mqtt_nats.lakehouse.tables import DataFile, Target, open_table
 from tests.harness.nats import NatsServer
 from tests.spark.storing import Store
 
@@ -63,6 +64,59 @@ def numbers(output: Path, format: str) -> list[int]:
     return sorted(int(one.as_py()) for one in table(output, format)["payload"])
 
 
+def batch(spark: SparkSession, first: int, more: str = "") -> DataFrame:
+    """Hundred rows as those of messages, made without a worker of Python."""
+    return spark.range(first, first + 100, 1, 2).selectExpr(
+        "id AS sequence",
+        "timestamp_seconds(1790000000 + id * 2000) AS timestamp",
+        "concat(element_at(array('a', 'bürö', 'c d'), CAST(id % 3 + 1 AS INT)), '/', id) AS topic",
+        "CAST(CAST(id AS STRING) AS BINARY) AS payload",
+        "array(named_struct('key', 'k', 'value', CAST(id AS STRING))) AS user_properties",
+        *filter(None, [more]),
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_batch_is_committed_once(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    output = tmp_path / "lake"
+    place = Place(spark, str(output), "--output")
+    arrange = partial(archive.arranged, roots={"a": "a", "bürö": "bürö"}, files=1)
+    batches.prepare(spark)
+
+    def write(frame: DataFrame, number: int) -> None:
+        opened = open_table(Target(format, str(output)), "writer", batches.arrow_schema(arrange(frame)))
+        batches.Batches(opened, place, "writer", arrange, keep=format == "iceberg").write(frame, number)
+        assert opened.last_batch() == number
+
+    for number in (0, 1, 1):
+        write(batch(spark, number * 100), number)
+    write(batch(spark, 0).limit(0), 2)
+    write(batch(spark, 200, "CAST(id AS DOUBLE) AS number"), 3)
+    assert numbers(output, format) == list(range(300))
+    rows = sorted(table(output, format).to_pylist(), key=lambda row: int(row["sequence"]))
+    assert Counter(row["root"] for row in rows) == {"a": 100, "bürö": 100, "_other": 100}
+    assert {str(row["date"]) for row in rows} == {str(row["timestamp"].date()) for row in rows}
+    assert [row["number"] for row in rows[199:202]] == [None, 200.0, 201.0]
+    assert rows[7]["user_properties"] == [{"key": "k", "value": "7"}]
+    assert open_table(Target(format, str(output)), "another").last_batch() == -1
+
+    days = sorted({str(row["date"]) for row in rows})
+    before = Counter(read_files(spark, str(output), format).inputFiles())
+    assert compact.run(spark, Compact(str(output), format, before=date.fromisoformat(days[0])), quiet()).gone == 0
+    done = compact.run(spark, Compact(str(output), format, before=date.fromisoformat(days[-1])), quiet())
+    assert done.gone > done.come > 0
+    assert f"{done.gone} files in {output} became {done.come} files" in done.text()
+    after = Counter(read_files(spark, str(output), format).inputFiles())
+    assert sum(after.values()) == sum(before.values()) - done.gone + done.come
+    assert numbers(output, format) == list(range(300))
+    write(batch(spark, 300), 4)
+    assert numbers(output, format) == list(range(400))
+    again = compact.run(spark, Compact(str(output), format, before=date.fromisoformat(days[-2])), quiet())
+    assert again.text().startswith("nothing to compact in ")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_message_is_in_the_table_once(
     spark: SparkSession, store: Store, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch

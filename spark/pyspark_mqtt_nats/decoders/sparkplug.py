@@ -171,10 +171,9 @@ def _value(holder: dict[str, Any], name: str) -> Any:
     if key == "dataset_value":
         return _rows(value)
     if key == "template_value":
-        made = {"metrics": [_metric(metric) for metric in value.get("metrics", ())]}
-        if "parameters" in value:
-            made["parameters"] = [_parameter(one) for one in value["parameters"]]
-        return value | made
+        metrics = [_metric(metric) for metric in value.get("metrics", ())]
+        parameters = [_parameter(one) for one in value.get("parameters", ())]
+        return value | {"metrics": metrics} | ({"parameters": parameters} if parameters else {})
     if key in ("propertyset_value", "propertysets_value"):
         sets = value.get("propertyset", ()) if key == "propertysets_value" else [value]
         properties = [_properties(one) for one in sets]

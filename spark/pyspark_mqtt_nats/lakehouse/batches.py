@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse import PACKAGES, require
-from pyspark_mqtt_nats.lakehouse.tables import DATA, PARTITIONS, DataFile, Table, Target, open_table
+from pyspark_mqtt_nats.lakehouse.tables import COPIES, DATA, PARTITIONS, DataFile, Table, Target, open_table
 
 _SETTINGS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 """Spark's own default is a type that Iceberg does not know."""
@@ -26,9 +26,9 @@ def prepare(spark: SparkSession) -> None:
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """Return the columns of a table for rows of a frame."""
+    """Return the columns of a table for rows of a frame; each may be null, since older rows lack a column."""
     found: pa.Schema = to_arrow_schema(frame.schema, timezone="UTC")
-    return found
+    return pa.schema([field.with_nullable(True) for field in found])
 
 
 class Batches:
@@ -57,8 +57,8 @@ class Batches:
         directory = f"{DATA}/{self._writer}-{number}-{secrets.token_hex(4)}"
         frame, names = self._arrange(rows), list(PARTITIONS)
         if self._keep:
-            frame = frame.withColumns({f"_{name}": F.col(name) for name in PARTITIONS})
-            names = [f"_{name}" for name in PARTITIONS]
+            frame = frame.withColumns({copy: F.col(name) for copy, name in zip(COPIES, PARTITIONS, strict=True)})
+            names = list(COPIES)
         frame.write.partitionBy(*names).parquet(self._place.child(directory))
         found = self._place.files(directory)
         files = [
@@ -75,4 +75,4 @@ def read_files(spark: SparkSession, path: str, format: str) -> DataFrame:
     files = open_table(Target(format, path)).files()
     if not files:
         raise JobError(f"--input {path}: the table has no files")
-    return spark.read.option("mergeSchema", "true").parquet(*files)
+    return spark.read.option("mergeSchema", "true").parquet(*files).drop(*COPIES)

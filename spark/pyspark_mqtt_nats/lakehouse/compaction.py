@@ -25,7 +25,12 @@ class Group:
 
 
 class Compactable(Protocol):
-    """What names the files that count; each method raises JobError."""
+    """What names the files that count; each method raises JobError.
+
+    `of_directories`: columns that Spark takes from the names of directories, and that are not in the files.
+    """
+
+    of_directories: tuple[str, ...]
 
     def groups(self, before: str) -> list[Group]:
         """Return the files of days before a date (ISO 8601)."""
@@ -48,6 +53,7 @@ def compact(spark: SparkSession, place: Place, table: Compactable, before: str, 
             continue
         directory = f"_compact-{secrets.token_hex(8)}"
         rows = spark.read.option("mergeSchema", "true").parquet(*group.paths)
+        rows = rows.drop(*table.of_directories)
         ordered = rows.repartitionByRange(number, "sequence").sortWithinPartitions("sequence")
         try:
             ordered.write.parquet(place.child(directory))

@@ -17,7 +17,7 @@ from pyiceberg.table import Transaction
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.compaction import Group, parquet_names
-from pyspark_mqtt_nats.lakehouse.tables import DATA, PARTITIONS, DataFile, Target
+from pyspark_mqtt_nats.lakehouse.tables import COPIES, DATA, PARTITIONS, DataFile, Target
 
 ATTEMPTS: Final = 10
 """Times that a commit is tried when others, such as a compaction, have committed meanwhile."""
@@ -54,6 +54,8 @@ def exists(target: Target) -> bool:
 
 class Iceberg:
     """A table of Iceberg."""
+
+    of_directories = COPIES
 
     def __init__(self, target: Target, writer: str, schema: pa.Schema | None) -> None:
         self._target = target

@@ -14,6 +14,7 @@ import orjson
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.compaction import Group, parquet_names
+from pyspark_mqtt_nats.lakehouse.tables import PARTITIONS
 
 LOG: Final = "_spark_metadata"
 _VERSION: Final = b"v1"
@@ -22,6 +23,8 @@ _SUFFIX: Final = ".compact"
 
 class SinkLog:
     """Log of an archive of Parquet files; raises JobError for what is none."""
+
+    of_directories = PARTITIONS
 
     def __init__(self, place: Place) -> None:
         if not place.has(LOG):

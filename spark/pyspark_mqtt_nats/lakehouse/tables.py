@@ -14,6 +14,9 @@ from pyspark_mqtt_nats.jobs import JobError
 PARTITIONS: Final = ("date", "root")
 """Columns by which tables are partitioned."""
 
+COPIES: Final = tuple(f"_{name}" for name in PARTITIONS)
+"""Names for PARTITIONS in directories where the files have these columns too."""
+
 DATA: Final = "data"
 """Directory of the files, below that of the table."""
 
