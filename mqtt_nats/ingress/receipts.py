@@ -69,7 +69,7 @@ class Acknowledgement(CountedStore):
         """Return whether the client cannot be told that there is no room (3.1.1)."""
         return not self.explains()
 
-    def publisher(self) -> Client:
+    def publisher(self) -> Publisher:
         """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
         return self.client
 
@@ -162,7 +162,7 @@ class PublishHeld(CountedStore):
         """Return True: PUBCOMP has no reason code for it."""
         return True
 
-    def publisher(self) -> Client:
+    def publisher(self) -> Publisher:
         """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
         return self.client
 

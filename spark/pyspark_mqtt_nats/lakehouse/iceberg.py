@@ -55,7 +55,7 @@ def exists(target: Target) -> bool:
 class Iceberg:
     """A table of Iceberg."""
 
-    of_directories = COPIES
+    of_directories: tuple[str, ...] = COPIES
 
     def __init__(self, target: Target, writer: str, schema: pa.Schema | None) -> None:
         self._target = target

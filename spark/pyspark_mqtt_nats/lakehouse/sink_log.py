@@ -24,7 +24,7 @@ _SUFFIX: Final = ".compact"
 class SinkLog:
     """Log of an archive of Parquet files; raises JobError for what is none."""
 
-    of_directories = PARTITIONS
+    of_directories: tuple[str, ...] = PARTITIONS
 
     def __init__(self, place: Place) -> None:
         if not place.has(LOG):
