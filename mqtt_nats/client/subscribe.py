@@ -160,8 +160,7 @@ class Subscribing:
             ApiError: JetStream refuses them.
         """
         client, wanted, replays = self.client, self.wanted, self.replays
-        if replays:
-            await room_for_replays(client)
+        await room_for_replays(client)
         if self.shares:
             await subscribe_shared(client, self.shares)
         if client.durable_side is not None and wanted:
@@ -370,11 +369,8 @@ def _drop(replays: list[Replay], filters: Set[str]) -> None:
 async def _first_pages(replays: list[Replay]) -> None:
     """Read the first page of the retained messages of each subject, of a few at once: a turn has a bounded time."""
     for start in range(0, len(replays), JOINS_AT_ONCE):
-        some = replays[start : start + JOINS_AT_ONCE]
-        if len(some) == 1:
-            await some[0].first_page()
-        else:
-            await asyncio.gather(*(replay.first_page() for replay in some))
+        some = [replay.first_page() for replay in replays[start : start + JOINS_AT_ONCE]]
+        await (asyncio.gather(*some) if len(some) > 1 else some[0])
 
 
 def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None, int]:

@@ -125,6 +125,17 @@ class _Owned:
         self.bytes = 0
         self.tokens: OrderedDict[bytes, None] = OrderedDict()
 
+    def add(self, token: bytes, size: int) -> None:
+        """Add a token."""
+        self.tokens[token] = None
+        self.bytes += size
+
+    def remove(self, token: bytes, size: int) -> bool:
+        """Remove a token; return whether it was the last one."""
+        del self.tokens[token]
+        self.bytes -= size
+        return not self.tokens
+
 
 class Tokens(Generic[T]):
     """Tokens with their values, bounded in number, memory and time.
@@ -155,9 +166,7 @@ class Tokens(Generic[T]):
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         found[token] = (now, size, value, owner)
         self._bytes += size
-        owned = self._owned.setdefault(owner, _Owned())
-        owned.bytes += size
-        owned.tokens[token] = None
+        self._owned.setdefault(owner, _Owned()).add(token, size)
         return token
 
     def find(self, token: bytes, now: float) -> T | None:
@@ -173,10 +182,7 @@ class Tokens(Generic[T]):
         if entry is not None:
             _, size, _, owner = entry
             self._bytes -= size
-            owned = self._owned[owner]
-            owned.bytes -= size
-            del owned.tokens[token]
-            if not owned.tokens:
+            if self._owned[owner].remove(token, size):
                 del self._owned[owner]
 
 
