@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
@@ -26,9 +27,21 @@ def prepare(spark: SparkSession) -> None:
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
-    """Return the columns of a table for rows of a frame; each may be null, since older rows lack a column."""
-    found: pa.Schema = to_arrow_schema(frame.schema, timezone="UTC")
-    return pa.schema([field.with_nullable(True) for field in found])
+    """Return the columns of a table for rows of a frame.
+
+    Everything may be null: older rows lack a column, and files that Spark has read and written again say nothing else.
+    """
+    schema = StructType([StructField(field.name, _nullable(field.dataType)) for field in frame.schema.fields])
+    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return found
+
+
+def _nullable(kind: DataType) -> DataType:
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    return MapType(kind.keyType, _nullable(kind.valueType)) if isinstance(kind, MapType) else kind
 
 
 class Batches:
