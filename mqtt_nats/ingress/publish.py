@@ -222,12 +222,11 @@ def publish(
             identity = path.ids.next()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
+            headers = first + b"\r\n"
             if path.with_ids:
                 headers = b"%bNats-Msg-Id:%b\r\n%b\r\n" % (first, identity, b"" if more is None else more.stay)
             elif more is not None and more.ttl:
                 headers = first + more.stay + b"\r\n"
-            else:
-                headers = first + b"\r\n"
             path.store.put(route.msgs, headers, payload, receipt)
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 1, retain, more), identity)

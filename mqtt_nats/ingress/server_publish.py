@@ -111,9 +111,7 @@ def inject(
         retain(ingress.retained, route, payload, qos, parent, lines + ttl, known_by)
         lines += RETAIN_LINE
     first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % qos
-    if qos:
-        first += b"%bNmqtt-Id:%b\r\n" % (known_by, identity)
-    first += lines
+    first += b"%bNmqtt-Id:%b\r\n%b" % (known_by, identity, lines) if qos else lines
     stated = first + route.stated if qos else first
     size = len(stated) + 2
     path.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), stated, payload))

@@ -88,9 +88,7 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
     if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):  # most messages of gateways have these headers only
         at = 2
         if lines[2].startswith(b"Nmqtt-Id:"):
-            at = 3
-            if lines[3].startswith(b"Nmqtt-Client:"):
-                at = 4
+            at = 4 if lines[3].startswith(b"Nmqtt-Client:") else 3
         if at < size and lines[at].startswith(b"Nmqtt-Subject:"):
             at += 1
     elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # a record of a retained message
