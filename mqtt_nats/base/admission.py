@@ -15,8 +15,7 @@ from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.networks import admitted, household, parse_rules
 
 if TYPE_CHECKING:
-    from mqtt_nats.config.settings import Settings
-    from mqtt_nats.transport.listener_settings import ListenerSettings
+    from mqtt_nats.base.limit_settings import ClientLimits
 
 
 class Verdict(Enum):
@@ -35,7 +34,7 @@ class Verdict(Enum):
 class House:
     """Connection count and limit that all listeners of a process share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientLimits) -> None:
         self.limit = settings.max_connections
         self.connections = 0
 
@@ -71,14 +70,15 @@ class Door:
     """Admission of connections at one listener.
 
     Args:
-        settings: settings in force at the listener.
-        own: the listener's own settings.
+        settings: limits in force at the listener.
+        addresses: the listener's own rules about addresses.
+        limit: largest number of connections of the listener; None = as many as the process may have.
     """
 
-    def __init__(self, house: House, settings: Settings, own: ListenerSettings) -> None:
+    def __init__(self, house: House, settings: ClientLimits, addresses: tuple[str, ...], limit: int | None) -> None:
         self._house = house
-        self._rules = (parse_rules(settings.addresses), parse_rules(own.addresses))
-        self._limit = own.max_connections
+        self._rules = (parse_rules(settings.addresses), parse_rules(addresses))
+        self._limit = limit
         self._each = settings.max_connections_per_address
         self.banned: Callable[[str], bool] = lambda host: False
         """Whether an address is banned."""

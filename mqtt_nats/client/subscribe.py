@@ -47,12 +47,7 @@ from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
-from mqtt_nats.lifecycle.connection_hooks import (
-    ask_hooks_to_subscribe,
-    ask_hooks_to_unsubscribe,
-    subscribed,
-    unsubscribed,
-)
+from mqtt_nats.lifecycle import connection_hooks
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
@@ -235,7 +230,7 @@ class Subscribing:
         if packet.packet_id:
             told = [one.qos for one in packet.filters] if client.terms.old else codes
             client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
-        subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
+        connection_hooks.subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
         start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
             ask_again(client)
@@ -288,7 +283,7 @@ async def subscribe(client: Client, packet: Subscribe, begun: Subscribing | Mark
     if not isinstance(begun, Subscribing):
         _check_room(client, len(packet.filters))
         place = begun
-        packet, refused_by_hooks = await ask_hooks_to_subscribe(client, packet)
+        packet, refused_by_hooks = await connection_hooks.ask_hooks_to_subscribe(client, packet)
         begun = Subscribing(client, packet, await room_for(client, packet), refused_by_hooks, place)
     try:
         await begun.run()
@@ -397,7 +392,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
         client.order.put_off()
         return
     _check_room(client, len(packet.filters))
-    packet = await ask_hooks_to_unsubscribe(client, packet)
+    packet = await connection_hooks.ask_hooks_to_unsubscribe(client, packet)
     present = {found.text for found in client.filters} | set(client.shares or ())
     shares = list(set(client.shares or ()).intersection(packet.filters))
     try:
@@ -412,7 +407,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
     client.outlet.write(encode(answer, client.version))
     ended = (one for one, code in zip(packet.filters, codes, strict=True) if code == ReasonCode.SUCCESS)
-    unsubscribed(client, ended)
+    connection_hooks.unsubscribed(client, ended)
 
 
 def _unsuback_code(client: Client, topic_filter: str, present: set[str]) -> int:

@@ -101,7 +101,7 @@ def _unknown_variables() -> list[str]:
 async def _read_files(settings: Settings, problems: list[str]) -> None:
     """Read the files of listeners, authenticators, rules and NATS logins; add an error for each that is unusable."""
     from mqtt_nats.admin import check as check_admin
-    from mqtt_nats.authenticators.access_control import AccessControl  # not needed where settings are wrong
+    from mqtt_nats.config.access_control import AccessControl  # not needed where settings are wrong
     from mqtt_nats.config.nats_connect import nats_access, nats_options
     from mqtt_nats.transport.tls import make_context
 

@@ -14,7 +14,6 @@ import anyio
 
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.admin import administered
-from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.base.admission import House
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
@@ -23,6 +22,7 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.client.negotiation import UseAnotherServer
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.config.access_control import AccessControl
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.process_limits import within_process
 from mqtt_nats.config.settings import Settings, cannot_listen

@@ -7,6 +7,7 @@ shared subscription has any free identifier. Both kinds wait in one queue, in th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ def retained_id(sequence: int) -> int:
 
 
 class UnsequencedQueue:
-    """The part of a durable session's sender that deals with retained messages and shared subscriptions."""
+    """The part of a durable session's sender for retained messages and shared subscriptions; abstract."""
 
     def __init__(self) -> None:
         self.inflight: dict[int, Delivery] = {}
@@ -42,13 +43,13 @@ class UnsequencedQueue:
         self._recorded: dict[int, int] = {}
         """Sequences of the PUBRELs that were owed at the resume, by identifier, where :meth:`free_id` has such ones."""
 
+    @abstractmethod
     def pump(self) -> None:
         """Send the messages that may be sent now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
         """Note the retained sequence from which the next connection would go on; None = the replay is complete."""
-        raise NotImplementedError
 
     def replay(self, source: SubscriptionState, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""

@@ -78,7 +78,7 @@ class Listener:
         self.settings = settings
         self.general = general = general.at(settings)
         self.limits = decoder_limits(general)
-        self._door = Door(house, general, settings)
+        self._door = Door(house, general, settings.addresses, settings.max_connections)
         self._left = self._door.leave  # one object for all: a newly bound method takes memory for each connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None

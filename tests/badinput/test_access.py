@@ -11,9 +11,9 @@ import pytest
 
 import mqtt_nats.gateway.gateway
 from mqtt_nats.access.authenticator import Allow, Challenge, Credentials, Denied, Exchange, Success
-from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.client import authentication as authenticating
 from mqtt_nats.codec import ReasonCode
+from mqtt_nats.config.access_control import AccessControl
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.connection import Connection

@@ -175,7 +175,7 @@ def door(**given: object) -> tuple[Door, House]:
     listener = ListenerSettings.model_validate({"listen": "h:1", **given})
     settings = Settings().at(listener)
     house = House(settings)
-    return Door(house, settings, listener), house
+    return Door(house, settings, listener.addresses, listener.max_connections), house
 
 
 def test_connections_of_a_listener_an_address_and_the_process() -> None:
@@ -205,5 +205,5 @@ def test_a_rate_is_told_first_and_then_not_even_told() -> None:
 def test_addresses_of_the_listener_and_of_the_gateway_have_both_to_let_in() -> None:
     listener = ListenerSettings.model_validate({"listen": "h:1", "addresses": ["deny 10.0.0.1", "allow all"]})
     settings = Settings(addresses=("allow 10.0.0.0/8", "deny all"))
-    one = Door(House(settings), settings, listener)
+    one = Door(House(settings), settings, listener.addresses, listener.max_connections)
     assert [one.admits(f"{host}") for host in ("10.0.0.1", "10.0.0.2", "11.0.0.1")] == [False, True, False]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.authenticators.access_control import AccessControl
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.config.access_control import AccessControl
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.supervisor import dump

@@ -7,6 +7,7 @@ import errno
 import select
 import socket
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -77,9 +78,9 @@ class Connection:
     def drained(self) -> None:
         """All output is written."""
 
+    @abstractmethod
     def readable(self) -> None:
-        """The socket has something to read."""
-        raise NotImplementedError
+        """Read from the socket, which has something to read."""
 
 
 class Loop:
