@@ -41,10 +41,6 @@ class ServedGateway(Protocol):
     def identity(self) -> str:
         """Id with which the gateway has started in its own account."""
 
-    @property
-    def deeds(self) -> Deeds:
-        """Deeds of administrators."""
-
     def name(self) -> str:
         """Return the name of the gateway."""
 
