@@ -38,6 +38,10 @@ class ServedGateway(Protocol):
         """The gateway's own account; None before it serves."""
 
     @property
+    def deeds(self) -> Deeds:
+        """What administrators have done."""
+
+    @property
     def identity(self) -> str:
         """Id with which the gateway has started in its own account."""
 

@@ -281,16 +281,15 @@ class Tenant:
             self.link.go_online()
             return
         log.info("%sconnected to NATS again", self._of)
-        account, services = broker.account, broker.account.services
-        services.counters.reconnect()
-        services.nats.relink()  # before anybody sees that NATS is there: records must not be removed now
+        (account := broker.account).services.counters.reconnect()
+        account.services.nats.relink()  # before anybody sees that NATS is there: records must not be removed now
         # The inbox is subscribed before any request is sent again, so that replies arrive.
         inbox.renew()
         self.link.go_online()
         withhold(account.ingress.retained)
         store.online()
         account.lease.wake.set()
-        services.tasks.spawn(recover(account, self.link), "recovery")
+        account.services.tasks.spawn(recover(account, self.link), "recovery")
 
     async def _wild_offline(self) -> None:
         log.debug("%sthe connection for wildcards is lost", self._of)
