@@ -421,9 +421,8 @@ class AssignOp(PendingStore):
         inbox = client.services.nats.inbox
         found = await retry_until_answered(client, lambda: get_sequence(inbox, SHARED, record))
         if found is not None and found.time_ns - self.arrived > IN_TIME_NS:
-            await retry_until_answered(
-                client, lambda: delete(inbox, SHARED, record)
-            )  # the next member must not find an owner
+            # The next member must not find an owner.
+            await retry_until_answered(client, lambda: delete(inbox, SHARED, record))
             self._leave(NAK)
         else:
             self._own(record)
