@@ -22,7 +22,7 @@ from mqtt_nats.config.options import default_text
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from mqtt_nats.transport.listener_settings import ListenerSettings
 from mqtt_streams.definitions import EVERY, load_definition
-from scripts import comparison, packages
+from scripts import comparison, delivery_states, packages
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -234,6 +234,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "packages": packages.table,
     "package_diagram": packages.diagram,
     "comparison": comparison.table,
+    "delivery_states": delivery_states.diagram,
     **{f"neighbours_{name}": partial(packages.neighbours, name) for name in packages.PACKAGES},
 }
 

@@ -93,7 +93,7 @@ def _check(client: Client) -> None:
     if not denied:
         return
     regular, durable = client.regular_side, client.durable_side
-    if (regular is not None and regular.waiting) or (durable is not None and durable.stall is not None):
+    if (regular is not None and regular.waiting) or (durable is not None and durable.stalled):
         # It is unknown which queued messages are permitted, and which messages of a stalled subscription another
         # subscription would have delivered.
         client.end(NotAuthorized("permissions have changed"))

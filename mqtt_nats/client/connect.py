@@ -396,5 +396,5 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     if continued:
         side.point_anew()
     else:
-        side.machine.begin()
+        side.begin()
     return continued

@@ -248,7 +248,7 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
     Raises:
         PacketTooLarge: SUBACK exceeds the client's Maximum Packet Size.
     """
-    stalled = client.durable_side is not None and client.durable_side.stall is not None
+    stalled = client.durable_side is not None and client.durable_side.stalled
     services = client.services
     if stalled or not services.nats.online.is_set() or services.hooks.deciding(CLIENT_SUBSCRIBE) is not None:
         return None

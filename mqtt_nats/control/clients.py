@@ -83,7 +83,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
         "queued": queued,
         "unread": outlet.held,
         "unread_since": now - (time.monotonic() - outlet.since) if outlet.clogged else None,
-        "stalled": client.durable_side is not None and client.durable_side.stall is not None,
+        "stalled": client.durable_side is not None and client.durable_side.stalled,
         "slow": is_slow(client),
         "dropped": outlet.dropped,
         "unstored": len(client.receipts),

@@ -95,7 +95,7 @@ def load(client: Client) -> tuple[int, int, int]:
 def is_slow(client: Client) -> bool:
     """Whether messages wait for a client because it does not read or does not acknowledge."""
     side = client.durable_side
-    if client.outlet.clogged or (side is not None and side.stall is not None):
+    if client.outlet.clogged or (side is not None and side.stalled):
         return True
     inflight, queued, window = load(client)
     if queued > 0 or (window > 0 and inflight >= window):

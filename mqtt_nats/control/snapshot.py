@@ -82,7 +82,7 @@ async def _of_clients(clients: list[Client]) -> dict[str, Any]:
                 durable += 1
                 inflight += len(side.machine.inflight)
                 queued += len(side.machine.queued)
-                stalled += side.stall is not None
+                stalled += side.stalled
             elif client.regular_side is not None:
                 regular += 1
                 inflight += len(client.regular_side.inflight)

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
+from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
+from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.messages.publish_encoder import encode_publish
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
@@ -30,7 +31,7 @@ from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
-from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding, SessionConsumers
+from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
 from mqtt_streams.headers import get_int
@@ -42,7 +43,6 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import CatchUp, Receiver
-    from mqtt_nats.delivery.slow_clients import SlowClient
     from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -54,7 +54,7 @@ MARKED: Final = (*MARKS, *KEPT)
 COLLECT_PATIENCE: Final = 1.0
 
 
-class DurableDelivery(SessionConsumers):
+class DurableDelivery(StatefulDelivery):
     """The sender's side of one durable session: the ports of its state machine, and its consumers.
 
     Args:
@@ -66,7 +66,7 @@ class DurableDelivery(SessionConsumers):
         window = min(WINDOW, client.terms.receive_maximum)
         super().__init__(DurableSender(window, self, client.version, self._completed), former)
         self.stall: SlowClient | None = None
-        """Not None while the client does not read: no message is sent."""
+        """What waits for a client that does not read; None = it reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None
@@ -465,17 +465,22 @@ class DurableDelivery(SessionConsumers):
 
     def begin_catching(self, reader: CatchUp) -> None:
         """Have a catch-up reader bring the messages that were missed."""
+        self.change(DeliveryEvent.FAR_BEHIND)
         self.catching = reader
 
     def take_catching(self) -> CatchUp | None:
         """Return the catch-up reader, which ends; None = there is none."""
         catching, self.catching = self.catching, None
+        if catching is not None:
+            self.change(DeliveryEvent.CATCH_UP_ENDED)
         return catching
 
     def begin_stall(self, stall: SlowClient) -> None:
         """Send no more messages: the client does not read."""
+        self.change(DeliveryEvent.NOT_READING)
         self.stall = stall
 
     def end_stall(self) -> None:
         """Send messages again: the client reads."""
+        self.change(DeliveryEvent.GOES_ON)
         self.stall = None

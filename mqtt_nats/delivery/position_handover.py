@@ -15,6 +15,7 @@ from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.delivery.position_recovery import SETTING, stop
 from mqtt_nats.delivery.position_writer import PROOFS, Fresh
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -127,12 +128,13 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     stop(side)
     if client.delivery.feed is not None:
         client.delivery.feed.forget(client)
+    side.change(DeliveryEvent.ENDED)
     if keeper is None or keeper.lost:
         return
     machine = side.machine
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
     keeper.note_sent(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
-    consumers = [one.consumer for one in side.attachments.values() if one.source.live]
+    consumers = [one.consumer for one in side.dormant]
     client.delivery.handover.add(
         client.hash, services.tasks.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
     )

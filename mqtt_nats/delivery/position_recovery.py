@@ -18,6 +18,7 @@ from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
@@ -60,15 +61,15 @@ WINDOW: Final = 32768
 def stop(side: DurableDelivery) -> None:
     """Stop taking messages of the session from the shared reader, and note how far the session has come."""
     keeper = side.keeper
-    if keeper is None or not keeper.taking:
+    if keeper is None or not side.live:
         return
     live = side.client.delivery.feed
     if live is not None:
         keeper.ledger.reach(live.reached(side))
         live.end_catching(side)
         live.remove(side.client)
-    keeper.stop_taking()
-    side.leave_reader()
+    keeper.ledger.change()
+    side.change(DeliveryEvent.LEFT_READER)
 
 
 def limit_in_flight(side: DurableDelivery) -> None:
@@ -155,7 +156,7 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
     assert keeper is not None
     record = client.record
     assert record is not None
-    attachments = [one for one in side.attachments.values() if one.source.live]
+    attachments = side.dormant
     reached = keeper.ledger.reached
     # A consumer that is set forgets its pending messages: the position has to be stored before.
     if not await keeper.flush():
@@ -182,7 +183,6 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         return False
     for one in attachments:
         one.become_plain(reached)
-    side.consumers_set()
     limit_in_flight(side)
     return True
 

@@ -86,8 +86,6 @@ class PositionWriter:
         self.ledger = SessionPosition()
         self.live: set[str] = set()
         """Names of the consumers for which the position speaks."""
-        self.taking = False
-        """Whether the session takes messages from the shared reader."""
         self.clean = False
         """Whether the connection has ended in order: it takes and sends no further message."""
         self.perhaps = 0
@@ -143,17 +141,6 @@ class PositionWriter:
         self.live.clear()
         self.clean, self.unsent = False, []
 
-    def take_after(self, since: int) -> None:
-        """Take the messages after stream sequence ``since`` from the shared reader."""
-        self.ledger.reach(since)
-        self.ledger.change()
-        self.taking = True
-
-    def stop_taking(self) -> None:
-        """Take no more messages from the shared reader."""
-        self.ledger.change()
-        self.taking = False
-
     def confirm_sent(self) -> None:
         """Note that every message that the previous owner may have sent has come."""
         self.perhaps = 0
@@ -192,8 +179,9 @@ class PositionWriter:
         services = self.client.services
         ledger = self.ledger
         side = self.client.durable_side
-        if self.taking and self.client.delivery.feed is not None and side is not None:
-            ledger.reach(self.client.delivery.feed.reached(side))
+        feed = self.client.delivery.feed
+        if feed is not None and side is not None and side.live and side.keeper is self:
+            ledger.reach(feed.reached(side))
         self.look_back()
         reached, pending, released = ledger.begin()
         position = Position(

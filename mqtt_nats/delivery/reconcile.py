@@ -104,7 +104,7 @@ class Reconciling:
     async def _reconcile(self, client: Receiver, side: DurableDelivery) -> None:
         async with TimedPermit(self._limit):
             names = side.take_doubtful()
-            if side.stall is not None:
+            if side.stalled:
                 return  # all pending messages come again when the client reads
             unclear = await self._unclear(side, names)
             if unclear is not None:
@@ -121,7 +121,7 @@ class Reconciling:
 
     def _let_go(self, client: Receiver, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
         """Let new messages of checked consumers go: their pending messages have come again, or are complete."""
-        for name in names if side.stall is None else ():
+        for name in names if not side.stalled else ():
             one = side.attachments.get(name)
             if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:
                 continue

@@ -22,6 +22,7 @@ from mqtt_nats.delivery.position_recovery import (
     store_positions_in_consumers,
 )
 from mqtt_nats.delivery.pubrels import gone
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
@@ -187,7 +188,7 @@ async def _start(
     """
     machine = side.machine
     limit_in_flight(side)
-    machine.start()
+    side.start()
     for identifier in given_up:
         machine.ask(identifier)
     for attachment in attachments:
@@ -284,7 +285,7 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
 
     async def attach(attachment: ConsumerBinding) -> None:
         known = side.attachments.get(attachment.consumer.durable_name) is attachment
-        if not known or client.taken or side.stall is not None or attachment.wire is not services.nats.link.wire:
+        if not known or client.taken or side.stalled or attachment.wire is not services.nats.link.wire:
             return  # a later job attaches all consumers, here or at the next owner
         await retry_until_answered(client, partial(side.attach, attachment))
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
@@ -336,11 +337,11 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
     if side.has_pubrels:
         await retry_until_answered(client, side.attach_pubrels)
     for attachment in list(side.attachments.values()):
-        if side.stall is not None and not attachment.source.end:
+        if side.stalled and not attachment.source.end:
             attachment.source.drop_reason(SubscriptionState.RETURNING)
             continue  # it is attached when the client reads
         if attachment.source.live:
-            if attachment.source.held & SubscriptionState.RETURNING and not side.frozen:
+            if attachment.source.held & SubscriptionState.RETURNING and side.live:
                 # NATS was away: the session goes on only if this connection can still write its position.
                 if side.keeper is None or not await side.keeper.flush():
                     if side.keeper is not None:
@@ -371,16 +372,16 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
 
 async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     """Move a session that has left the shared reader to its own consumers."""
-    if not side.frozen or side.stall is not None:
+    if side.state is not DeliveryState.LEAVING:
         return
     if client.delivery.feed is not None:
         client.delivery.feed.later(client)
     if await store_positions_in_consumers(client, side):
-        side.begin_fall()
+        side.change(DeliveryEvent.CONSUMERS_SET)
         try:
             await rebind_consumers(client, side)
         finally:
-            side.end_fall()
+            side.change(DeliveryEvent.ATTACHED)
 
 
 async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None:
@@ -392,14 +393,14 @@ async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None
         wholly: leave it in any case: the session's own consumers are to bring the messages stored until now.
     """
     side = client.durable_side
-    if side is None or not (side.live or side.frozen):
+    if side is None or not (side.live or side.dormant):
         return
     if side.live and not wholly and all(one.source.live for one in side.attachments.values()):
         return
     stop(side)
-    if side.stall is None:
+    if not side.stalled:
         await return_to_consumers(client, side)
-    elif side.frozen:
+    elif side.dormant:
         await store_positions_in_consumers(client, side)  # the consumers are attached when the client reads again
 
 

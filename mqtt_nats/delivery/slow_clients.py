@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that do not read: their durable sessions' messages are left to JetStream, and all unread bytes are bounded.
+"""Limits of what waits for clients: unread bytes of clients that do not read, and messages of absent ones.
 
 Theory of operation. A client whose socket takes no bytes is *clogged*. When a client has been clogged for
 ``stall_time``, or too many bytes wait in this process, its session is *stalled*: the deliver subjects of its consumers
 are unsubscribed, and messages that have not left the gateway are forgotten. Once the client reads, the consumers are
 attached as on a resume, and all pending messages come again; messages that the client may have got are not sent twice.
 See docs/internals/delivery.md#clients-that-do-not-read.
+
+Messages for an absent client are not counted: the stream has each of them once for all sessions, for the retention
+period. On a resume the oldest beyond `max_backlog` are passed over: acknowledged like a message that another
+subscription delivers.
 """
 
 from __future__ import annotations
@@ -24,18 +28,23 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import returned
 from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
 from mqtt_nats.delivery.resume import note_kept
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.retained_replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.consumers import BACKSTOP_S
+from mqtt_streams.consumers import BACKSTOP_S, consumer_info, parse_ack
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.link import Handler
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Delivery, Receiver
+    from mqtt_nats.protocol.durable_sender import DurableSender
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -49,20 +58,19 @@ LOOK_MOST: Final = 50_000
 """Packets that are examined in one turn of the event loop, so that other clients do not wait."""
 
 
+SENT_MOST: Final = 10_000
+"""Most messages that a dead gateway may have sent and that are sent again instead of being passed over."""
+
+
 class SlowClient:
     """A stalled session: no message is sent to its client."""
 
-    __slots__ = ("postponed", "since", "waking")
+    __slots__ = ("postponed", "since")
 
     def __init__(self) -> None:
         self.since = monotonic()
         self.postponed: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Jobs that change subscriptions. They wait, since the client reads no answer and consumers are detached."""
-        self.waking = False
-
-    def wake(self) -> None:
-        """Note that the session is about to go on."""
-        self.waking = True
 
 
 def watch(delivery: Delivery) -> None:
@@ -95,16 +103,17 @@ def look_after(delivery: Delivery) -> None:
             continue
         outlet = client.outlet
         stall = side.stall
-        if stall is not None and not stall.waking and now - stall.since > LONGEST:
+        stalled = side.state is DeliveryState.STALLED
+        if stall is not None and stalled and now - stall.since > LONGEST:
             client.end(QuotaExceeded("the client has not read for too long"))
         elif outlet.clogged:
             if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
                 looked += len(outlet.chunks)
                 give_up(client, side)
-        elif stall is not None and not stall.waking:
+        elif stall is not None and stalled:
             machine = side.machine
             if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
-                stall.wake()
+                side.change(DeliveryEvent.READS)
                 client.do(_wake(client, side, stall))
         queued += _queued(side)
     if queued + delivery.services.path.round.held > delivery.services.settings.max_unread_bytes:
@@ -114,15 +123,12 @@ def look_after(delivery: Delivery) -> None:
 def give_up(client: Receiver, side: DurableDelivery) -> None:
     """Stall a session: leave the messages that its client has not read to JetStream."""
     machine = side.machine
-    stall = side.stall
-    if stall is None:
-        if not machine.open:  # the session is being resumed
+    if side.state is not DeliveryState.STALLED:
+        if not machine.open:  # the session is being resumed, or wakes, or its connection ends
             return
         log.info("%s does not read: its messages wait in JetStream", client)
-        side.begin_stall(SlowClient())
         stop(side)
-    elif stall.waking:
-        return
+        side.begin_stall(SlowClient())
     link = client.path.link
     for attachment in side.attachments.values():
         if not attachment.source.end:
@@ -200,7 +206,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     """Wake a stalled session: attach its consumers, collect the messages that were given up, and go on."""
     record = client.record
     assert record is not None
-    if side.frozen and not await store_positions_in_consumers(client, side):
+    if side.dormant and not await store_positions_in_consumers(client, side):
         return
     side.point_anew()
     try:
@@ -263,3 +269,72 @@ def relieve(delivery: Delivery) -> None:
             return
         unread -= held
         client.end(QuotaExceeded("the client does not take its messages, and max_unread_bytes is exceeded"))
+
+
+# -- too much for an absent client -----------------------------------------------------------------
+
+
+async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+    """Have the oldest messages of a consumer passed over if more than `max_backlog` wait; called before it is attached.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not say how many messages wait.
+    """
+    client = side.client
+    services = client.services
+    most = services.settings.max_backlog
+    if most is None or attachment.source.end or side.state is DeliveryState.REATTACHING:
+        return
+    info = await consumer_info(services.nats.inbox, MESSAGES, attachment.consumer.durable_name)
+    left = 0 if info is None else info.num_pending - most
+    sid = attachment.sid
+    if left <= 0 or sid not in services.nats.link.handlers:
+        return
+    handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
+    log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
+
+    def given() -> None:
+        attachment.end_passing()
+        if sid in services.nats.link.handlers:
+            services.nats.link.handlers[sid] = handler
+
+    def passed(last: bool) -> None:
+        services.counters.pass_over()
+        if last:
+            given()
+
+    attachment.begin_passing()
+    services.nats.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
+
+
+def _without(
+    machine: DurableSender,
+    attachment: ConsumerBinding,
+    handler: Handler,
+    left: int,
+    passed: Callable[[bool], None],
+    given: Callable[[], None],
+) -> Handler:
+    source = attachment.source
+    sent = SENT_MOST
+
+    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        nonlocal left, sent
+        ack = parse_ack(reply)
+        if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
+            handler(subject, reply, headers, payload)  # the client may have the message, or one before it is lost
+            return
+        if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
+            sent -= 1
+            left -= 1
+            if not left:
+                given()
+            handler(subject, reply, headers, payload)
+            return
+        source.await_delivery(ack.consumer_seq + 1)
+        source.began(ack.consumer_seq, True)
+        machine.passed_over(source, ack.stream_seq, 1, reply)
+        left -= 1
+        passed(not left)
+
+    return arrived

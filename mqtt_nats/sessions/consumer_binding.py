@@ -254,12 +254,6 @@ class SessionConsumers:
         """Sequence of the note of QoS 2 messages that were in flight (`pubrels.note`); 0 = there is none."""
         self.assigned: set[int] | None = None
         """Sequences of assignments of shared subscriptions' messages that this connection knows; None = none."""
-        self.live = False
-        """Whether some subscriptions get their messages from the shared reader."""
-        self.frozen = False
-        """Whether the session has left the shared reader, and its consumers are not set to its position yet."""
-        self.falling = False
-        """Whether the session has left the shared reader, and its consumers are being attached; the client is there."""
         self.past: SubscriptionState | None = None
         """Source of the messages that an earlier connection took from the shared reader; None = there are none."""
         self.resumed_from = 0
@@ -377,26 +371,10 @@ class SessionConsumers:
 
     # -- the shared reader ----------------------------------------------------------------------
 
-    def join_reader(self) -> None:
-        """Note that some subscriptions get their messages from the shared reader."""
-        self.live = True
-
-    def leave_reader(self) -> None:
-        """Note that the shared reader brings no more messages, and that the consumers have to be set."""
-        self.live = False
-        self.frozen = True
-
-    def consumers_set(self) -> None:
-        """Note that the consumers are set to the session's position."""
-        self.frozen = False
-
-    def begin_fall(self) -> None:
-        """Note that the consumers are being attached after the session has left the shared reader."""
-        self.falling = True
-
-    def end_fall(self) -> None:
-        """Note that the consumers are attached, or that attaching them has failed."""
-        self.falling = False
+    @property
+    def dormant(self) -> list[ConsumerBinding]:
+        """Consumers that lie dormant: the shared reader brings their messages, or they have to be set."""
+        return [one for one in self.attachments.values() if one.source.live]
 
     def resume_from(self, reached: int) -> None:
         """Note up to which stream sequence an earlier connection took all messages from the shared reader."""

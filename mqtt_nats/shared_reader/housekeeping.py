@@ -27,7 +27,7 @@ REFUSED: Final = 10.0
 CROWD_MOST: Final = 100_000
 """Maximum number of waiting messages in all live sessions; beyond it sessions with the average or more fall behind."""
 
-FALLING_MOST: Final = 64
+RETURNING_MOST: Final = 64
 """Maximum number of sessions that go back to their consumers at the same time for a reason outside the session."""
 
 RENEWED_MOST: Final = 16
@@ -51,16 +51,16 @@ def look(live: SharedReaderSessions) -> None:
     refused = not live.allowed or (reader.refused and now - reader.refused > REFUSED)
     sides = [member.side for member in live.members.values()]
     # The sum leaves out sessions that have fallen behind: their messages wait until their clients take them.
-    crowd = sum(side.machine.crowd for side in sides if side.keeper is not None and side.keeper.taking)
+    crowd = sum(side.machine.crowd for side in sides if side.live)
     renewed = 0
     for client in list(live.registry.clients.values()):
         side = client.durable_side
         if side is None:
             continue
-        if side.keeper is not None and side.keeper.taking:
+        if side.live:
             machine = side.machine
             if refused or (crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd):
-                if len(live.falling) < FALLING_MOST:
+                if len(live.returning) < RETURNING_MOST:
                     crowd -= machine.crowd
                     live.give_back(client, side)
                 continue

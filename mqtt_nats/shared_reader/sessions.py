@@ -20,6 +20,7 @@ from mqtt_nats.delivery.position_recovery import limit_in_flight, stop
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.receiver import CatchUp, Receiver, SharedFeed
 from mqtt_nats.delivery.resume import rebind_consumers, return_to_consumers
+from mqtt_nats.delivery.states import MAY_JOIN, DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import STEP
@@ -79,7 +80,7 @@ class SharedReaderSessions(SharedFeed):
         self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Receiver, Member] = {}
         self._turns = PromotionLimit(self._try)
-        self.falling: set[Receiver] = set()
+        self.returning: set[Receiver] = set()
         """Sessions on their way back to their own consumers."""
         self.catching: set[CatchUp] = set()
         """Catch-up readers of the sessions that read missed messages."""
@@ -114,7 +115,7 @@ class SharedReaderSessions(SharedFeed):
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
         self._turns.end(client)
-        self.falling.discard(client)
+        self.returning.discard(client)
         self.remove(client)
         if (member := self.members.pop(client, None)) is not None:
             self.end_catching(member.side)
@@ -179,7 +180,7 @@ class SharedReaderSessions(SharedFeed):
         """End a session that could not be given a message; the message stays pending for its next connection."""
         log.error("%s: message %d", member.client, sequence, exc_info=error)
         keeper = member.side.keeper
-        if keeper is not None and keeper.taking:
+        if keeper is not None and member.side.live:
             keeper.ledger.pending.setdefault(sequence, qos)
         member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
@@ -189,7 +190,7 @@ class SharedReaderSessions(SharedFeed):
         client = member.client
         attachments = side.attachments
         keeper = side.keeper
-        if keeper is None or not keeper.taking:
+        if keeper is None or not side.live:
             return
         if len(attachments) != 1 or client.checks_each or client.options or client.bridge or message.timed:
             self._take(member, sequence, message, mark)
@@ -254,14 +255,14 @@ class SharedReaderSessions(SharedFeed):
     def give_back(self, client: Receiver, side: DurableDelivery) -> None:
         """Move a session back to its own consumers."""
         stop(side)
-        self.falling.add(client)
+        self.returning.add(client)
         client.do(self._fall(client, side))
 
     async def _fall(self, client: Receiver, side: DurableDelivery) -> None:
         try:
             await return_to_consumers(client, side)
         finally:
-            self.falling.discard(client)
+            self.returning.discard(client)
 
     # -- promotion ------------------------------------------------------------------------------
 
@@ -291,13 +292,11 @@ class SharedReaderSessions(SharedFeed):
         return (
             self.allowed
             and client.alive
-            and side.stall is None
+            and side.state in MAY_JOIN
             and not side.doubtful
             and side.machine.open
             and record is not None
             and record.v5 is not None
-            and not side.frozen
-            and side.catching is None
             and any(not one.source.live for one in side.attachments.values())
             and not any(
                 one.source.end
@@ -343,7 +342,7 @@ class SharedReaderSessions(SharedFeed):
         client, side = member.client, member.side
         if not joining.gave_way:
             self.later(client)
-        if not (side.keeper is not None and side.keeper.taking):
+        if not side.live:
             self.remove(client)
         if not client.alive:
             return
@@ -423,7 +422,7 @@ class SharedReaderSessions(SharedFeed):
             one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
         ):
             joining.fail()
-        gone = not client.alive or client.durable_side is not side or side.stall is not None or side.frozen
+        gone = not client.alive or client.durable_side is not side or side.state not in MAY_JOIN
         return gone or (joining is not None and joining.wrong)
 
     def _switch(self, member: Member, joining: Promotion) -> None:
@@ -438,8 +437,9 @@ class SharedReaderSessions(SharedFeed):
             link.unsubscribe_raw(one.sid)
             one.become_live(joining.since)
             keeper.live.add(one.consumer.durable_name)
-        keeper.take_after(joining.since)
-        side.join_reader()
+        keeper.ledger.reach(joining.since)
+        keeper.ledger.change()
+        side.change(DeliveryEvent.JOINED)
         limit_in_flight(side)
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)

@@ -16,8 +16,8 @@ from mqtt_nats.client import authorization as permitting
     [
         (SimpleNamespace(waiting=0), None, False),
         (SimpleNamespace(waiting=1), None, True),
-        (None, SimpleNamespace(stall=None), False),
-        (None, SimpleNamespace(stall=1), True),
+        (None, SimpleNamespace(stalled=False), False),
+        (None, SimpleNamespace(stalled=True), True),
     ],
     ids=["regular", "with a queue", "durable", "stalled"],
 )

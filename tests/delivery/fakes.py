@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSide, FakeStore
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class FakeWriterSide(FakeSide):
         self.fake_released.append((identifier, mark))
 
 
-class Side(SessionConsumers):
+class Side(StatefulDelivery):
     """In place of a `DurableDelivery`, with the attributes that a test gives."""
 
     client: Any
@@ -159,8 +160,11 @@ class Side(SessionConsumers):
     stall: Any
     catching: Any
 
-    def __init__(self, machine: DurableSender | None = None, **given: Any) -> None:
+    def __init__(
+        self, machine: DurableSender | None = None, state: DeliveryState = DeliveryState.PLAIN, **given: Any
+    ) -> None:
         super().__init__(DurableSender(10, NOWHERE) if machine is None else machine, 0)
+        self.state, self.live = state, state in FROM_READER
         self.client = self.keeper = self.stall = self.catching = None
         for name, value in given.items():
             setattr(self, name, value)
@@ -182,9 +186,11 @@ class Side(SessionConsumers):
         raise AssertionError("there are no PUBREL records")
 
     def begin_stall(self, stall: Any) -> None:
+        self.change(DeliveryEvent.NOT_READING)
         self.stall = stall
 
     def end_stall(self) -> None:
+        self.change(DeliveryEvent.GOES_ON)
         self.stall = None
 
     def store_position_with(self, keeper: Any) -> None:

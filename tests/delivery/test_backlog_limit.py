@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery import backlog_limit as overflowing
+from mqtt_nats.delivery import slow_clients as overflowing
+from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
@@ -34,7 +35,7 @@ class Bench:
         self.services.fake_link.handlers = self.handlers
         self.side: Any = SimpleNamespace(
             client=SimpleNamespace(services=self.services, path=self.services.path, client_id="c"),
-            falling=False,
+            state=DeliveryState.RESUMING,
             machine=SimpleNamespace(
                 passed_over=lambda source, sequence, attempt, reply: self.given.append(sequence),
                 perhaps=lambda sequence: sequence <= perhaps,

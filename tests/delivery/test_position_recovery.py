@@ -20,6 +20,7 @@ from mqtt_nats.delivery.position_recovery import (
     store_positions_in_consumers,
 )
 from mqtt_nats.delivery.position_writer import FRESH, Fresh
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
@@ -176,7 +177,7 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
         attachments[name].source.live = True
     keeper = Keeping(times)
     keeper.ledger.reached = 41
-    side: Any = Side(keeper=keeper, attachments=attachments, frozen=True)
+    side: Any = Side(keeper=keeper, attachments=attachments, state=DeliveryState.LEAVING)
     record = SimpleNamespace(cons={}, v5=SimpleNamespace())
     terms = SimpleNamespace(receive_maximum=10)
     side.client = client = SimpleNamespace(
@@ -203,7 +204,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     machine = DurableSender(WINDOW, ports)
     machine.sources.append(source)
     machine.open = True
-    side: Any = Side(machine, keeper=keeper, live=True)
+    side: Any = Side(machine, DeliveryState.LIVE, keeper=keeper)
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = SimpleNamespace(client_id="c", services=FakeDeliveryServices(), delivery=FakeDelivery())
     client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
@@ -212,7 +213,8 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     for sequence in range(1, 11):
         keeper.ledger.take(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
-    side.live, side.frozen, keeper.ledger.reached = False, True, 10
+    side.change(DeliveryEvent.LEFT_READER)
+    keeper.ledger.reached = 10
     found: Any = client
     assert await store_positions_in_consumers(found, side)
     machine.pump()

@@ -12,6 +12,7 @@ from mqtt_nats.backbone import retry as patience
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.reconcile import Reconciling
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -131,7 +132,7 @@ async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPa
 
     async def info(*_: object) -> ConsumerInfo:
         if why == "stalled":
-            bench.side.stall = object()
+            bench.side.change(DeliveryEvent.NOT_READING)
         elif why == "missed":
             bench.attachment.missed = True
         return ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 7, 1, 0)

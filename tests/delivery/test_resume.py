@@ -181,7 +181,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     )
     side: Any = SimpleNamespace(
         attachments={"name": ConsumerBinding("key", CONSUMER, source)},
-        stall=None,
+        stalled=False,
         has_pubrels=False,
         kept=False,
         point_anew=lambda: None,

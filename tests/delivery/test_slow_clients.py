@@ -13,6 +13,7 @@ from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.slow_clients import LONGEST, SlowClient, _take_back, give_up, look_after, publish_id
+from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
@@ -380,6 +381,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     )
     side: Any = Side(
         machine,
+        DeliveryState.WAKING,
         attachments={"name": attachment},
         point_anew=lambda: None,
         add=lambda key, consumer, source: attachment,
@@ -418,7 +420,7 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
 
 def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() -> None:
     bench = Bench()
-    bench.side.stall = stall = SlowClient()
+    bench.side.begin_stall(stall := SlowClient())
     ended: list[MqttError] = []
     bench.client.durable_side, bench.client.end = bench.side, ended.append
     settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)

@@ -14,6 +14,7 @@ from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.draining import returned, spend
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
+from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -67,6 +68,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     stall = SlowClient()
     side: Any = Side(
         machine,
+        DeliveryState.WAKING,
         client=client,
         attachments={"ended": ended},
         stall=stall,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.codec import MqttError
+from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.pubsub.data_path import Recent
 from mqtt_nats.pubsub.routing_table import Table
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_streams.api import ApiError
@@ -148,12 +149,13 @@ class FakeNodes:
         self.fake_renewed += 1
 
 
-class FakeSide(SessionConsumers):
+class FakeSide(StatefulDelivery):
     """Stands for `DurableDelivery`: the machine, with ports that write down what is asked of them."""
 
     def __init__(self, client: FakeClient) -> None:
         self.fake_ports = Recorder()
         super().__init__(DurableSender(10, self.fake_ports), 0)
+        self.change(DeliveryEvent.COLLECTED)
         self.client = client
         self.fake_confirmed: list[tuple[bytes, int]] = []
         self.fake_arrived: list[bytes] = []

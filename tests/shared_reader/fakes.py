@@ -48,19 +48,12 @@ class FakeReader:
         return self.position
 
 
-class FakeWriter:
-    """Stands for `PositionWriter`, as far as it says that a session is live."""
-
-    def __init__(self, *, taking: bool) -> None:
-        self.taking = taking
-
-
 class FakeReaderSide(FakeSide):
     """Stands for `DurableDelivery`, with a position."""
 
     def __init__(self, client: FakeClient) -> None:
         super().__init__(client)
-        self.keeper: FakeWriter | None = None
+        self.keeper = None
 
 
 class FakeSessions:
@@ -73,7 +66,7 @@ class FakeSessions:
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
         self.members: dict[Receiver, Member] = {}
-        self.falling: set[Receiver] = set()
+        self.returning: set[Receiver] = set()
         self.fake_refuses = False
         self.fake_given: list[int] = []
         self.fake_through: list[int] = []

@@ -5,7 +5,6 @@ import pytest
 
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -16,7 +15,6 @@ PAIRS: list[tuple[type, type]] = [
     (fakes.FakeReaderSettings, Settings),
     (fakes.FakeReaderServices, Services),
     (fakes.FakeReader, SharedReader),
-    (fakes.FakeWriter, PositionWriter),
     (fakes.FakeReaderSide, DurableDelivery),
     (fakes.FakeSessions, SharedReaderSessions),
 ]

@@ -7,12 +7,13 @@ import asyncio
 
 import pytest
 
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import housekeeping
 from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, REFUSED, keep_up, look
 from mqtt_nats.shared_reader.promotion import Member
 from mqtt_nats.shared_reader.sessions import RENEWAL
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, FakeWriter, as_sessions, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, member_of
 
 
 class Setup:
@@ -25,7 +26,8 @@ class Setup:
     def session(self, name: str, *, live: bool = True, waiting: int = 0) -> Member:
         member = member_of(self.services, name, "a")
         side = member.side
-        side.keeper = FakeWriter(taking=live)  # type: ignore[assignment]
+        if live:
+            side.change(DeliveryEvent.JOINED)
         side.machine.limit = 0
         (source,) = (one.source for one in side.attachments.values())
         for sequence in range(1, waiting + 1):
@@ -80,9 +82,9 @@ async def test_a_reader_that_is_refused_for_a_moment(setup: Setup) -> None:
 
 
 async def test_so_many_go_back_at_a_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "FALLING_MOST", 2)
+    monkeypatch.setattr(housekeeping, "RETURNING_MOST", 2)
     setup.live.allowed = False
-    setup.live.falling = {setup.session("falling", live=False).client, setup.session("also", live=False).client}
+    setup.live.returning = {setup.session("returning", live=False).client, setup.session("also", live=False).client}
     setup.session("one")
     setup.look()
     assert setup.back == []

@@ -92,15 +92,14 @@ async def test_who_is_behind_already_leaves_others_where_they_are(crowds: tuple[
     live: Any = SimpleNamespace(
         allowed=True,
         reader=SimpleNamespace(refused=0),
-        falling=set(),
+        returning=set(),
         reached=lambda side: 0,
         begin=lambda client, side, now: None,
         give_back=lambda client, side: given_back.append(client.number),
         members={},
     )
     for number, crowd in enumerate(crowds):
-        keeper = SimpleNamespace(taking=number == 1)
-        side = SimpleNamespace(keeper=keeper, machine=SimpleNamespace(crowd=crowd, reached=0))
+        side = SimpleNamespace(live=number == 1, machine=SimpleNamespace(crowd=crowd, reached=0))
         live.members[Someone(number, side)] = SimpleNamespace(side=side, renewal=math.inf)
     live.registry = SimpleNamespace(clients=dict(enumerate(live.members)))
     upkeep.look(live)
