@@ -99,6 +99,33 @@ async def run_verb(verb: Verb, inbox: RequestInbox, arguments: Arguments) -> Any
     return await verb.run(inbox, arguments)
 
 
+class _Answers:
+    """Pages of answers to one question, by gateway."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, list[dict[str, Any]]] = {}
+        self.complete: set[str] = set()
+        """Gateways that have sent their last page."""
+        self.nobody = False
+        """Whether no gateway listens."""
+        self.change = asyncio.Event()
+
+    def arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Take one page, and show how many items have come of those that are announced."""
+        self.change.set()
+        if headers.startswith(NO_RESPONDERS) or not payload:
+            self.nobody = True
+            return
+        page = orjson.loads(payload)
+        identity = str(page.get("id", ""))
+        self.pages.setdefault(identity, []).append(page)
+        if not page.get("more"):
+            self.complete.add(identity)
+        counts = [one for each in self.pages.values() if (one := each[-1].get("of")) is not None]
+        if counts:
+            progress(sum(len(one.get("items") or ()) for each in self.pages.values() for one in each), sum(counts))
+
+
 async def gather(
     inbox: RequestInbox, subject: bytes, body: bytes, wanted: Collection[str] | None, patience: float
 ) -> dict[str, list[dict[str, Any]]]:
@@ -114,45 +141,22 @@ async def gather(
     link = inbox.link
     if len(body) > link.max_payload:
         raise Refused(f"the request is too large: NATS takes {link.max_payload:,} bytes, not {len(body):,}", 413)
-    pages: dict[str, list[dict[str, Any]]] = {}
-    complete: set[str] = set()
-    change = asyncio.Event()
-    nobody = False
-    done = totals = 0
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        nonlocal nobody, done, totals
-        change.set()
-        if headers.startswith(NO_RESPONDERS) or not payload:
-            nobody = True
-            return
-        page = orjson.loads(payload)
-        identity = str(page.get("id", ""))
-        pages.setdefault(identity, []).append(page)
-        if not page.get("more"):
-            complete.add(identity)
-        of = [each[-1].get("of") for each in pages.values()]
-        done = sum(len(one.get("items") or ()) for each in pages.values() for one in each)
-        counts = [one for one in of if one is not None]
-        totals = sum(counts)
-        if counts:
-            progress(done, totals)
-
+    answers = _Answers()
     reply = inbox.prefix + b"all." + inbox.token()
-    sid = link.subscribe_raw(reply, arrived)
+    sid = link.subscribe_raw(reply, answers.arrived)
     try:
         link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body))
         link.kick()
-        while not nobody and (wanted is None or not complete.issuperset(wanted)):
-            change.clear()
+        while not answers.nobody and (wanted is None or not answers.complete.issuperset(wanted)):
+            answers.change.clear()
             try:
                 async with asyncio.timeout(patience):
-                    await change.wait()
+                    await answers.change.wait()
             except TimeoutError:
                 break
     finally:
         link.unsubscribe_raw(sid)
-    return {identity: each for identity, each in pages.items() if identity in complete}
+    return {identity: each for identity, each in answers.pages.items() if identity in answers.complete}
 
 
 async def present(inbox: RequestInbox) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_streams.positions import Position
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -187,6 +188,31 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
     return True
 
 
+async def _handed_over(client: Receiver, position: Position, written: float, asked: set[str]) -> bool:
+    """Ask the gateway that wrote the position, if it may still serve the session, or be setting its consumers.
+
+    Args:
+        written: time of the write, in seconds since 1970.
+        asked: the gateways that were asked; this one is added.
+
+    Returns:
+        Whether it has handed the session over meanwhile, so that the position has to be read again.
+    """
+    setting = position.live and natstime.now() - written < SETTING * 2
+    if position.clean and not setting:
+        return False
+    asked.add(position.gateway)
+    return await client.delivery.handover.elsewhere(registered_as(client.client_id, client.hash), position.gateway)
+
+
+def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) -> int:
+    """Return the stream sequence up to which a stream that was replaced has the messages of the position."""
+    assert client.record is not None
+    assert client.record.v5 is not None
+    generations = {position.generation, client.record.v5.generation} - {""}
+    return EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
+
+
 async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
     """Read the session's position and set its consumers to it; return the names of the consumers that were set.
 
@@ -197,7 +223,6 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    machine = side.machine
     if not record.v5.pos:
         return set()
     await client.delivery.handover.over(client.hash)
@@ -207,15 +232,9 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
         position = decode(data) if data else None
         if position is None or position.id != record.v5.pos:
             return set()
-        # The gateway that has just left the session may still be setting the consumers.
-        setting = position.live and natstime.now() - written < SETTING * 2
-        if (setting or not position.clean) and position.gateway not in asked:
-            asked.add(position.gateway)
-            if await client.delivery.handover.elsewhere(registered_as(client.client_id, client.hash), position.gateway):
-                continue
-        generations = {position.generation, record.v5.generation} - {""}
-        # Stream sequence up to which a stream that was replaced has the same messages.
-        valid = EVER if side.replaced is None and len(generations) < 2 else services.stream.floor
+        if position.gateway not in asked and await _handed_over(client, position, written, asked):
+            continue
+        valid = _valid_up_to(client, side, position)
         reached = min(position.reached, valid)
         sent = position.perhaps
         unclear = bool(position.live) and not position.clean
@@ -224,11 +243,10 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
         live = [key for key, one in record.cons.items() if one.durable_name in position.live]
         keeper = PositionWriter(client, sequence)
         keeper.restore(position, valid, sent)
-        # From here on the position is handed over in order even when the connection ends meanwhile.
-        side.store_position_with(keeper)
-        machine.not_sent(one for one in position.unsent if one <= valid)
+        side.store_position_with(keeper)  # from here on it is handed over even when the connection ends meanwhile
+        side.machine.not_sent(one for one in position.unsent if one <= valid)
         if position.clean and position.most >= 0:
-            machine.sent_at_most(min(position.most, valid))
+            side.machine.sent_at_most(min(position.most, valid))
         if await _set_consumers(client, side, keeper, live) and await keeper.flush():
             break
         if not await still_owner(client):
@@ -237,18 +255,29 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
         raise RequestTimeout("another connection writes the position of the session")
     keeper.end_restore()
     for identifier, owed in position.released.items():
-        machine.owe(identifier, owed, owed > valid)
-        machine.keep(identifier, OWED + b"%d" % identifier)
+        side.machine.owe(identifier, owed, owed > valid)
+        side.machine.keep(identifier, OWED + b"%d" % identifier)
     went = {record.cons[key].durable_name for key in live}
     if went:
         side.resume_from(reached)
     if keeper.perhaps > reached:
-        state = await services.head.state()  # again: an earlier owner may have gone on for a moment
-        last = min(int(state["last_seq"]), valid) if unclear and went else keeper.perhaps
-        machine.sent_perhaps(last)
-        if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
-            machine.suspect(reached + 1, last)
+        await _mark_perhaps_sent(client, side, reached, valid if unclear and went else None)
     return went
+
+
+async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: int, valid: int | None) -> None:
+    """Set DUP for messages after ``reached`` that the previous owner may have sent.
+
+    Args:
+        valid: where the previous owner may go on: sequence up to which the stream has its messages; None: it does not.
+    """
+    keeper = side.keeper
+    assert keeper is not None
+    state = await client.services.head.state()  # again: an earlier owner may have gone on for a moment
+    last = keeper.perhaps if valid is None else min(int(state["last_seq"]), valid)
+    side.machine.sent_perhaps(last)
+    if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
+        side.machine.suspect(reached + 1, last)
 
 
 async def _set_consumers(client: Receiver, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:

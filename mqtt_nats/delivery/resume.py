@@ -118,27 +118,21 @@ async def resume(
     Returns:
         Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
-    services = client.services
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    machine = side.machine
     adopt(client, side)
     if record.v5.q2:
         await client.inbound.take_over(client, side.former, record)
-    # A PUBREL may be owed for a subscription that has ended, or had QoS 2 before; or for a retained message.
-    for owed in await services.streams.pubrels.owed(client.hash):
-        own = owed.packet_id < RETAINED_BASE
-        former = own and side.replaced is not None and owed.message_seq > side.replaced
-        machine.owe(owed.packet_id, owed.message_seq, former)
+    await _owe_pubrels(client, side)
     went = await restore_position(client, side)
-    assignments, halfway = await services.streams.groups.assigned(client.hash)
+    assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
         await withdraw(shares)
     earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
-    if machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
+    if side.machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
     attachments, unfinished = _add_sources(client, side, went)
     ended, done = await _add_ended(client, side, gates)
@@ -148,18 +142,7 @@ async def resume(
     idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, attachments)
     unused = set(idle)
     attachments = [one for one in attachments if one not in unused] + ended
-    await in_turn([partial(side.attach, attachment) for attachment in attachments])
-    await note_kept(client, side)
-    settle(record.v5, max((one.source.last for one in side.attachments.values()), default=0))
-    await side.collect()
-    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
-    for attachment in attachments:
-        if attachment.missed:
-            continue  # its pending messages have yet to come again
-        if attachment.source.missing:
-            machine.suspect(*attachment.not_come)
-        returned(side, attachment)
-    await fetch_in_flight(client, side)
+    await _attach(client, side, attachments)
     done += [one.consumer.durable_name for one in attachments if finished(side, one)]
     if done:
         await side.remove(done)
@@ -170,9 +153,33 @@ async def resume(
     if not client.alive:  # no message is noted as sent to a client that has left
         return idle
     await _start(client, side, attachments, unfinished, given_up)
-    if machine.resent:
-        log.debug("%s: %d messages sent again", client, machine.resent)
     return idle
+
+
+async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> None:
+    """Owe the PUBRELs of the stored records: also of ended subscriptions, and of retained messages."""
+    for owed in await client.services.streams.pubrels.owed(client.hash):
+        own = owed.packet_id < RETAINED_BASE
+        former = own and side.replaced is not None and owed.message_seq > side.replaced
+        side.machine.owe(owed.packet_id, owed.message_seq, former)
+
+
+async def _attach(client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding]) -> None:
+    """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise."""
+    await in_turn([partial(side.attach, attachment) for attachment in attachments])
+    await note_kept(client, side)
+    assert client.record is not None
+    assert client.record.v5 is not None
+    settle(client.record.v5, max((one.source.last for one in side.attachments.values()), default=0))
+    await side.collect()
+    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
+    for attachment in attachments:
+        if attachment.missed:
+            continue  # its pending messages have yet to come again
+        if attachment.source.missing:
+            side.machine.suspect(*attachment.not_come)
+        returned(side, attachment)
+    await fetch_in_flight(client, side)
 
 
 async def _start(
@@ -189,6 +196,8 @@ async def _start(
     machine = side.machine
     limit_in_flight(side)
     side.start()
+    if machine.resent:
+        log.debug("%s: %d messages sent again", client, machine.resent)
     for identifier in given_up:
         machine.ask(identifier)
     for attachment in attachments:

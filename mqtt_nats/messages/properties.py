@@ -72,6 +72,23 @@ def _string(raw: bytes) -> bytes:
     return len(raw).to_bytes(2, "big") + raw
 
 
+def _own_lines(lines: list[bytes]) -> int:
+    """Return how many lines the gateway's own headers are, with the first line; most messages have no others."""
+    size = len(lines)
+    at = 1
+    if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):
+        at = 2
+        if lines[2].startswith(b"Nmqtt-Id:"):
+            at = 4 if lines[3].startswith(b"Nmqtt-Client:") else 3
+        if at < size and lines[at].startswith(b"Nmqtt-Subject:"):
+            at += 1
+    elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # a record of a retained message
+        for own in _RETAINED:
+            if at < size and lines[at].startswith(own):
+                at += 1
+    return at
+
+
 def from_headers(headers: bytes) -> tuple[bytes, int]:
     """Return the properties of a message that has this raw block of headers.
 
@@ -83,19 +100,8 @@ def from_headers(headers: bytes) -> tuple[bytes, int]:
         The properties as :func:`body` encodes them, and the expiry interval in seconds, -1 = none.
     """
     lines = headers.split(b"\r\n")
-    size = len(lines)
-    at = 1
-    if size > 3 and lines[1].startswith(b"Nmqtt-Pub:"):  # most messages of gateways have these headers only
-        at = 2
-        if lines[2].startswith(b"Nmqtt-Id:"):
-            at = 4 if lines[3].startswith(b"Nmqtt-Client:") else 3
-        if at < size and lines[at].startswith(b"Nmqtt-Subject:"):
-            at += 1
-    elif size > 3 and lines[1].startswith(b"Nmqtt-RTopic:"):  # a record of a retained message
-        for own in _RETAINED:
-            if at < size and lines[at].startswith(own):
-                at += 1
-    if size == at + 2 and not lines[at]:
+    at = _own_lines(lines)
+    if len(lines) == at + 2 and not lines[at]:
         return _NOTHING
     single = _NO_SINGLE.copy()
     users: list[bytes] = []

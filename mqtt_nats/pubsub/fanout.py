@@ -221,6 +221,13 @@ class Fanout:
                 return  # no responders: the answer to a request of a client
             self.from_nats(found, group, route, headers, payload, reply=reply)
 
+        return arrived, self._run_arrival(found, arrived)
+
+    def _run_arrival(self, found: Filter, arrived: Handler) -> RunHandler:
+        """Return the handler for plain messages in a row; ``arrived`` is the one for a single message."""
+        table = self.table
+        by_subject = table.by_subject
+
         def run(subject: bytes, payloads: list[bytes]) -> None:
             route = by_subject.get(subject)
             if route is None or route.version != table.version:
@@ -243,7 +250,7 @@ class Fanout:
                 self._zero(group.zero5, head.join([b"", *payloads]), count, count * size)
             self.round.start()
 
-        return arrived, run
+        return run
 
     def _resolved(self, found: Filter, subject: bytes) -> Route | None:
         """Return the route of a message that came through a filter; None if the filter does not match its subject."""

@@ -292,25 +292,39 @@ async def bring_back(
         if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
             return True
         log.info("consumer %s does not redeliver its pending messages: redelivery is requested", name)
-        before = source.again
-
-        def come(before: int = before) -> int:
-            return PUBREL_WINDOW if deaf() else source.again - before
-
-        try:
-            await send_again(services, MESSAGES, attachment.consumer, come)
-            refused = None
-        except (ConsumerNotFound, DeliverSubjectBusy):
-            pass  # a deleted consumer is created again by the handler of its advisory
-        except ApiError as error:
-            if error.err_code != CREATE_FAILED:
-                raise
-            refused = error  # the short AckWait may be set, and not set back: another attempt has to follow
-            await asyncio.sleep(STEP)
+        refused = await _ask_again(side, attachment, refused, deaf)
     if refused is not None:
         raise refused
     log.warning("consumer %s does not redeliver all its pending messages", name)
     return False
+
+
+async def _ask_again(
+    side: SessionConsumers, attachment: ConsumerBinding, refused: ApiError | None, deaf: Callable[[], bool]
+) -> ApiError | None:
+    """Have a consumer send its pending messages again; return the error after which another attempt has to follow.
+
+    Args:
+        refused: the error of the attempt before; None = there was none.
+        deaf: whether this connection does not listen to the deliver subject any more.
+    """
+    source = attachment.source
+    before = source.again
+    try:
+        await send_again(
+            side.session.services,
+            MESSAGES,
+            attachment.consumer,
+            lambda: PUBREL_WINDOW if deaf() else source.again - before,
+        )
+    except (ConsumerNotFound, DeliverSubjectBusy):
+        return refused  # a deleted consumer is created again by the handler of its advisory
+    except ApiError as error:
+        if error.err_code != CREATE_FAILED:
+            raise
+        await asyncio.sleep(STEP)
+        return error  # the short AckWait may be set, and not set back
+    return None
 
 
 def outstanding(machine: DurableSender, source: SubscriptionState) -> int:

@@ -20,15 +20,14 @@ from mqtt_nats.delivery.states import (
     ForbiddenTransition,
     StatefulDelivery,
 )
-from mqtt_nats.protocol.durable_sender import DurableSender
-from mqtt_nats.protocol.ports import NOWHERE
+from tests.delivery.fakes import Side
 
 CELLS = [(state, event) for state in DeliveryState for event in DeliveryEvent]
 NAMES = [f"{state.value}, {event.value}" for state, event in CELLS]
 
 
 def delivery() -> StatefulDelivery:
-    return StatefulDelivery(DurableSender(10, NOWHERE), 0)
+    return Side(state=DeliveryState.RESUMING)
 
 
 def paths() -> dict[DeliveryState, list[DeliveryEvent]]:
