@@ -27,7 +27,7 @@ from tests.harness.nats import ROOT, NatsServer
 from tests.harness.waiting import eventually
 from tests.spark.sinking import Sinker
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PATIENCE = 200.0  # seconds
 EXAMPLE = ROOT / "examples" / "rules"
