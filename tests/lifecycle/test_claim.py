@@ -31,10 +31,13 @@ class Setup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, found: Iterable[Any]) -> None:
         self.found = list(found)
-        self.deadlines: list[int] = []
+        self.deadlines: list[tuple[int, bool]] = []
+        """Epoch of each timer that is set, and whether it fires."""
         monkeypatch.setattr(unconfirmed, "PAUSE", 0.001)
         monkeypatch.setattr(unconfirmed, "SETTLING", 0.01)
-        monkeypatch.setattr(unconfirmed, "set_deadline", lambda client, at: self.deadlines.append(client.epoch))
+        monkeypatch.setattr(
+            unconfirmed, "set_deadline", lambda client, at: self.deadlines.append((client.epoch, at is not None))
+        )
         services = FakeServices()
         services.streams.sessions = cast(SessionStore, self)
         self.client: Any = FakeClient(services)
@@ -66,11 +69,11 @@ async def test_what_is_left_in_order(monkeypatch: pytest.MonkeyPatch, case: str,
     found, epoch = CASES[case]
     setup = Setup(monkeypatch, found)
     await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 5, continued=continued), 10)
-    assert (setup.client.epoch, setup.deadlines) == (epoch, [epoch] if epoch else [])
+    assert (setup.client.epoch, setup.deadlines) == (epoch, [(epoch, True)] if epoch else [])
 
 
-async def test_a_session_that_does_not_expire_has_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_timer_of_a_session_that_does_not_expire_never_fires(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(monkeypatch, [(record("mine"), 6)])
     setup.client.expiry = None
     await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 0, continued=True), 10)
-    assert (setup.client.epoch, setup.deadlines) == (6, [])
+    assert (setup.client.epoch, setup.deadlines) == (6, [(6, False)])
