@@ -257,14 +257,12 @@ async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bo
     """Whether the consumer of an ended subscription has no undelivered message left (up to its end)."""
     services = side.client.services
     consumer, source = attachment.consumer, attachment.source
-    # A consumer that has delivered no message reports the sequence before its start as delivered.
-    known = max(source.last, source.start - 1)
     info = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True
     if source.whole:  # num_pending may not count a message that was stored a moment ago
-        return await services.head.beyond(consumer.filter_subject, known + 1, source.end)
-    return not info.num_pending and info.delivered_seq <= known
+        return await services.head.beyond(consumer.filter_subject, max(source.last + 1, source.start), source.end)
+    return side.machine.exhausted(source, info.delivered_seq, info.num_pending, info.num_ack_pending)
 
 
 def inherited(side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int) -> int:

@@ -50,6 +50,9 @@ log = logging.getLogger("mqtt_nats.broker")
 MARKED: Final = (*MARKS, *KEPT)
 """First bytes of tokens that stand in place of an acknowledgement subject."""
 
+LOOK_AGAIN: Final = 0.25
+"""Seconds until a consumer that may have messages left is asked again, while messages of others wait for that."""
+
 # Seconds that `collect` waits for the next redelivery; after that, missing messages may have been removed.
 COLLECT_PATIENCE: Final = 1.0
 
@@ -176,12 +179,16 @@ class DurableDelivery(StatefulDelivery):
             ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
             info = await retry_until_answered(self.client, ask) if ask is not None else None
         except (ApiError, NoResponders, RequestTimeout):
-            source.end_request()
-            return
-        if info is None:
-            self.machine.looked(source, sequence, 0, 0)
+            done = False
         else:
-            self.machine.looked(source, sequence, info.delivered_seq, info.num_pending)
+            state = (info.delivered_seq, info.num_pending, info.num_ack_pending) if info is not None else (0, 0, 0)
+            done = self.machine.looked(source, sequence, *state)
+        if not done:  # acknowledgements may be on their way, and no message comes that would have the machine ask again
+            asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, source)
+
+    def _look_again(self, source: SubscriptionState) -> None:
+        if self.client.alive:
+            self.machine.look_again(source)
 
     def written(self, source: SubscriptionState) -> None:
         """Let new messages go that had to wait for a message of `source` that is now sent."""

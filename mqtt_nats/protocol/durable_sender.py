@@ -202,13 +202,38 @@ class DurableSender(OwedPubrels):
                 source.begin_request()
                 self.ports.look(source, sequence)
 
-    def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int) -> None:
-        """Note a consumer's state after ``sequence`` was stored: delivered up to ``last``, ``pending`` undelivered."""
-        # A consumer that has delivered no message reports the sequence before its first message.
-        nothing = not pending and last <= max(source.last, source.clear)
-        source.end_request(sequence if nothing else 0)
+    def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int, unacknowledged: int) -> bool:
+        """Note a consumer's state after ``sequence`` was stored; see :meth:`exhausted`.
+
+        Returns:
+            False when a message may still come: the caller calls :meth:`look_again` later.
+        """
+        nothing = self.exhausted(source, last, pending, unacknowledged)
         if nothing:
+            source.end_request(sequence)
             self.pump()
+        return nothing
+
+    def exhausted(self, source: SubscriptionState, last: int, pending: int, unacknowledged: int) -> bool:
+        """Whether no message of a consumer comes for the first time any more, of those stored so far.
+
+        Args:
+            last: stream sequence up to which the consumer has delivered, or passed over, messages.
+            pending: number of messages that it has not delivered.
+            unacknowledged: number of messages that it has delivered and that are not acknowledged.
+        """
+        # A consumer that has delivered nothing reports the sequence before its first message, until its leader passes
+        # over messages of other topics. Then `last` is beyond all that has come here although nothing is on its way.
+        return not pending and (last <= max(source.last, source.clear) or unacknowledged <= self.taken(source))
+
+    def taken(self, source: SubscriptionState) -> int:
+        """Return how many messages of a consumer wait or are in flight to the client."""
+        return sum(one.source is source for one in (*self.inflight.values(), *self.queued))
+
+    def look_again(self, source: SubscriptionState) -> None:
+        """Ask for the state of a consumer once more, if messages still wait for that."""
+        source.end_request()
+        self.pump()
 
     # -- sending --------------------------------------------------------------------------------
 

@@ -329,8 +329,7 @@ async def _ask_again(
 
 def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
     """Return how many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
-    on_their_way = [*machine.inflight.values(), *machine.queued]
-    return sum(delivery.source is source for delivery in on_their_way) + sum(
+    return machine.taken(source) + sum(
         release.unconfirmed
         for release in machine.releases.values()
         if release.delivery is not None and release.delivery.source is source

@@ -5,6 +5,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import nats
 import orjson
@@ -12,6 +13,7 @@ import pytest
 from nats.aio.client import Client
 
 from mqtt_nats.codec import Ack, Packet, Publish, Will
+from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_streams.definitions import STREAMS
 from mqtt_streams.hashing import name_hash
 from tests.chaos.points.proxy import Action, Frame, NatsProxy, Trap
@@ -434,3 +436,35 @@ async def test_a_gateway_and_the_leader_of_the_leases_die(
         for client in lost:
             client.drop()
     assert "considered dead" not in near.log
+
+
+async def test_messages_after_as_many_as_there_are_packet_identifiers(
+    cluster: Cluster, plain: Gateway, nc: Client
+) -> None:
+    """The other consumer of ``#`` has never had a message. Its new leader has passed over those of other topics."""
+    async with (
+        await RawClient.connect(plain.port, "round-publisher") as publisher,
+        await RawClient.connect(plain.port, "round", clean=False) as subscriber,
+    ):
+        await subscriber.subscribe("round/#", qos=2)
+        names = orjson.loads((await nc.request(f"$JS.API.CONSUMER.NAMES.{MESSAGES}")).data)["consumers"]
+        consumers = [f"{MESSAGES}.{name}" for name in names if name.startswith(name_hash("round"))]
+        js = nc.jetstream()
+        for _ in range(0, ID_SPACE, 1024):
+            sent = await asyncio.gather(*(js.publish("$MQTT.msgs.elsewhere", b"", timeout=60) for _ in range(1024)))
+        last = max(one.seq for one in sent)
+
+        async def passed_over(consumer: str) -> bool:
+            try:
+                info = orjson.loads((await nc.request(f"$JS.API.CONSUMER.INFO.{consumer}", timeout=2)).data)
+            except (nats.errors.Error, TimeoutError):
+                return False
+            return bool(info["delivered"]["stream_seq"] >= last)
+
+        for consumer in consumers:
+            await nc.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{consumer}", timeout=5)
+        for consumer in consumers:
+            await aeventually(partial(passed_over, consumer), RECOVERY, what="a new leader")
+        for number in range(3):
+            await publisher.deliver("round/x", b"%d" % number, 2)
+            await subscriber.receive("round/x", b"%d" % number, qos=2, dup=False)

@@ -8,9 +8,11 @@ from typing import cast
 
 import pytest
 
+from mqtt_nats.delivery import durable
+from mqtt_nats.delivery.draining import _has_nothing as has_nothing
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.ack_tokens import RECORD, TAKEN
-from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_nats.protocol.durable_sender import ID_SPACE, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -333,3 +335,57 @@ async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
     await setup.side.attach_pubrels()
     assert (before, setup.side.has_pubrels) == (False, True)
     assert len(setup.services.fake_inbox.consumers[OUT]) == 1
+
+
+# -- what a consumer has left --------------------------------------------------------------------------
+
+
+def tell(setup: Setup, subject: str, *, pending: int, unacknowledged: int) -> None:
+    """Have JetStream tell that a consumer has nothing delivered, and has passed over messages of other topics."""
+    state = {"delivered": {"stream_seq": ID_SPACE + 3}, "num_pending": pending, "num_ack_pending": unacknowledged}
+    setup.services.fake_inbox.consumers[MESSAGES][setup.bindings[subject].consumer.durable_name] = state
+
+
+async def test_messages_go_on_once_a_quiet_consumer_has_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again although no message and no acknowledgement comes: everything waits for it."""
+    monkeypatch.setattr(durable, "LOOK_AGAIN", 0.0)
+    setup = Setup("a", "b")
+    tell(setup, "b", pending=0, unacknowledged=1)
+    setup.bring("a", ID_SPACE + 5, 1)
+    for _ in range(3):
+        assert len(setup.client.fake_jobs) == 1
+        await setup.client.fake_work()
+        assert packets(setup) == []
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    tell(setup, "b", pending=0, unacknowledged=0)
+    await setup.client.fake_work()
+    assert [packet[-1:] for packet in packets(setup)] == [b"6"]
+    await asyncio.sleep(0)
+    assert setup.client.fake_jobs == []
+
+
+async def test_a_client_that_has_left_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "LOOK_AGAIN", 0.0)
+    setup = Setup("a", "b")
+    tell(setup, "b", pending=1, unacknowledged=0)
+    setup.bring("a", ID_SPACE + 5, 1)
+    await setup.client.fake_work()
+    setup.client.alive = False
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert setup.client.fake_jobs == []
+
+
+@pytest.mark.parametrize(
+    ("pending", "unacknowledged", "nothing"), [(0, 0, True), (0, 1, True), (0, 2, False), (1, 1, False)]
+)
+async def test_an_ended_subscription_has_nothing_left(
+    setup: Setup, pending: int, unacknowledged: int, nothing: bool
+) -> None:
+    """One message is in flight to the client, and others may be on their way to the gateway."""
+    binding = setup.bindings["a"]
+    setup.bring("a", 7, 1)
+    binding.source.end_at(20)
+    tell(setup, "a", pending=pending, unacknowledged=unacknowledged)
+    assert await has_nothing(setup.side, binding) is nothing

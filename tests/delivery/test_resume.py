@@ -137,7 +137,7 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
 
     monkeypatch.setattr(attaching, "send_again", send_again)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    machine = SimpleNamespace(inflight={}, queued=[], releases={})
+    machine = SimpleNamespace(taken=lambda source: 0, releases={})
     side: Any = SimpleNamespace(session=FakeClient(present()), machine=machine)
     attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=False, wire="present")
     if code == attaching.CREATE_FAILED:

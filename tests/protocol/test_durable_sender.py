@@ -205,11 +205,13 @@ def test_a_quiet_consumer_is_asked_before_an_identifier_could_be_shared() -> Non
     assert ports.take() == [("publish", ID_SPACE, 1, False)]
     machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
     assert ports.take() == [("look", ID_SPACE + 5)]
-    machine.looked(quiet, ID_SPACE + 5, 4, 1)
+    assert not machine.looked(quiet, ID_SPACE + 5, 4, 1, 0)
     assert ports.take() == [], "it has a message that is older"
     machine.arrived(quiet, 4, 1, b"c", None, 1)
-    assert ports.take() == [("publish", 4, 1, False), ("look", ID_SPACE + 5)]
-    machine.looked(quiet, ID_SPACE + 5, 4, 0)
+    assert ports.take() == [("publish", 4, 1, False)]
+    machine.look_again(quiet)
+    assert ports.take() == [("look", ID_SPACE + 5)]
+    assert machine.looked(quiet, ID_SPACE + 5, 4, 0, 1)
     assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
 
 
@@ -218,8 +220,36 @@ def test_messages_that_have_expired_do_not_hold_others_up() -> None:
     machine, ports = session(busy, quiet)
     machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
     ports.take()
-    machine.looked(quiet, ID_SPACE + 5, 0, 0)
+    machine.looked(quiet, ID_SPACE + 5, 0, 0, 0)
     assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
+
+
+def test_a_consumer_that_has_passed_over_messages_does_not_hold_others_up() -> None:
+    """A leader moves a consumer without messages to the end of the stream, and reports that it has delivered so far."""
+    busy, quiet = source(), source()
+    machine, ports = session(busy, quiet)
+    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
+    ports.take()
+    assert machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 0)
+    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
+
+
+def test_a_delivery_on_its_way_is_waited_for() -> None:
+    """So is an acknowledgement on its way, which cannot be told from it: the consumer is asked until it has come."""
+    busy, quiet = source(), source()
+    machine, ports = session(busy, quiet)
+    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
+    ports.take()
+    for _ in range(2):
+        assert not machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
+        machine.arrived(busy, ID_SPACE + 6, 1, b"c", None, 1)
+        assert ports.take() == [], "it was asked a moment before"
+        machine.look_again(quiet)
+        assert ports.take() == [("look", ID_SPACE + 5)]
+    machine.arrived(quiet, 3, 1, b"d", None, 1)
+    assert ports.take() == [("publish", 3, 1, False)]
+    assert machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
+    assert ports.take() == [("publish", ID_SPACE + 5, 1, False), ("publish", ID_SPACE + 6, 1, False)]
 
 
 def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
@@ -229,7 +259,7 @@ def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
     for sequence in (ID_SPACE + 7, 2 * ID_SPACE + 8):
         machine.arrived(busy, sequence, 1, b"a", None, 1)
         assert ports.take() == [("look", sequence)]
-        machine.looked(quiet, sequence, 6, 0)
+        machine.looked(quiet, sequence, 6, 0, 0)
         assert ports.take() == [("publish", sequence, 1, False)]
 
 

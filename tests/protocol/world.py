@@ -79,7 +79,8 @@ class Gateway:
         self.to_nats: deque[tuple[str, object]] = deque()
         """("ack", reply), ("confirm", (reply, id)) and ("pubrel", (id, sequence)), not yet at the server."""
         self.answers: deque[tuple[str, object]] = deque()
-        """("stored", id), ("confirmed", id) and ("looked", (name, sequence, last, left)), not yet at the gateway."""
+        """("stored", id), ("confirmed", id) and ("looked", (name, sequence, last, left, pending)), not yet at the
+        gateway."""
 
     # -- ports ----------------------------------------------------------------------------------
 
@@ -365,7 +366,10 @@ class World:
                 del self.consumers[name]
             case "look", (str() as name, int() as sequence):
                 consumer = self.consumers[name]
-                state = (name, sequence, consumer.position, len(self._matching(consumer)))
+                left = len(self._matching(consumer))
+                # A leader may have passed over messages that do not match.
+                last = consumer.position if left else max(self.stream, default=consumer.position)
+                state = (name, sequence, last, left, len(consumer.pending))
                 gateway.answers.append(("looked", state))
             case _:
                 raise AssertionError(kind)
@@ -387,9 +391,10 @@ class World:
                 gateway.machine.pubrel_stored(identifier)
             case "confirmed", int() as identifier:
                 gateway.machine.confirmed(identifier)
-            case "looked", (str() as name, int() as sequence, int() as last, int() as left):
-                if name in gateway.sources:
-                    gateway.machine.looked(gateway.sources[name], sequence, last, left)
+            case "looked", (str() as name, int() as sequence, int() as last, int() as left, int() as pending):
+                source = gateway.sources.get(name)
+                if source is not None and not gateway.machine.looked(source, sequence, last, left, pending):
+                    gateway.machine.look_again(source)
             case other:
                 raise AssertionError(other)
 
