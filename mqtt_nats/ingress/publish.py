@@ -68,7 +68,7 @@ OF_RECORD: Final = (
     b"Nmqtt-Mapped:",
     b"Nmqtt-Epoch:",
     b"Nmqtt-Id:",
-    b"Nmqtt-Publisher:",
+    b"Nmqtt-Client:",
     b"Nmqtt-Answer:",
     b"Nats-",
 )

@@ -177,7 +177,7 @@ def _message(route: Route, payload: bytes, qos: int, retained: bool, sender: byt
 def sender_line(headers: bytes) -> bytes:
     """Return the header line that names a publisher if ``headers`` begin with it, else empty bytes."""
     first, newline, _ = headers.partition(b"\r\n")
-    return first + newline if first.startswith(b"Nmqtt-Publisher:") else b""
+    return first + newline if first.startswith(b"Nmqtt-Client:") else b""
 
 
 __all__ = ["Awaited", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]

@@ -8,6 +8,7 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from mqtt_nats.codec import Will
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -118,6 +119,7 @@ async def test_mqtt_publishes_reach_nats(connect: Connector, name: str, stored: 
             ids.add(identifier)
             if qos == 2:
                 assert headers.pop("Nats-Msg-Id").startswith("q2-")
+            assert headers.pop("Nmqtt-Subject", None) == (f"{name}.a" if queue is plain else None)
             assert headers == {"Nmqtt-Pub": str(qos), "Nmqtt-Client": f"{name}%20publisher%2F%C3%A9"}
     assert len(ids) == 2
     assert plain.empty()
@@ -132,7 +134,16 @@ async def test_client_id_can_be_kept_from_nats(
     plain = await incoming(stored, name)
     client = await connect(f"{name}-publisher", to=gateway)
     await client.deliver(name, b"x", 1)
-    assert (await following(plain)).headers.keys() == {"Nmqtt-Pub", "Nmqtt-Id"}  # type: ignore[union-attr]
+    found = (await following(plain)).headers or {}
+    assert found.keys() == {"Nmqtt-Pub", "Nmqtt-Id", "Nmqtt-Subject"}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_will_names_its_publisher_to_nats(connect: Connector, name: str, stored: Stored, qos: int) -> None:
+    plain = await incoming(stored, name)
+    client = await connect(f"{name} a", will=Will(name, b"farewell", qos, False))
+    client.drop()
+    assert ((await following(plain)).headers or {})["Nmqtt-Client"] == f"{name}%20a"
 
 
 @pytest.mark.parametrize(

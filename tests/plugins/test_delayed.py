@@ -11,7 +11,7 @@ from typing import Any
 import nats
 import pytest
 
-from mqtt_nats.codec import Publish, TopicNameInvalid, Will
+from mqtt_nats.codec import Publish, Subscription, TopicNameInvalid, Will
 from mqtt_nats.ingress import scheduled as scheduling
 from mqtt_nats.plugins.delayed import parse
 from mqtt_streams.timers import FiredTimer
@@ -104,6 +104,22 @@ async def test_a_message_comes_later_as_it_was_published(
         await old.unsubscribe(topic)
         await keeper.disconnect5(session_expiry_interval=0)
         await old.deliver(topic, b"", 1, retain=True)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_no_local_holds_for_messages_that_come_later(delaying: InProcess, qos: int) -> None:
+    """[MQTT-3.8.3-3] (5.0): a message that comes later is still one of its publisher."""
+    topic = f"own/{qos}"
+    async with (
+        await RawClient5.connect5(delaying.port, "owner") as owner,
+        await RawClient5.connect5(delaying.port, "other") as other,
+    ):
+        await owner.subscribe5(Subscription("own/#", 2, no_local=True))
+        await other.subscribe(topic, qos=2)
+        await owner.deliver(f"$delayed/0/{topic}", b"x", qos)
+        await other.receive(topic, b"x", timeout=LONG, qos=qos)
+        await other.deliver("own/last", b"", 1)
+        await owner.receive("own/last", b"")
 
 
 @pytest.mark.parametrize(
