@@ -339,7 +339,7 @@ class Client(JobRunner):
         if self.state is State.ENDED:
             return
         kind = error.reason.name.lower()
-        if self.greeted:  # the end of an accepted connection has a record of its own: `hooks.calls.disconnected`
+        if self.greeted:  # the end of an accepted connection has a record of its own: `disconnected`
             FAILURES[kind] += 1
         else:
             level = logging.DEBUG if self.state is State.NEW else logging.INFO

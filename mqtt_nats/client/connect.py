@@ -108,9 +108,8 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:
-        connected(
-            client, client.account.presence, present
-        )  # also on failure: hooks get the end of a connection only after its beginning
+        # Also on failure: hooks get the end of a connection only after its beginning.
+        connected(client, client.account.presence, present)
     client.opened()
     if client.durable_side is not None and idle:
         await attach_idle(client, client.durable_side, idle)
