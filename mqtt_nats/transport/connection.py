@@ -396,7 +396,7 @@ class Connection(ClientSocket):
         self.handler = handler
 
     def move(self, round_: FlushRound, clock: Clock) -> None:
-        """Use the flush round, turns and clock of another broker."""
+        """Use the flush round, turns and clock of another account."""
         self.outlet.move(round_)
         self._clock = clock
         self._turns = round_.turns
