@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
-from fnmatch import translate
-from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mqtt_nats.base.networks import parse_host, parse_network
+from mqtt_nats.control.filter_selection import pattern_test
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -56,8 +55,8 @@ def chosen(control: Control, question: dict[str, Any]) -> Callable[[Client], boo
     if names := frozenset(question.get("clients") or ()):
         tests.append(lambda client: client.client_id in names)
     if match := question.get("match"):
-        fits = compile_pattern(translate(match)).fullmatch
-        tests.append(lambda client: fits(client.client_id) is not None)
+        fits = pattern_test(match)
+        tests.append(lambda client: fits(client.client_id))
     if user := question.get("user"):
         tests.append(lambda client: client.user == user)
     if address := question.get("address"):

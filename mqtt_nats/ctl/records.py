@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -61,11 +60,6 @@ class Entry(NamedTuple):
     """Store time, Unix time in seconds."""
     seq: int
     """Sequence of the record."""
-
-
-def fits(pattern: str, client_id: str) -> bool:
-    """Whether a client id matches a pattern; every client id matches an empty pattern."""
-    return not pattern or fnmatchcase(client_id, pattern)
 
 
 async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncGenerator[stored.StoredMessage, None]:

@@ -18,6 +18,9 @@ from mqtt_nats.base.limit_settings import parse_duration
 TEXT_LENGTH: Final = 65_535
 """Most characters of a text argument; no MQTT string is longer."""
 
+PATTERN_LENGTH: Final = 1000
+"""Most characters of a pattern: the time to compile one may grow with the square of its length."""
+
 OFFSET_MOST: Final = 100_000
 """Most entries that a list leaves out: it holds their keys in memory, and a search narrows it."""
 
@@ -123,6 +126,9 @@ def _length(given: object) -> object:
     except Refused as error:
         raise ValueError(str(error)) from None
 
+
+Pattern = Annotated[str, Field(max_length=PATTERN_LENGTH)]
+"""Type of a pattern for client ids or filters."""
 
 Length = Annotated[float, BeforeValidator(_length, json_schema_input_type=float | str), Field(ge=0, le=1e11)]
 """Type of a time in seconds, also as ``90s``, ``15m``, ``2h``, ``7d``; 0 and ``always``: no end."""

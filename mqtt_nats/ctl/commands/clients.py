@@ -14,7 +14,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.control.list_page import ListPage, client_order
 from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
-from mqtt_nats.ctl.verb import Arguments, Length, Paged, Refused, Verb
+from mqtt_nats.ctl.verb import Arguments, Length, Paged, Pattern, Refused, Verb
 
 RENEWED: Final = 5.0
 """Seconds between two renewals of a disconnection in progress at the gateways."""
@@ -27,7 +27,7 @@ LEAST: Final = "MQTT, subs, from, user, connected, dropped, gateway, in flight"
 class Selection(Arguments):
     """Selection of clients; a client has to match all given criteria."""
 
-    match: str = Field(
+    match: Pattern = Field(
         default="",
         description="Client ids like this: * stands for any characters, ? for one.",
         json_schema_extra={"metavar": "PATTERN"},

@@ -12,15 +12,16 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.control.filter_selection import pattern_test
 from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.control.selection import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.backlog import Load, Waiting, Waits
 from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import AT_ONCE as LOOKS
-from mqtt_nats.ctl.records import Entry, Found, count, deadlines, entries, fits, records, records_of
+from mqtt_nats.ctl.records import Entry, Found, count, deadlines, entries, records, records_of
 from mqtt_nats.ctl.tables import ago, cell, plain, rest, sheet, span, table
-from mqtt_nats.ctl.verb import Arguments, Paged, Refused, Verb
+from mqtt_nats.ctl.verb import Arguments, Paged, Pattern, Refused, Verb
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
@@ -34,7 +35,7 @@ RETURNED: Final = frozenset((CONNECTED, RECONNECTED))
 class Listing(Paged):
     """Selection of sessions, and of a part of their list."""
 
-    match: str = Field(
+    match: Pattern = Field(
         default="",
         description="Client ids like this: * stands for any characters, ? for one.",
         json_schema_extra={"metavar": "PATTERN"},
@@ -62,7 +63,7 @@ class Cleaned(Arguments):
     clients: tuple[str, ...] = Field(
         default=(), description="Client ids.", json_schema_extra={"metavar": "[CLIENT_ID]..."}
     )
-    match: str = Field(
+    match: Pattern = Field(
         default="",
         description="Of all clients like this that are not connected.",
         json_schema_extra={"metavar": "PATTERN"},
@@ -152,9 +153,10 @@ async def _chosen(inbox: RequestInbox, asked: Listing) -> tuple[ListPage[Entry],
         reverse=asked.reverse,
     )
     connected, silent = await _connected(inbox) if asked.state != "all" else ({}, [])
+    fits = pattern_test(asked.match)
     async for one in entries(inbox):
         state = "connected" if one.client_id in connected else "disconnected"
-        if fits(asked.match, one.client_id) and asked.state in ("all", state):
+        if fits(one.client_id) and asked.state in ("all", state):
             page.add(one)
     return page, silent
 
@@ -168,9 +170,10 @@ async def _listed_by_queue(inbox: RequestInbox, asked: Listing) -> dict[str, Any
         asked.offset, asked.limit, lambda one: (one["queued"] or 0, one["client"]), reverse=asked.reverse
     )
     some: list[Found] = []
+    fits = pattern_test(asked.match)
     async for one in records(inbox):
         state = "connected" if one.client_id in connected else "disconnected"
-        if fits(asked.match, one.client_id) and asked.state in ("all", state):
+        if fits(one.client_id) and asked.state in ("all", state):
             some.append(one)
         if len(some) == LOOKS:
             for each in await _briefs(some, connected, due, waiting):
@@ -365,7 +368,8 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
     wanted = dict.fromkeys(asked.clients)
     consumers: list[tuple[str, str]] = []
     if asked.match:
-        wanted |= {one: None for one in written if fits(asked.match, one) and one not in connected}
+        fits = pattern_test(asked.match)
+        wanted |= {one: None for one in written if fits(one) and one not in connected}
     if asked.orphans:
         consumers, broken = await find(inbox, connected)
         wanted |= {one: None for one in broken if one in written}

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
-from mqtt_nats.control.filter_selection import SHARE, filter_test
+from mqtt_nats.control.filter_selection import SHARE, filter_test, pattern_test
 from mqtt_nats.control.list_page import ListPage, subscription_order
 from mqtt_nats.ctl.commands.clients import Selection as ClientSelection
 from mqtt_nats.ctl.gateway_requests import ask, missing
-from mqtt_nats.ctl.records import fits, records
+from mqtt_nats.ctl.records import records
 from mqtt_nats.ctl.tables import cell, plain, rest, table
-from mqtt_nats.ctl.verb import Paged, Refused, Verb
+from mqtt_nats.ctl.verb import Paged, Pattern, Refused, Verb
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -41,7 +41,7 @@ class Subscriptions(ClientSelection, Paged):
         description="Only those that bring messages of this topic.",
         json_schema_extra={"metavar": "TOPIC"},
     )
-    filter: str = Field(
+    filter: Pattern = Field(
         default="",
         description="Only those with a filter like this: * stands for any characters, ? for one.",
         json_schema_extra={"metavar": "PATTERN"},
@@ -54,7 +54,7 @@ class Subscriptions(ClientSelection, Paged):
 class Groups(Paged):
     """Selection of groups of shared subscriptions."""
 
-    filter: str = Field(
+    filter: Pattern = Field(
         default="",
         description="Only those with a filter like this: * stands for any characters, ? for one.",
         json_schema_extra={"metavar": "PATTERN"},
@@ -108,9 +108,10 @@ async def _add_stored(
 ) -> None:
     """Add the stored subscriptions of disconnected clients."""
     wanted = filter_test(asked.model_dump(include={"topic", "filter", "shared"}))
+    fits = pattern_test(asked.match)
     async for one in records(inbox):
         record = one.record
-        if record is None or record.clean or one.client_id in connected or not fits(asked.match, one.client_id):
+        if record is None or record.clean or one.client_id in connected or not fits(one.client_id):
             continue
         options = record.v5.options if record.v5 is not None else {}
         filters = {
