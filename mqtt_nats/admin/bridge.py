@@ -44,7 +44,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
     validate_topic_name,
 )
-from mqtt_nats.control.deeds import DONE
+from mqtt_nats.control.deeds import DONE, Deed
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import decoder_limits
 
@@ -214,19 +214,22 @@ class Page:
     def _take(self, text: str | bytes) -> None:
         try:
             asked = ASKED.validate_json(text)
-            self._note(asked)
-            self._do(asked)
+            deed = self._noted(asked)
+            try:
+                self._do(asked)
+            except (MqttError, ValueError) as error:
+                deed.end(" ".join(str(error).split()))
+                raise
+            deed.end(DONE)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             self._tell(**{"is": "error", "text": f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"})
         except (MqttError, ValueError) as error:
             self._tell(**{"is": "error", "text": " ".join(str(error).split())})
 
-    def _note(self, asked: Subscribing | Unsubscribing | Publishing) -> None:
-        """Note for the audit trail what is published and subscribed; the page is told whether it is done."""
-        if not isinstance(asked, Unsubscribing):
-            values = asked.model_dump(exclude={"do"})
-            begin_deed(self._deeds, self._socket.scope, f"dashboard.{asked.do}", values).end(DONE)
+    def _noted(self, asked: Subscribing | Unsubscribing | Publishing) -> Deed:
+        """Note for the audit trail what is asked for; the page is told whether the gateway has done it."""
+        return begin_deed(self._deeds, self._socket.scope, f"dashboard.{asked.do}", asked.model_dump(exclude={"do"}))
 
     def _do(self, asked: Subscribing | Unsubscribing | Publishing) -> None:
         levels = self._connection.settings.max_topic_levels

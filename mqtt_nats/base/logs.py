@@ -7,7 +7,8 @@ computed only for records that are written.
 A client can cause most records at any rate, with names that it chooses. So the handler writes a burst of
 :data:`RECORDS_BURST` records of a kind, then :data:`RECORDS_PER_S`, and at intervals the number of omitted records.
 :func:`frequent` gives a kind a budget of its own. The kind of a record is its text without arguments, unless the record
-names its kind. Records of level DEBUG have no budget. Every argument and every record is shortened.
+names its kind. Records of level DEBUG and :func:`unlimited` ones have no budget. Every argument and every record is
+shortened.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ def once(text: str) -> dict[str, Any]:
 def spoken(text: str) -> dict[str, Any]:
     """Return the argument ``extra`` of a record that is written and makes :func:`once` omit later ones of ``text``."""
     return {"spoken": text}
+
+
+def unlimited() -> dict[str, Any]:
+    """Return the argument ``extra`` of a record without a budget: of what an administrator does, not a client."""
+    return {"unlimited": True}
 
 
 def frequent(kind: str, per_s: float, **fields: Any) -> dict[str, Any]:
@@ -223,7 +229,8 @@ class Budgeted(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Write or omit a record."""
         now = self._clock()
-        if record.levelno <= logging.DEBUG or self._kind(record, now).admits(self._repeated(record, now), now):
+        free = record.levelno <= logging.DEBUG or getattr(record, "unlimited", False)
+        if free or self._kind(record, now).admits(self._repeated(record, now), now):
             self._write(record)
         else:
             self.left_out += 1

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.base.logs import unlimited
 from mqtt_nats.control.selection import Refusal, Total
 
 if TYPE_CHECKING:
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.audit")
 
 DEEDS_MOST: Final = 1000
-"""Most deeds in memory; the log has all of them."""
+"""Most deeds of administrators in memory, and as many of viewers, to whom none is permitted; the log has all of the
+administrators'."""
 
 TEXT_MOST: Final = 500
 """Most characters of the arguments, and of the outcome."""
+
+ADMINISTRATOR: Final = "administrator"
+"""The role that permits deeds."""
 
 
 class Deed:
@@ -34,17 +39,21 @@ class Deed:
         """Name of the verb, such as ``clients.kick``."""
         self.arguments = _short(arguments)
         self.outcome = ""
-        log.warning("%s by %s (%s) from %s over HTTP: %s", operation, who, role, address, self.arguments)
+        # Nobody hides a deed behind many others: the log has each one of those who may do something.
+        self._extra = unlimited() if role == ADMINISTRATOR else None
+        text = "%s by %s (%s) from %s over HTTP: %s"
+        log.warning(text, operation, who, role, address, self.arguments, extra=self._extra)
 
     def end(self, outcome: str) -> None:
         """Note how it has ended: ``done``, or why not."""
         self.outcome = _short(outcome)
         if outcome != DONE:
-            log.warning("%s by %s from %s: %s", self.operation, self.who, self.address, self.outcome)
+            text = "%s by %s from %s: %s"
+            log.warning(text, self.operation, self.who, self.address, self.outcome, extra=self._extra)
 
     def state(self) -> dict[str, Any]:
         """Return the deed as JSON values."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 DONE: Final = "done"
@@ -54,21 +63,25 @@ class Deeds:
     """The last deeds at one gateway, the newest last."""
 
     def __init__(self) -> None:
-        self._deeds: deque[Deed] = deque(maxlen=DEEDS_MOST)
+        self._permitted: deque[Deed] = deque(maxlen=DEEDS_MOST)
+        self._refused: deque[Deed] = deque(maxlen=DEEDS_MOST)
 
     def begin(self, who: str, role: str, address: str, operation: str, arguments: str) -> Deed:
         """Note that an administrator asks for something. The caller ends the deed."""
         deed = Deed(who, role, address, operation, arguments)
-        self._deeds.append(deed)
+        (self._permitted if role == ADMINISTRATOR else self._refused).append(deed)
         return deed
 
     def latest(self) -> list[Deed]:
         """Return the deeds, the newest first."""
-        return list(reversed(self._deeds))
+        every = [*reversed(self._permitted), *reversed(self._refused)]
+        return sorted(every, key=lambda deed: -deed.time)
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= TEXT_MOST else text[:TEXT_MOST] + "…"
+    """Return the text on one line, shortened; characters that are not printable are escaped."""
+    seen = "".join(one if one.isprintable() else f"\\u{{{ord(one):x}}}" for one in text[:TEXT_MOST])
+    return seen if len(text) <= TEXT_MOST else f"{seen}…"
 
 
 async def answer(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

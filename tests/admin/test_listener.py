@@ -125,7 +125,7 @@ def test_verbs_over_http(admin: Admin, caplog: pytest.LogCaptureFixture) -> None
 def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
     banned = admin.post("/bans", kind="user", who="mallory")
     assert (banned.status_code, banned.json()["by"]) == (200, "admin, over HTTP")
-    assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann"
+    assert admin.post("/bans", kind="user", who="mallory", by="ann").json()["by"] == "ann (admin, over HTTP)"
     check_result(("bans", "add"), banned.json())
     check_result(("bans", "list"), admin.http.get("/api/v1/bans").json())
     check_result(("bans", "remove"), admin.http.delete("/api/v1/bans/user/mallory").raise_for_status().json())

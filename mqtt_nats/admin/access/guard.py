@@ -138,12 +138,28 @@ def administrator_of(scope: Scope) -> Administrator:
     return found
 
 
+def is_dismissed(scope: Scope, administrators: Administrators) -> bool:
+    """Whether a request that the guard has let through would not be let through by these administrators as the same."""
+    made_by = scope.get(ADMINISTRATOR)
+    return made_by is not None and administrators.of(_presented(scope, Headers(scope=scope))) != made_by
+
+
 def begin_deed(deeds: Deeds, scope: Scope, operation: str, values: dict[str, Any]) -> Deed:
-    """Note that whoever has made a request does something. A payload is not noted, only its size."""
+    """Note that whoever has made a request does something. A payload is not noted, only its size.
+
+    The values were not checked: they may be any JSON.
+    """
     who, client = administrator_of(scope), scope.get("client")
-    told = {name: f"{len(one)} characters" if name == "payload" else one for name, one in values.items()}
-    arguments = orjson.dumps(told, default=str).decode(errors="replace")
+    told = {name: _sized(one) if name == "payload" else one for name, one in values.items()}
+    try:
+        arguments = orjson.dumps(told, default=str).decode(errors="replace")
+    except orjson.JSONEncodeError:  # it has more levels than orjson writes, though fewer than it reads
+        arguments = f"{', '.join(told)}: JSON of too many levels"
     return deeds.begin(who.name, who.role, client[0] if client else "unknown", operation, arguments)
+
+
+def _sized(payload: object) -> str:
+    return f"{len(payload)} characters" if isinstance(payload, str) else "no text"
 
 
 def _presented(scope: Scope, headers: Headers) -> bytes | None:

@@ -49,10 +49,12 @@ def _checked(kind: str, value: str, until: float = 0.0, reason: str = "", by: st
         raise Refused(str(error)) from None
 
 
-def _somebody() -> str:
-    """Return the default setter of a ban: an administrator over HTTP, or the user of this machine."""
+def _setter(given: str) -> str:
+    """Return who sets a ban: as given, or the user of this machine; over HTTP the administrator is always named."""
     if administrator := ADMINISTRATOR.get():
-        return f"{administrator}, over HTTP"
+        return f"{given} ({administrator}, over HTTP)" if given else f"{administrator}, over HTTP"
+    if given:
+        return given
     try:
         return f"{getpass.getuser()}, by hand"
     except (KeyError, OSError):  # the user id has no name, as in many containers
@@ -77,7 +79,7 @@ class NewBan(Who):
     reason: str = Field(default="", description="Why, for those who look at the list.")
     by: str = Field(
         default="",
-        description="Who sets it; otherwise the user of this machine, or who asks over HTTP.",
+        description="Who sets it; otherwise the user of this machine. Over HTTP the administrator is named too.",
         json_schema_extra={"metavar": "NAME"},
     )
 
@@ -90,9 +92,7 @@ async def add(inbox: RequestInbox, asked: NewBan) -> dict[str, Any]:
         ApiError, NoResponders, RequestTimeout: JetStream does not store it.
     """
     now = time.time()
-    one = _checked(
-        asked.kind, asked.who, now + asked.lasts if asked.lasts else 0.0, asked.reason, asked.by or _somebody()
-    )
+    one = _checked(asked.kind, asked.who, now + asked.lasts if asked.lasts else 0.0, asked.reason, _setter(asked.by))
     await BanStore(inbox).add(*one, now)
     return one._asdict()
 
