@@ -76,6 +76,12 @@ class AdminProtocol(H11Protocol):
         cycle: Any = self.cycle  # None until there is a request
         return not self.transport.is_closing() and (cycle is None or cycle.response_complete)
 
+    @property
+    def lasting(self) -> bool:
+        """Whether an answer has begun and goes on, as that of a trace."""
+        cycle: Any = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
+
     def _wait(self) -> None:
         if self._late is None:
             self._late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
@@ -88,6 +94,8 @@ class AdminProtocol(H11Protocol):
 
 class AdminSocket(WSProtocol):
     """A connection from the request for a WebSocket on."""
+
+    lasting = True
 
     def data_received(self, data: bytes) -> None:
         """A part of what is sent; header fields that are no text are refused."""

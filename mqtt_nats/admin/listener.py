@@ -16,6 +16,7 @@ import anyio
 import uvicorn
 
 from mqtt_nats.admin.access.administrators import Administrators
+from mqtt_nats.admin.access.guard import is_dismissed
 from mqtt_nats.admin.app import make_app
 from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSocket, notice_the_end
 from mqtt_nats.admin.handshakes import Handshakes
@@ -81,6 +82,14 @@ class Server(uvicorn.Server):
         if tls is not None:
             for one in self._handshakes:
                 one.renew(tls)
+
+    def dismiss(self, administrators: Administrators) -> None:
+        """End the pages and traces of those who are none of these administrators."""
+        for one in list(self.server_state.connections):
+            scope = getattr(one, "scope", None)  # a WebSocket whose handshake has failed has none
+            lasting = isinstance(one, AdminProtocol | AdminSocket) and one.lasting
+            if lasting and scope is not None and is_dismissed(scope, administrators):
+                one.transport.abort()
 
     def _made(self) -> asyncio.Protocol:
         return AdminProtocol(self.config, self.server_state, self.lifespan.state)
@@ -176,7 +185,7 @@ class AdminListener:
         return self
 
     def reload(self) -> None:
-        """Read certificate and authorities again, for connections to come, and tokens, for requests to come.
+        """Read certificate and authorities again, for connections to come, and tokens, also for what goes on.
 
         Raises:
             StartupError: they cannot be used.
@@ -186,6 +195,7 @@ class AdminListener:
             tls, self._certificate_end = tls_of(self.settings)
             self._server.renew(tls)
             self.administrators = administrators
+            self._server.dismiss(administrators)
 
     def _bind(self) -> socket.socket:
         """A socket that listens; workers share its address, and the kernel deals connections out."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import httpx
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.ctl.verbs import VERBS
@@ -182,3 +182,60 @@ def test_tokens_are_read_again(
         gateway.process.send(signal.SIGHUP)
         eventually(lambda: viewer.get("/about").status_code == 401, what="the end of the token")
         assert alice.get("/about").status_code == 200
+
+
+async def test_what_goes_on_ends_with_its_token(
+    nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
+) -> None:
+    """The token of somebody who has lost it: a page that publishes, and a trace. Those of others go on."""
+    file = tmp_path / "own.toml"
+    bob = "token-of-bob-0123456789"
+    file.write_text(f'{FILE}\n[bob]\nrole = "administrator"\ntoken = "{bob}"', encoding="utf-8")
+    arguments = ("--admin-listen", "127.0.0.1:0", "--admin-tokens-file", str(file))
+    gateway = await asyncio.to_thread(gateway_factory, nats_server.url, *arguments)
+    at = address(gateway)
+    pages = [
+        await connect(f"ws{at.removeprefix('http')}/bridge", additional_headers={"Authorization": f"Bearer {token}"})
+        for token in (ALICE, bob)
+    ]
+    headers = {"Authorization": f"Bearer {ALICE}"}
+    async with asyncio.timeout(60), httpx.AsyncClient(headers=headers, timeout=60) as http, pages[0], pages[1]:
+        async with http.stream("GET", f"{at}/api/v1/trace", params={"client": "x", "lasts": "5m"}) as trace:
+            lines = trace.aiter_lines()
+            assert '"tracing"' in await anext(lines)
+            file.write_text(file.read_text(encoding="utf-8").replace(ALICE, "another-token-0123456789"), "utf-8")
+            gateway.process.send(signal.SIGHUP)
+            with pytest.raises(httpx.TransportError):
+                [line async for line in lines]
+        with pytest.raises(ConnectionClosedError):
+            [message async for message in pages[0]]
+        await pages[1].send('{"do": "publish", "topic": "roles/c", "payload": "x"}')
+        while '"published"' not in str(await pages[1].recv()):
+            pass
+
+
+@pytest.mark.parametrize("path", ["/clients", "/sessions", "/subscriptions"])
+def test_a_long_pattern_is_refused(roles: dict[str, Admin], path: str) -> None:
+    """One of 16,000 brackets takes eleven seconds to compile, in which a gateway serves nobody."""
+    names = {"match", "filter"} if path == "/subscriptions" else {"match"}
+    for name in names:
+        refused = roles["viewer"].http.get(f"/api/v1{path}", params={name: "[" * 1001})
+        assert (refused.status_code, refused.json()) == (
+            400,
+            {"error": f"{name}: string should have at most 1000 characters"},
+        )
+        assert roles["viewer"].http.get(f"/api/v1{path}", params={name: "[" * 1000}).status_code == 200
+
+
+@pytest.mark.parametrize("payload", ["5", "null", '["secret text"]', "[" * 300 + "]" * 300])
+def test_a_deed_may_be_any_json(roles: dict[str, Admin], payload: str) -> None:
+    """It is noted before it is checked."""
+    for name in ("payload", "clients"):
+        content = f'{{"topic": "a", "{name}": {payload}}}'
+        answer = roles["administrator"].http.post(
+            "/api/v1/publish", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 400, answer.text
+        noted = roles["viewer"].get("/audit", limit=1)["deeds"][0]
+        assert noted["operation"] == "publish"
+        assert (name == "clients") or ("secret text" not in noted["arguments"])
