@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -48,6 +49,9 @@ LISTED: Final = 100
 LISTED_MOST: Final = 1000
 """Most entries of a list in an answer."""
 
+LISTS_AT_ONCE: Final = 4
+"""Lists that are made at a time: each may hold hundreds of thousands of entries. Others wait."""
+
 FIELDS_MOST: Final = 100
 """Arguments in a query, each value of a list counted."""
 
@@ -72,6 +76,7 @@ class Api:
         # What a path says literally goes before what stands for anything.
         self._verbs = sorted(verbs, key=lambda one: len(one.in_path))
         self._deeds = deeds
+        self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -104,7 +109,8 @@ class Api:
         ADMINISTRATOR.set(administrator.name)  # each request has a task, so a context, of its own
         try:
             arguments = _validated(verb, values)
-            result = await _done(verb, run_verb(verb, await self._listener.inbox(), arguments), request.receive)
+            async with self._lists if isinstance(arguments, Paged) else nullcontext():
+                result = await _done(verb, run_verb(verb, await self._listener.inbox(), arguments), request.receive)
         except BadRequest as error:
             return problem(error.status, str(error))
         except Refused as error:

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mqtt_nats.admin.access.administrators import LOCAL
 from mqtt_nats.admin.access.guard import ADMINISTRATOR
-from mqtt_nats.admin.api import PREFIX, Api, _done, describe
+from mqtt_nats.admin.api import LISTS_AT_ONCE, PREFIX, Api, _done, describe
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
@@ -304,6 +304,39 @@ def test_lists_have_pages() -> None:
         assert len(parameters["sort"]["enum"]) > 1
         name = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         assert "total" in found["components"]["schemas"][name]["required"]
+
+
+async def test_few_lists_are_made_at_a_time() -> None:
+    """Whoever asks for many at once does not fill the gateway's memory, and keeps nobody from other answers."""
+    running, most, full, go_on = 0, 0, asyncio.Event(), asyncio.Event()
+
+    async def counted(inbox: RequestInbox, arguments: Arguments) -> dict[str, Any]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == LISTS_AT_ONCE:
+            full.set()
+        await go_on.wait()
+        running -= 1
+        return {}
+
+    async def inbox() -> Any:
+        return None
+
+    table = (verb("pages", "GET", "/pages", Paged, counted), verb("list", "GET", "/list", Nothing))
+    api = Api(cast(AdminListener, SimpleNamespace(inbox=inbox, obstacle="")), table, Deeds())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await api({**scope, ADMINISTRATOR: LOCAL}, receive, send)
+
+    transport = httpx.ASGITransport(app)
+    async with asyncio.timeout(20), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        asked = [asyncio.create_task(client.get(f"{PREFIX}/pages")) for _ in range(3 * LISTS_AT_ONCE)]
+        await full.wait()
+        assert (await client.get(f"{PREFIX}/list")).status_code == 200
+        go_on.set()
+        assert [one.status_code for one in await asyncio.gather(*asked)] == [200] * len(asked)
+    assert most == LISTS_AT_ONCE
 
 
 async def test_a_text_that_is_too_long() -> None:

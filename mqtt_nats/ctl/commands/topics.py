@@ -12,6 +12,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
 from mqtt_nats.control.filter_selection import SHARE, filter_test, pattern_test
 from mqtt_nats.control.list_page import ListPage, subscription_order
+from mqtt_nats.control.selection import sliced
 from mqtt_nats.ctl.commands.clients import Selection as ClientSelection
 from mqtt_nats.ctl.gateway_requests import ask, missing
 from mqtt_nats.ctl.records import records
@@ -213,7 +214,7 @@ async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
     for one in answers.items:
         gateways.setdefault(one["value"], []).append(one["gateway"])
     page = ListPage[str](asked.offset, asked.limit, _topic_order(asked.sort, stored), reverse=asked.reverse)
-    for topic in _few({*stored, *retained, *gateways}):
+    async for topic in sliced(_few({*stored, *retained, *gateways})):
         page.add(topic)
     found = [
         {
@@ -252,7 +253,7 @@ async def _counts(inbox: RequestInbox, stream: str, prefix: str, wanted: str) ->
                     break
                 raise
             page = answer["state"].get("subjects") or {}
-            for one, count in page.items():
+            async for one, count in sliced(page.items()):
                 topic = subject_to_topic(one.removeprefix(prefix))
                 if topic and matches(wanted, topic):
                     found[topic] = count
