@@ -14,7 +14,9 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyarrow import parquet
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mqtt_nats.jobs import JobError, archive, compact
@@ -113,6 +115,85 @@ def test_a_batch_is_committed_once(spark: SparkSession, tmp_path: Path, format: 
     assert numbers(output, format) == list(range(400))
     again = compact.run(spark, Compact(str(output), format, before=date.fromisoformat(days[-2])), quiet())
     assert again.text().startswith("nothing to compact in ")
+
+
+class LocalPlace:
+    """A directory of this machine, without Spark."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rename(self, name: str, other: str) -> None:
+        (self.path / name).rename(self.path / other)
+
+    def files(self, name: str) -> list[tuple[str, int, int]]:
+        return [(one.name, one.stat().st_size, 0) for one in (self.path / name).iterdir()]
+
+
+def lake(output: Path, *batches: int) -> iceberg.Iceberg:
+    """A table of Iceberg with one row for each batch."""
+    rows = pa.table({"sequence": [0], "date": pa.array([0], pa.date32()), "root": ["a"]})
+    made = iceberg.Iceberg(Target("iceberg", str(output)), "writer", rows.schema)
+    (output / "data").mkdir(exist_ok=True)
+    for number in batches:
+        parquet.write_table(rows.set_column(0, "sequence", [[number]]), output / "data" / f"{number}.parquet")
+        made.add([DataFile(f"data/{number}.parquet", 0, 0, {})], number)
+    return made
+
+
+def sequences(output: Path) -> list[int]:
+    return sorted(table(output, "iceberg")["sequence"].to_pylist())
+
+
+def test_a_commit_whose_answer_is_lost_is_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a catalog over HTTP whose client has asked again by itself. PyIceberg before 0.12 does not see that."""
+    made = lake(tmp_path, 0)
+    commit = SqlCatalog.commit_table
+    lost: list[Any] = []
+
+    def loses(self: SqlCatalog, *arguments: Any) -> Any:
+        done = commit(self, *arguments)
+        if not lost:
+            lost.append(done)
+            raise CommitFailedException("it has changed")
+        return done
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", loses)
+    parquet.write_table(pa.table({"sequence": [1], "date": pa.array([0], pa.date32()), "root": ["a"]}), tmp_path / "1")
+    made.add([DataFile("1", 0, 0, {})], 1)
+    assert lost
+    assert sequences(tmp_path) == [0, 1]
+    assert made.last_batch() == 1
+
+
+def test_two_compactions_at_once_double_nothing(tmp_path: Path) -> None:
+    lake(tmp_path, 0, 1)
+    one, other = lake(tmp_path), lake(tmp_path)
+    ((mine,), (theirs,)) = (each.groups("2026-01-01") for each in (one, other))
+    assert len(mine.paths) == 2
+    place: Any = LocalPlace(tmp_path)
+    for name in ("_one", "_other"):
+        (tmp_path / name).mkdir()
+        rows = {"sequence": [0, 1], "date": pa.array([0, 0], pa.date32()), "root": ["a", "a"]}
+        parquet.write_table(pa.table(rows), tmp_path / name / f"{name}.parquet")
+    assert one.replace(mine, place, "_one") == 1
+    with pytest.raises(JobError, match="another compaction has replaced files; run it again"):
+        other.replace(theirs, place, "_other")
+    assert sequences(tmp_path) == [0, 1]
+
+
+def test_a_batch_that_is_committed_during_a_compaction(tmp_path: Path) -> None:
+    """Neither ends the other."""
+    made = lake(tmp_path, 0, 1)
+    (group,) = made.groups("2026-01-01")
+    lake(tmp_path, 2)
+    (tmp_path / "_made").mkdir()
+    rows = {"sequence": [0, 1], "date": pa.array([0, 0], pa.date32()), "root": ["a", "a"]}
+    parquet.write_table(pa.table(rows), tmp_path / "_made" / "made.parquet")
+    place: Any = LocalPlace(tmp_path)
+    assert made.replace(group, place, "_made") == 1
+    assert sequences(tmp_path) == [0, 1, 2]
+    assert len(made.files()) == 2
 
 
 @pytest.mark.long

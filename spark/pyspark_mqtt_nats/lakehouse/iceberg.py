@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.table import Transaction
 
@@ -121,10 +121,12 @@ class Iceberg:
         paths = [f"{self._target.uri}/{own}/{name}" for name, _, _ in parquet_names(place, own)]
 
         def swap(transaction: Transaction) -> None:
+            old = [task.file for task in self.table.scan().plan_files() if _hadoop(task.file.file_path) in gone]
+            if len(old) != len(gone):  # their rows would be there twice
+                raise JobError(f"--input {self._target.output}: another compaction has replaced files; run it again")
             with transaction.update_snapshot().overwrite() as overwrite:
-                for task in self.table.scan().plan_files():
-                    if _hadoop(task.file.file_path) in gone:
-                        overwrite.delete_data_file(task.file)
+                for one in old:
+                    overwrite.delete_data_file(one)
                 metadata = transaction.table_metadata
                 for file in parquet_files_to_data_files(self.table.io, metadata, iter(paths)):
                     overwrite.append_data_file(file)
@@ -139,7 +141,8 @@ class Iceberg:
                     with self.table.transaction() as transaction:
                         change(transaction)
                     return
-                except CommitFailedException:
+                except (CommitFailedException, ValidationException):
+                    # The latter comes of PyIceberg's own attempts, which leave a change as it is.
                     if attempt == ATTEMPTS:
                         raise
                     self.table.refresh()
