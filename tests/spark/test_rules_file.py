@@ -55,6 +55,29 @@ def test_what_a_file_says(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('checkpoint = "own"', 'checkpoint = "./own/"'),
+        ('checkpoint = "state/warm"', ""),
+        ('checkpoint = "state"', ""),
+        ("", 'checkpoint = "x/../state/hot/in"'),
+        ('checkpoint = "s3a://bucket/a"', 'checkpoint = "s3a://bucket/a/b"'),
+    ],
+)
+def test_rules_that_would_share_a_checkpoint(file: Path, one: str, other: str) -> None:
+    """Each would go on where the other was, and the state of one would be taken for that of the other."""
+    first, second = (
+        f"""[[rules]]\nname = "{name}"\nquery = "SELECT 1"\ntopic = "a"\n{more}\n"""
+        for name, more in (("hot", one), ("warm", other))
+    )
+    file.write_text(f'checkpoint = "state"\n{first}{second}', encoding="utf-8")
+    with pytest.raises(JobError, match=r"rules\[(hot|warm)\]\.checkpoint: it is that of rule (hot|warm), or one is in"):
+        load(file)
+    file.write_text(f'checkpoint = "state"\n{first}'.replace("state/warm", "state-warm"), encoding="utf-8")
+    assert list(load(file).rules) == ["hot"]
+
+
+@pytest.mark.parametrize(
     ("before", "after", "text"),
     [
         ('name = "hot"', 'name = "hot"\nqos = 3', "rules[hot].qos: Input should be less than or equal to 2"),

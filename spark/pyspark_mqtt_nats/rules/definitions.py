@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of rules: TOML, checked. Each error is one line that names the key to change."""
 
+import posixpath
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
@@ -229,8 +231,21 @@ def load(path: Path) -> Definitions:
         raise JobError(f"{path}: {_first(error, found)}") from None
     shared = Shared.model_validate({name: getattr(file_, name) for name in Shared.model_fields})
     made = Definitions(path.absolute().parent, shared, {rule.name: rule for rule in file_.rules}, {})
+    if (twice := _shared_checkpoint(made)) is not None:
+        raise JobError(f"{path}: rules[{twice[1]}].checkpoint: it is that of rule {twice[0]}, or one is in the other")
     versions = {name: _version(Path(made.place(table.path))) for name, table in shared.tables.items()}
     return Definitions(made.directory, shared, made.rules, versions)
+
+
+def _shared_checkpoint(made: Definitions) -> tuple[str, str] | None:
+    """Return two rules of which one would write into the checkpoint of the other, None without such rules."""
+    places = sorted(
+        (PurePosixPath(posixpath.normpath(made.checkpoint(rule))).parts, name) for name, rule in made.rules.items()
+    )
+    for (above, one), (below, other) in pairwise(places):  # whatever is below a directory comes right behind it
+        if below[: len(above)] == above:
+            return one, other
+    return None
 
 
 def _version(path: Path) -> tuple[int, int]:
