@@ -7,9 +7,11 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base import server_clock as natstime
-from mqtt_streams import stored
+from mqtt_streams import headers, stored
 from mqtt_streams.account import AccountStorage, account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
@@ -21,7 +23,6 @@ from mqtt_streams.wills import will_subject
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
-    from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_streams.gateways import Entry
 
 PATIENCE: Final = 2.0
@@ -29,6 +30,10 @@ PATIENCE: Final = 2.0
 
 DEAD_MOST: Final = 20
 """Maximum number of dead gateways whose wills are looked for."""
+
+PAGE: Final = 512
+PAGE_BYTES: Final = 512 * 1024
+"""Bounds of a page of timers."""
 
 STREAM_NOT_FOUND: Final = 10059
 
@@ -149,7 +154,24 @@ async def _dead(inbox: RequestInbox, gateways: Callable[[], Awaitable[list[Entry
     return len(dead), sum(one is not None for one in wills)
 
 
+_first: Final[WeakKeyDictionary[RequestInbox, int]] = WeakKeyDictionary()
+"""Sequence, in `$MQTT_timers`, before which no session's timer has a schedule: timers never come back."""
+
+
 async def _absent(inbox: RequestInbox) -> float:
-    """Return for how many seconds the first session has been absent: its timer was set when its connection ended."""
-    first = await stored.get_next(inbox, TIMERS, timer_subject(EXPIRY, "*"), 1)
-    return 0.0 if first is None else max(natstime.now() - first.time_ns / NS, 0.0)
+    """Return for how many seconds the first session that expires has been absent.
+
+    Its timer was set when its connection ended. The timer of a session that does not expire has no schedule. There may
+    be a million of them: they are passed once.
+    """
+    subject = timer_subject(EXPIRY, "*")
+    first = await stored.get_next(inbox, TIMERS, subject, _first.get(inbox, 1))
+    page = [] if first is None else [first]
+    while page:
+        for one in page:
+            _first[inbox] = one.seq
+            if headers.get(one.headers, headers.SCHEDULE) is not None:
+                return max(natstime.now() - one.time_ns / NS, 0.0)
+        start = {"seq": _first[inbox] + 1}
+        page, _ = await stored.direct_page(inbox, TIMERS, subject, start, messages=PAGE, size=PAGE_BYTES)
+    return 0.0

@@ -39,6 +39,8 @@ PAGE: Final = ROOT / "docs" / "alerts.md"
 DASHBOARD: Final = ROOT / "docs" / "grafana" / "mqtt-nats.json"
 
 QUOTA_EXCEEDED: Final = 0x97
+NEVER: Final = 0xFFFFFFFF
+"""Session expiry interval of a session that does not expire."""
 
 ALERTS: Final[list[dict[str, Any]]] = [
     rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]
@@ -123,9 +125,9 @@ def test_the_grafana_dashboard_shows_what_alerts_are_about() -> None:
     assert asked <= shown
 
 
-def value(gateway: Gateway, name: str) -> float:
-    """The only value of a metric."""
-    (found,) = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", metrics(gateway), re.MULTILINE)
+def value(gateway: Gateway, name: str, label: str = "") -> float:
+    """The only value of a metric, with a label."""
+    (found,) = re.findall(rf"^{name}(?:\{{.*{re.escape(label)}.*\}})? (\S+)$", metrics(gateway), re.MULTILINE)
     return float(found)
 
 
@@ -148,10 +150,17 @@ def test_dead_gateways_and_absent_sessions(nats_factory: NatsFactory, gateway_fa
     """Nobody deals with the clients of the dead one: the other has not been there for a whole lease of its own."""
     server = nats_factory()
     dead = gateway_factory(server, "--gateway-lease", "2")
-    gateway = gateway_factory(server, "--gateway-lease", "3600", "--admin-listen", "127.0.0.1:0")
+    gateway = gateway_factory(
+        server,
+        *("--gateway-lease", "3600", "--max-session-expiry-interval", "never", "--admin-listen", "127.0.0.1:0"),
+    )
     for name in ("dead_gateways", "dead_gateways_with_wills", "absent_session_seconds"):
         assert value(gateway, f"mqtt_nats_{name}") == 0
     assert value(gateway, "mqtt_nats_message_retention_seconds") == 86_400
+    for name in ("ever", "for ever"):
+        Raw5.open(gateway.port, name, prop(SESSION_EXPIRY, NEVER)).close()
+    eventually(lambda: value(gateway, "mqtt_nats_stream_messages", 'stream="$MQTT_timers"') == 2)
+    assert value(gateway, "mqtt_nats_absent_session_seconds") == 0, "sessions that never expire do not count"
     Raw5.open(gateway.port, "absent", prop(SESSION_EXPIRY, 600)).close()
     eventually(lambda: 0 < value(gateway, "mqtt_nats_absent_session_seconds") < PATIENCE)
     with Raw5.open(gateway.port, "absent", prop(SESSION_EXPIRY, 600), clean=False):
