@@ -99,9 +99,15 @@ class PositionSupport:
 
     async def _check_owners(self) -> None:
         """Read the records of all sessions once all nats-servers send all claims here."""
-        with contextlib.suppress(TimeoutError):  # NATS is lost: the records are read after the reconnect
-            await self._live.services.nodes.fence(self._live.services.nats.link)
-            check_owners(self._live.services)
+        services = self._live.services
+        link = services.nats.link
+        wire = link.wire
+        while wire is not None and wire is link.wire:  # after a reconnect the records are read anyway
+            with contextlib.suppress(TimeoutError):
+                await services.nodes.fence(link)
+                check_owners(services)
+                return
+            log.debug("nats-server has not taken the subscription of all claims yet")
 
     async def begin(self) -> None:
         """Check for the first time; this gateway's registration then says whether the gateway may store positions.

@@ -235,6 +235,35 @@ async def test_claims_of_others_are_heard_while_they_do_not_name_the_bucket(monk
         keeping.cancel()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_owners_are_looked_at_once_nats_server_has_the_subscription(
+    monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """A server that is slow to answer misses no claim; after a reconnect all records are read anyway."""
+    setup = Setup()
+    setup.claims.hears_all = False
+    client = FakeClient(setup.services)
+    fences = 0
+
+    async def fence(link: object) -> None:
+        nonlocal fences
+        fences += 1
+        if fences < 3:
+            raise TimeoutError
+        if lost:
+            setup.services.fake_link.wire = None
+            raise TimeoutError
+
+    monkeypatch.setattr(setup.services.nodes, "fence", fence)
+    await setup.support.begin()
+    setup.services.fake_link.fake_bring(CREATED)
+    await aeventually(lambda: fences == 3)
+    await asyncio.sleep(0)
+    assert len(client.fake_jobs) == (0 if lost else 1)
+    for job in client.fake_jobs:
+        job.close()
+
+
 async def test_the_listener_of_nats_server_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eligibility, "EVERY", 0.01)
     monkeypatch.setattr(eligibility, "QUIET", 0.0)
