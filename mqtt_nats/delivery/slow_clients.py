@@ -187,7 +187,7 @@ def _queued(side: DurableDelivery | None) -> int:
 def _held(client: Receiver) -> int:
     """Return the bytes that wait for a client outside of JetStream: unread, behind acknowledgements, or retained."""
     regular = client.regular_side.waiting_bytes if client.regular_side is not None else 0
-    gates = sum(gate.waiting_bytes for gate in (client.gates or {}).values())
+    gates = sum(gate.waiting_bytes for last in (client.gates or {}).values() for gate in last.chain())
     return client.outlet.held + regular + gates + pages_of(client)
 
 

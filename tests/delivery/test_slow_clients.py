@@ -6,17 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.slow_clients import LONGEST, SlowClient, _take_back, give_up, look_after, publish_id
+from mqtt_nats.delivery.slow_clients import LONGEST, SlowClient, _held, _take_back, give_up, look_after, publish_id
 from mqtt_nats.delivery.states import DeliveryState
+from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.transport.write_buffer import LARGE, PIECE, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
@@ -194,6 +197,20 @@ def test_a_connection_that_ends_holds_nothing() -> None:
     outlet.write(b"second")
     outlet.shut()
     assert outlet.held == outlet.round.held == 0
+
+
+def test_all_gates_of_a_filter_count() -> None:
+    """New messages may wait behind a consumer's, which wait behind retained ones."""
+    found, choice, message = MagicMock(), MagicMock(), Message(b"\0\1a", bytes(100), 0)
+    former = Gate(found, 1000)
+    former.keep(choice, message)
+    last = Gate(found, former.room, former)
+    last.keep(choice, message)
+    client = MagicMock(regular_side=None, gates={found: last})
+    client.outlet.held = 7
+    assert _held(client) == 7 + 2 * (message.size + ENTRY_BYTES)
+    former.end()
+    assert _held(client) == 7 + message.size + ENTRY_BYTES
 
 
 class Bench:
