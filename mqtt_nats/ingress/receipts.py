@@ -162,10 +162,6 @@ class PublishHeld(CountedStore):
         """Return True: PUBCOMP has no reason code for it."""
         return True
 
-    def publisher(self) -> Publisher:
-        """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
-        return self.client
-
     def failed(self, error: ApiError) -> None:
         """End the connection: the record stays, and the client sends PUBREL again after it has reconnected."""
         self.client.refused(error)

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a publish whose store waits while a later one of its client is stored."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+
+from mqtt_nats.backbone.pending_stores import PendingStore
+from mqtt_nats.ingress.receipts import Acknowledgement, PublishHeld
+from tests.backbone.bench import Bench
+
+FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_a_later_publish_has_overtaken(qos: int) -> None:
+    """At QoS 1 the client repeats both, in order. A release would be stored behind the other one in any case."""
+    bench = Bench()
+    client = MagicMock(version=4)
+    tokens = []
+    for number in (1, 2):
+        receipt = Acknowledgement(client, 4 if qos == 1 else 7, number, 1)
+        operation: PendingStore = receipt if qos == 1 else PublishHeld(client, MagicMock(), receipt, 1)
+        bench.store.put(b"HPUB $MQTT.msgs.s ", b"NATS/1.0\r\n\r\n", bytes(100 // number), operation)
+        tokens.append(list(bench.store.pending)[-1])
+    assert bench.link.handler is not None
+    for token, answer in zip(tokens, (FULL, b'{"seq":1}'), strict=True):
+        bench.link.handler(bench.store.prefix + token, b"", b"", answer)
+    assert client.refused.called is (qos == 1)
+    assert list(bench.store.pending) == ([] if qos == 1 else tokens[:1])
