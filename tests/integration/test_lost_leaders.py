@@ -22,6 +22,10 @@ pytestmark = pytest.mark.anyio
 
 ELECTED = "$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED."
 
+ADVISORY_S = 0.8
+"""Seconds between two advisories. None comes in the moment in which a timer of whole seconds fires: a timer that is on
+its way to a request that is given up comes again half a minute later."""
+
 PATIENCE = 20.0
 """Seconds, fewer than those after which JetStream or the gateway does it by itself: 30 and more."""
 
@@ -48,7 +52,7 @@ async def come(stored: Stored, what: str, *clients: RawClient) -> Publish:
     done: set[asyncio.Task[list[Publish]]] = set()
     while not done:
         await stored.nats.publish(f"{ELECTED}{what}", b"{}")
-        done, _ = await asyncio.wait(waiting, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waiting, timeout=ADVISORY_S, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
     (found,) = [one for task in done for one in await task]

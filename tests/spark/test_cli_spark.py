@@ -381,7 +381,7 @@ def test_errors_of_the_source_are_one_line(
         line = fails("aggregate", *given, "--window", "1h", "--output", str(tmp_path))
         assert line.startswith(f"Path file:{tmp_path} already exists")
         assert line.endswith("; change --output, or give --overwrite")
-        assert "change --format" in fails("archive", *given, "--output", str(tmp_path / "b"), "--format", "iceberg")
+        assert "change --format" in fails("archive", *given, "--output", str(tmp_path / "b"), "--format", "nothing")
         missing = fails("replay", *given[:2], "--input", str(tmp_path / "missing"))
         assert missing == f"Path does not exist: file:{tmp_path}/missing; change --input"
 

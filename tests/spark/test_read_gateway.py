@@ -3,8 +3,6 @@
 
 from typing import Any
 
-import pytest
-
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, publish_all
 from pyspark_mqtt_nats.options import Options
@@ -41,12 +39,6 @@ def read(options: Options, connection: Connection) -> list[dict[str, Any]]:
         for batch in read_range(options, found, part, list(COLUMNS))
         for row in batch.to_pylist()
     ]
-
-
-@pytest.fixture(params=["pull", "direct"])
-def way(request: pytest.FixtureRequest) -> str:
-    mode: str = request.param
-    return mode
 
 
 async def test_publishers_of_every_kind(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
@@ -140,7 +132,7 @@ async def test_publishers_of_every_kind(nats_factory: NatsFactory, gateway_facto
                 assert [row["topic"] for row in rows] == topics
 
 
-async def test_the_retained_state(nats_factory: NatsFactory, gateway_factory: GatewayFactory, way: str) -> None:
+async def test_the_retained_state(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
     """The last value of each topic, with its properties; what was cleared is not there."""
     server = nats_factory(mqtt=True)
     gateway = gateway_factory(server)
@@ -156,7 +148,7 @@ async def test_the_retained_state(nats_factory: NatsFactory, gateway_factory: Ga
         new.publish5("lamp/zero", b"0", 0, retain=True, **properties)
         await new.expect_ack(PUBACK, new.publish5("lamp/five", b"5", 1, retain=True, **properties))
 
-    options = Options.parse({"servers": server.url, "mode": "retained", "readMode": way})
+    options = Options.parse({"servers": server.url, "mode": "retained"})
     with Connection(options.access) as connection:
         rows = {row["topic"]: row for row in read(options, connection)}
     assert {topic: (row["payload"], row["qos"]) for topic, row in rows.items()} == {

@@ -203,14 +203,15 @@ class Encoder:
         if qos:
             first = b"%bNmqtt-Id:%b\r\nNats-Msg-Id:%b\r\n" % (first, identity, identity)
         head = b"%b%b" % (first, lines)
-        size = len(head) + 2
+        stated = b"%bNmqtt-Subject:%b\r\n" % (head, target.subject) if qos else head
+        size = len(stated) + 2
         total = size + len(payload)
-        self._fits(total + len(stay))
-        bare = b"%b%b%d %d\r\n%b\r\n%b\r\n" % (target.bare, reply, size, total, head, payload)
+        self._fits(max(total, len(head) + len(stay) + 2 + len(payload)))
+        bare = b"%b%b%d %d\r\n%b\r\n%b\r\n" % (target.bare, reply, size, total, stated, payload)
         if not qos:
             return Frames(retained, bare, b"")
-        size += len(stay)
-        total += len(stay)
+        size = len(head) + len(stay) + 2
+        total = size + len(payload)
         stored = b"%b%x %d %d\r\n%b%b\r\n%b\r\n" % (target.stored, token + 1, size, total, head, stay, payload)
         return Frames(retained, bare, stored)
 
