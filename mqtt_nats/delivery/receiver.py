@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
@@ -85,19 +85,31 @@ class SharedFeed:
         """Note that a consumer of the stream of messages, or with an empty name the stream, has a new leader."""
 
 
-class Delivery(NamedTuple):
+class Delivery:
     """Services of one account for durable delivery."""
 
-    services: Services
-    registry: Registry[Receiver]
-    handover: PositionHandover
-    reconciling: Reconciling
-    writers: set[PositionWriter]
-    """Writers of sessions' positions."""
-    feed: SharedFeed | None
-    """The shared reader; None = it is not used."""
-    resets: bool
-    """Whether nats-server can set the position of a consumer."""
+    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "services", "writers")
+
+    def __init__(
+        self,
+        services: Services,
+        registry: Registry[Receiver],
+        handover: PositionHandover,
+        reconciling: Reconciling,
+        writers: set[PositionWriter],
+        feed: SharedFeed | None,
+        resets: bool,
+    ) -> None:
+        self.services = services
+        self.registry = registry
+        self.handover = handover
+        self.reconciling = reconciling
+        self.writers = writers
+        """Writers of sessions' positions."""
+        self.feed = feed
+        """The shared reader; None = it is not used."""
+        self.resets = resets
+        """Whether nats-server can set the position of a consumer."""
 
 
 class Receiver(Publisher):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.ingress.receipts import RECEIPTS_LOW, Acknowledgement
@@ -19,15 +19,26 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.services import Registry, Services
 
 
-class Ingress(NamedTuple):
+class Ingress:
     """Services of one account for messages that are published, by clients or by the gateway."""
 
-    services: Services
-    registry: Registry[Publisher]
-    replying: Replying
-    takers: Takers
-    retained: RetainedStores
-    system: System
+    __slots__ = ("registry", "replying", "retained", "services", "system", "takers")
+
+    def __init__(
+        self,
+        services: Services,
+        registry: Registry[Publisher],
+        replying: Replying,
+        takers: Takers,
+        retained: RetainedStores,
+        system: System,
+    ) -> None:
+        self.services = services
+        self.registry = registry
+        self.replying = replying
+        self.takers = takers
+        self.retained = retained
+        self.system = system
 
 
 class Publisher(Session):
