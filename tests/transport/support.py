@@ -40,6 +40,7 @@ def tls(pair: Pair, **more: Any) -> dict[str, Any]:
 
 def ports(gateway: Gateway, label: str) -> list[int]:
     """Ports of the listeners that the gateway announces as ``label``, in their order."""
+    assert gateway.nats_url, "the line of NATS comes after those of the listeners"
     found = re.findall(rf"\b{label} +127\.0\.0\.1:(\d+) ", gateway.log)
     return [int(port) for port in found]
 
