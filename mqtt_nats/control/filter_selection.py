@@ -8,8 +8,6 @@ from fnmatch import translate
 from re import compile as compile_pattern
 from typing import Any, Final
 
-from mqtt_nats.codec import matches
-
 SHARE: Final = "$share/"
 """Beginning of the filter of a shared subscription."""
 
@@ -39,6 +37,8 @@ def filter_test(question: Mapping[str, Any]) -> Callable[[str], bool]:
 
 def _reaches(topic_filter: str, topic: str) -> bool:
     """Whether a subscription, perhaps a shared one, matches a topic."""
+    from mqtt_nats.codec import matches  # ctl imports this module, and no codec
+
     if topic_filter.startswith(SHARE):
         topic_filter = topic_filter.split("/", 2)[2]
     return bool(topic_filter) and matches(topic_filter, topic)
