@@ -2,6 +2,7 @@
 """Processes that are forked from one which has their modules, as `subprocess.Popen` would start them."""
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -49,7 +50,8 @@ class Forked:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has not said so yet
+                os.kill(self.pid, number)
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None:
