@@ -17,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
-from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.delivery.draining import returned
 from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
 from mqtt_nats.delivery.resume import note_kept
@@ -104,20 +105,32 @@ def look_after(delivery: Delivery) -> None:
         outlet = client.outlet
         stall = side.stall
         stalled = side.state is DeliveryState.STALLED
-        if stall is not None and stalled and now - stall.since > LONGEST:
-            client.end(QuotaExceeded("the client has not read for too long"))
-        elif outlet.clogged:
-            if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
-                looked += len(outlet.chunks)
-                give_up(client, side)
-        elif stall is not None and stalled:
-            machine = side.machine
-            if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
-                side.change(DeliveryEvent.READS)
-                client.do(_wake(client, side, stall))
+        with _fails_alone(client):
+            if stall is not None and stalled and now - stall.since > LONGEST:
+                client.end(QuotaExceeded("the client has not read for too long"))
+            elif outlet.clogged:
+                if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
+                    looked += len(outlet.chunks)
+                    give_up(client, side)
+            elif stall is not None and stalled:
+                machine = side.machine
+                if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
+                    side.change(DeliveryEvent.READS)
+                    client.do(_wake(client, side, stall))
         queued += _queued(side)
     if queued + delivery.services.path.round.held > delivery.services.settings.max_unread_bytes:
         relieve(delivery)
+
+
+@contextmanager
+def _fails_alone(client: Receiver) -> Iterator[None]:
+    """End a session where an error of the gateway is met, and go on: the clock of all sessions must not end."""
+    try:
+        yield
+    except Exception:
+        if client.alive:
+            log.exception("%s: the state of its delivery is wrong", client)
+            client.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
 
 
 def give_up(client: Receiver, side: DurableDelivery) -> None:
@@ -259,7 +272,8 @@ def relieve(delivery: Delivery) -> None:
         if total <= goal:
             return
         if client.durable_side is not None:
-            give_up(client, client.durable_side)
+            with _fails_alone(client):
+                give_up(client, client.durable_side)
         if client.outlet.clogged:
             client.outlet.lose()
         total -= load - _held(client) - _queued(client.durable_side)

@@ -13,7 +13,16 @@ import pytest
 from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.slow_clients import LONGEST, SlowClient, _held, _take_back, give_up, look_after, publish_id
+from mqtt_nats.delivery.slow_clients import (
+    LONGEST,
+    SlowClient,
+    _held,
+    _take_back,
+    give_up,
+    look_after,
+    publish_id,
+    relieve,
+)
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases
@@ -449,6 +458,31 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     look_after(delivery)
     assert [str(error) for error in ended] == ["the client has not read for too long"]
     assert LONGEST < BACKSTOP_S
+
+
+@pytest.mark.parametrize("look", [look_after, relieve])
+def test_a_failure_ends_one_session_and_not_the_gateway(
+    look: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The clock of the gateway looks after all sessions: the failure of one must not end the clock."""
+    monkeypatch.setattr(stalling, "pages_of", lambda client: 0)
+    wrong, right = Bench(), Bench()
+    wrong.side.state = DeliveryState.ENDED  # not known to happen while the session may send
+    ended: list[MqttError] = []
+    for number, bench in enumerate((wrong, right)):
+        bench.outlet.held += 2 - number  # the larger one is emptied first
+        bench.client.durable_side, bench.client.alive = bench.side, True
+        bench.client.end = ended.append if bench is wrong else pytest.fail
+        bench.client.regular_side = bench.client.gates = None
+        bench.client.path = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=pytest.fail, handlers={}))
+    settings = SimpleNamespace(stall_time=-1.0, max_unread_bytes=9)
+    services = SimpleNamespace(settings=settings, path=SimpleNamespace(round=SimpleNamespace(held=0)))
+    clients = [wrong.client, right.client]
+    delivery: Any = SimpleNamespace(services=services, registry=SimpleNamespace(connections=clients))
+    look(delivery)
+    assert [str(error) for error in ended] == ["internal error"]
+    assert right.side.state is DeliveryState.STALLED
+    assert "ForbiddenTransition" in caplog.text
 
 
 def test_a_delivery_that_was_sent_keeps_no_body() -> None:
