@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, SubscriptionState
 from mqtt_nats.protocol.owed_pubrels import OwedPubrels
 from mqtt_nats.protocol.ports import Ports
@@ -227,8 +228,10 @@ class DurableSender(OwedPubrels):
         return not pending and (last <= max(source.last, source.clear) or unacknowledged <= self.taken(source))
 
     def taken(self, source: SubscriptionState) -> int:
-        """Return how many messages of a consumer wait or are in flight to the client."""
-        return sum(one.source is source for one in (*self.inflight.values(), *self.queued))
+        """Return how many messages that a consumer has delivered wait or are in flight to the client."""
+        known = [one.reply for one in (*self.inflight.values(), *self.queued) if one.source is source]
+        # A retained message has no reply; the shared reader's messages are not pending at the consumer.
+        return sum(bool(reply) and not reply.startswith(TAKEN) for reply in known)
 
     def look_again(self, source: SubscriptionState) -> None:
         """Ask for the state of a consumer once more, if messages still wait for that."""

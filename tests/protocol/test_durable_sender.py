@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.codec import ack_bytes
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
@@ -250,6 +251,22 @@ def test_a_delivery_on_its_way_is_waited_for() -> None:
     assert ports.take() == [("publish", 3, 1, False)]
     assert machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
     assert ports.take() == [("publish", ID_SPACE + 5, 1, False), ("publish", ID_SPACE + 6, 1, False)]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["by the shared reader", "a retained message"])
+def test_a_delivery_on_its_way_is_not_taken_for_a_message_of_another_origin(taken: bool) -> None:
+    """The client has a message of the subscription in flight that the consumer has not delivered."""
+    busy, quiet = source(), source()
+    machine, ports = session(busy, quiet)
+    if taken:
+        machine.arrived(quiet, 2, 1, TAKEN + b"2", None, 1)
+    else:
+        machine.replay(quiet, 848, 1, None, False)
+    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
+    ports.take()
+    assert not machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
+    machine.arrived(quiet, 4, 1, b"c", None, 1)
+    assert ports.take() == [("publish", 4, 1, False)], "the older message goes first"
 
 
 def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
