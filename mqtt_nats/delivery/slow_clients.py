@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -105,7 +104,7 @@ def look_after(delivery: Delivery) -> None:
         outlet = client.outlet
         stall = side.stall
         stalled = side.state is DeliveryState.STALLED
-        with _fails_alone(client):
+        try:
             if stall is not None and stalled and now - stall.since > LONGEST:
                 client.end(QuotaExceeded("the client has not read for too long"))
             elif outlet.clogged:
@@ -117,20 +116,18 @@ def look_after(delivery: Delivery) -> None:
                 if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
                     side.change(DeliveryEvent.READS)
                     client.do(_wake(client, side, stall))
+        except Exception:
+            _fail(client)
         queued += _queued(side)
     if queued + delivery.services.path.round.held > delivery.services.settings.max_unread_bytes:
         relieve(delivery)
 
 
-@contextmanager
-def _fails_alone(client: Receiver) -> Iterator[None]:
-    """End a session where an error of the gateway is met, and go on: the clock of all sessions must not end."""
-    try:
-        yield
-    except Exception:
-        if client.alive:
-            log.exception("%s: the state of its delivery is wrong", client)
-            client.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+def _fail(client: Receiver) -> None:
+    """Log the present exception, an error of the gateway, and end the session: the clock of all sessions goes on."""
+    if client.alive:
+        log.exception("%s: the state of its delivery is wrong", client)
+        client.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
 
 
 def give_up(client: Receiver, side: DurableDelivery) -> None:
@@ -272,8 +269,10 @@ def relieve(delivery: Delivery) -> None:
         if total <= goal:
             return
         if client.durable_side is not None:
-            with _fails_alone(client):
+            try:
                 give_up(client, client.durable_side)
+            except Exception:
+                _fail(client)
         if client.outlet.clogged:
             client.outlet.lose()
         total -= load - _held(client) - _queued(client.durable_side)
