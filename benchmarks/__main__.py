@@ -124,7 +124,7 @@ def _columns(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tu
 
 
 def _scenarios(options: argparse.Namespace, version: int) -> list[Scenario]:
-    """What is to be measured; raises ValueError for a glob without a match."""
+    """Return the scenarios to measure; raises ValueError for a glob without a match."""
     only = [each for each in options.only.split(",") if each]
     if options.check and not only:
         only = list(compare.CHECKED)
@@ -146,7 +146,7 @@ def _notes(
     skipped: Sequence[str],
     took: float,
 ) -> list[str]:
-    """What has to be known to read the figures. ``took``: seconds."""
+    """Return the notes that a reader of the figures needs. ``took``: seconds of the whole run."""
     notes = [
         f"{options.payload}-byte payload; median of {options.rounds} interleaved rounds of {options.seconds:g} s, "
         f"± half the range; {took / 60:.0f} minutes in all; the load generator shares the CPUs with the broker.",

@@ -105,7 +105,7 @@ async def _absent(url: str, count: int) -> None:
 
 @contextmanager
 def _tab(url: str, view: str) -> Iterator[None]:
-    """Chromium shows a view."""
+    """Show a view of the dashboard in Chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
@@ -165,7 +165,7 @@ def measure(sessions: int, absent: int, views: Sequence[str], seconds: float) ->
 
 
 def document(rows: Sequence[Row], command: str) -> str:
-    """The table."""
+    """Make the table of the rows."""
     idle = rows[0]
     lines = [["view", "gateway", "nats-server", "both, beyond no tab"]]
     for row in rows:

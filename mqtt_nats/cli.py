@@ -47,7 +47,7 @@ LABELS = {
     "ws": ("WS", "; WebSocket"),
     "wss": ("WSS", "; WebSocket over TLS"),
 }
-"""What a listener is called, and what is said of it besides, by its type."""
+"""Name of a listener, and the text that follows its address, by the type of the listener."""
 
 TOKEN_BYTES = 24
 """Random bytes of the token of a dashboard that the settings do not ask for."""
@@ -60,7 +60,7 @@ def _version(context: click.Context, option: click.Parameter, wanted: bool) -> N
 
 
 class Commands(click.Group):
-    """All commands; the MQTT clients are imported on use."""
+    """Commands of `mqtt-nats`; the MQTT clients are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""

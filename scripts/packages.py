@@ -39,14 +39,14 @@ PACKAGES: Final = {
     "admin": "HTTP: metrics, health, the verbs of `ctl`, dashboard",
     "gateway": "composition: accounts, start, reconnect, end, workers, the embedded nats-server",
 }
-"""What each package is about. From low to high: a package imports only those before it."""
+"""Subject of each package. From low to high: a package imports only those before it."""
 
 PURE: Final = ("codec", "protocol")
 """Packages without input or output, clock, randomness and log."""
 
 
 class Edge(NamedTuple):
-    """One module imports another."""
+    """An import of one module by another."""
 
     source: str
     target: str

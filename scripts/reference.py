@@ -87,7 +87,7 @@ WHEN: Final = {
     "SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED": "Not sent.",
     "WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED": "Not sent.",
 }
-"""When each reason code is met; those of which nothing else can be read from the code begin with "Not sent"."""
+"""Condition of each reason code; those of which nothing else can be read from the code begin with "Not sent"."""
 
 
 def _row(*cells: str) -> str:
@@ -121,14 +121,14 @@ LIMITS: Final = frozenset(ClientLimits.model_fields)
 
 
 def listeners() -> str:
-    """What can be set for a listener."""
+    """Return the table of the settings of a listener."""
     fields = ListenerSettings.model_fields.items()
     rows = [(f"`{name}`", _default(field), field.description or "") for name, field in fields]
     return _table(["of a listener", "default", "meaning"], rows)
 
 
 def authenticators() -> str:
-    """What can be set for an authenticator, by its type."""
+    """Return the table of the settings of an authenticator, by its type."""
     rows = [
         (f"`{kind}.{name}`", _default(field), field.description or "")
         for kind, model in KINDS.items()
@@ -139,7 +139,7 @@ def authenticators() -> str:
 
 
 def _text(node: ast.expr) -> str:
-    """What is said by an expression that makes a text; empty where that is not known before it runs."""
+    """Return the text that an expression makes; empty where the text is not known before the expression runs."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -178,7 +178,7 @@ def _code(node: ast.expr) -> ReasonCode | None:
 
 
 def reasons() -> str:
-    """Every reason code and when it is met."""
+    """Return the table of reason codes, each with its condition."""
     rows = []
     for code in ReasonCode:
         old = connack_code(code)
@@ -189,7 +189,7 @@ def reasons() -> str:
 
 
 def texts() -> str:
-    """What is said with each reason code, in the log and to 5.0 clients."""
+    """Return the table of the texts of each reason code, in the log and to 5.0 clients."""
     found, _ = said()
     rows = [(f"`0x{code:02X}`", f"`{one}`".replace("|", r"\|")) for code, lines in found.items() for one in lines]
     return _table(["code", "text"], rows)
@@ -242,7 +242,7 @@ _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every page with such parts, as it should be."""
+    """Return every page that has generated parts, with these as they should be."""
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if _PART.search(text):

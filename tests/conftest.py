@@ -129,7 +129,7 @@ class Logged(Budgeted):
 
     @property
     def messages(self) -> list[str]:
-        """What was written, without levels and times."""
+        """Texts of the written records, without levels and times."""
         return self.stream.getvalue().splitlines() if isinstance(self.stream, io.StringIO) else []
 
     def clear(self) -> None:

@@ -374,7 +374,7 @@ def _is_startup_error(error: BaseException) -> bool:
 def test_a_port_of_the_dashboard_that_is_taken_before_the_gateway_listens(
     taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gets another one; any other error ends the start."""
+    """The dashboard gets another port; any other error ends the start."""
     tried: list[str] = []
 
     @contextlib.asynccontextmanager

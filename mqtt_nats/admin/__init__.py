@@ -39,7 +39,7 @@ class ServedGateway(Protocol):
 
     @property
     def deeds(self) -> Deeds:
-        """What administrators have done."""
+        """Deeds of administrators over HTTP."""
 
     @property
     def identity(self) -> str:

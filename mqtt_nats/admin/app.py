@@ -45,7 +45,7 @@ OPEN: Final = frozenset(("/healthz", "/readyz", *PAGE))
 
 
 def make_app(listener: AdminListener) -> ASGIApp:
-    """All of it, with the guard in front."""
+    """Make the application of the admin listener, with the guard in front."""
 
     async def healthz(request: Request) -> Response:
         """The event loop runs: that is all."""

@@ -107,16 +107,16 @@ class OpenDoor:
     methods: Collection[str] = ()
 
     async def authenticate(self, credentials: Credentials) -> Allow | Denied:
-        """Let it in."""
+        """Admit the page as an administrator."""
         return ADMINISTRATOR
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
-        """There is no such method."""
+        """Refuse enhanced authentication: pages of the dashboard have no method."""
         raise NotImplementedError(method)
 
 
 class Bridge:
-    """Serves the pages."""
+    """Server of the MQTT clients of dashboard pages."""
 
     def __init__(self, listener: AdminListener) -> None:
         self._listener = listener
@@ -261,7 +261,7 @@ class Page:
     # -- from the gateway -----------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Bytes for the client."""
+        """Send bytes to the page."""
         answers = b""
         for packet in self._decoder.feed(bytes(data)):
             match packet:
@@ -338,7 +338,7 @@ class Page:
         self._readable.clear()
 
     def resume_reading(self) -> None:
-        """Take more from it again."""
+        """Take messages from the page again."""
         self._readable.set()
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
@@ -349,7 +349,7 @@ class Page:
         return 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """There is no socket."""
+        """Return the default: a page has no socket of its own."""
         return default
 
 

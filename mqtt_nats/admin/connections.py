@@ -42,13 +42,13 @@ def notice_the_end(listening: socket.socket) -> None:
 
 
 class AdminProtocol(H11Protocol):
-    """One connection."""
+    """One HTTP connection to the admin listener."""
 
     _late: asyncio.TimerHandle | None = None
     _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody is there: it has a while for its request."""
+        """Give a new connection the time for its first request."""
         _make_room(self.connections)
         super().connection_made(transport)
         self._since = self.loop.time()
@@ -66,7 +66,7 @@ class AdminProtocol(H11Protocol):
             self._heard()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Stop the timer of a connection that has ended."""
         self._heard()
         super().connection_lost(exc)
 
@@ -114,7 +114,7 @@ def _open(connections: set[Any]) -> int:
 
 
 def _make_room(connections: set[Any]) -> None:
-    """Where there are too many, end the oldest that has no request under way, of the address that has most of them."""
+    """End the oldest connection without a request, of the address with the most of these, where there are too many."""
     if _open(connections) < MOST_CONNECTIONS:
         return
     idle = [one for one in connections if isinstance(one, AdminProtocol) and one.idle]

@@ -117,7 +117,7 @@ class History(TypedDict):
 
 
 class AdministratorDeed(TypedDict):
-    """What an administrator has done over HTTP; ``outcome`` is empty until it has ended, then ``done`` or an error."""
+    """A deed of an administrator over HTTP; ``outcome``: empty until the end of the deed, then ``done`` or an error."""
 
     gateway: str
     time: float
@@ -138,7 +138,7 @@ class Audit(TypedDict):
 
 
 class StoredCounts(TypedDict):
-    """How many there are in JetStream; null: that is not known."""
+    """Numbers of messages, retained messages and sessions in JetStream; null: the number is not known."""
 
     messages: int | None
     retained: int | None

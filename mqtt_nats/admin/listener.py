@@ -265,7 +265,7 @@ class AdminListener:
 
     @property
     def obstacle(self) -> str:
-        """Why the gateway serves nobody at present; empty when it does."""
+        """Reason for which the gateway serves nobody at present; empty when it serves."""
         account = self.gateway.account
         if account is None or not self.ready:
             return "the gateway is starting: NATS is not connected, or its streams are not there"

@@ -71,7 +71,7 @@ class Number(NamedTuple):
     together: Callable[[Iterable[float]], float] = sum
     """Makes one value of those of all workers."""
     process: bool = False
-    """It is of the process, whatever tenants it has."""
+    """Whether the metric is of the process, whatever tenants the process has."""
 
 
 def _one(key: str, as_number: Callable[[Any], float] = float) -> Callable[[Report], Iterable[tuple[str, float]]]:
@@ -275,7 +275,7 @@ async def _states(listener: AdminListener) -> dict[str, JetStreamState]:
 def families(
     listener: AdminListener, reports: Sequence[Report], states: Mapping[str, JetStreamState], aggregated: bool
 ) -> Iterator[Metric]:
-    """All metrics, of what workers have told, and of the states of JetStream by tenant."""
+    """Make all metrics from the reports of the workers and from the states of JetStream by tenant."""
     yield InfoMetricFamily(
         "mqtt_nats_build",
         "Which program this is.",
@@ -408,5 +408,5 @@ class _Collected(Collector):
         self._found = found
 
     def collect(self) -> Iterable[Metric]:
-        """All of it."""
+        """Return the metrics."""
         return self._found

@@ -90,7 +90,7 @@ class Decisions(TypedDict):
 
 
 class DrainResult(TypedDict):
-    """How far a gateway is that lets its clients go."""
+    """Progress of a gateway that is being drained."""
 
     gateway: str
     connections: int
@@ -161,7 +161,7 @@ class KickedClient(TypedDict):
 
 
 class Kicked(TypedDict):
-    """Whose connections were ended; ``absent``: who was not connected."""
+    """Clients whose connections were ended; ``absent``: clients that were not connected."""
 
     clients: list[KickedClient]
     absent: list[str]

@@ -145,7 +145,7 @@ class Stream(TypedDict):
 
 
 class Monitored(TypedDict):
-    """How a nats-server writes to the disk."""
+    """Settings with which a nats-server writes to the disk."""
 
     url: str
     name: str
@@ -186,7 +186,7 @@ class StreamChanges(TypedDict):
 
 
 class BannedWho(TypedDict):
-    """Whom a ban is about."""
+    """Subject of a ban: a client id, a user name or a network."""
 
     kind: str
     value: str

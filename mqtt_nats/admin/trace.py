@@ -25,7 +25,7 @@ IDLE: Final = 5.0
 
 
 class Tracing(Arguments):
-    """Whose packets, or which messages, and for how long."""
+    """Arguments of a trace: a client or a topic, and the duration."""
 
     client: str = Field(default="", description="The packets of this client, on whichever gateway it is, or will be.")
     topic: str = Field(default="", description="What becomes of the messages on topics that match this filter.")
@@ -84,7 +84,7 @@ class Lines(StreamingResponse):
         super().__init__(content, media_type=LINES, headers={"cache-control": "no-store"})
 
     async def stream_response(self, send: Send) -> None:
-        """Send it."""
+        """Send the events of the trace to the client."""
         try:
             await super().stream_response(send)
         finally:

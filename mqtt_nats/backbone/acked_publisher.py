@@ -106,7 +106,7 @@ class AckedPublisher(PendingStores):
 
     @property
     def full(self) -> str:
-        """Why JetStream's storage is full, in one line; empty while no store waits for room."""
+        """Reason for which JetStream's storage is full, in one line; empty while no store waits for room."""
         return self.refusals.full
 
     def consult(

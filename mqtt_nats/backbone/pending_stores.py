@@ -326,7 +326,7 @@ class Refusals:
 
     @property
     def full(self) -> str:
-        """Why the storage is full, in one line; empty while no store waits for room."""
+        """Reason for which the storage is full, in one line; empty while no store waits for room."""
         return "" if self._no_room is None else f"{FULL}: {self._no_room}"
 
     def exhausted(self, now: float) -> ApiError | None:

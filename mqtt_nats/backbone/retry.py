@@ -26,7 +26,7 @@ LONGEST: Final = 5.0
 
 
 class Asker(Protocol):
-    """Whom a request is for: a session."""
+    """The session that a request is for."""
 
     @property
     def here(self) -> bool:

@@ -349,7 +349,7 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
 
 
 class Sources(NamedTuple):
-    """What flags, environment and file say together."""
+    """Values of settings from flags, environment and file, with their origins."""
 
     values: dict[str, Any]
     origins: dict[str, list[str]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What administrators have done over HTTP: the last ones, for the audit trail. Each is a line of the log too."""
+"""Audit trail: the last deeds of administrators over HTTP. Each deed is a line of the log too."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Deed:
         log.warning(text, operation, who, role, address, self.arguments, extra=self._extra)
 
     def end(self, outcome: str) -> None:
-        """Note how it has ended: ``done``, or why not."""
+        """Note the end of a deed: ``done``, or why not."""
         self.outcome = _short(outcome)
         if outcome != DONE:
             text = "%s by %s from %s: %s"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All counters and the present state of a gateway in one account."""
+"""Snapshot: the counters and the present state of a gateway in one account."""
 
 from __future__ import annotations
 

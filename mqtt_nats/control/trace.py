@@ -75,7 +75,7 @@ LAST: Final = -1_000_000_000
 
 
 class Trace:
-    """One trace. ``to`` is the subject on which its events are published."""
+    """A trace of a client or of a topic at this gateway. ``to`` is the subject on which its events are published."""
 
     def __init__(self, control: Control, name: str, to: bytes) -> None:
         loop = asyncio.get_running_loop()

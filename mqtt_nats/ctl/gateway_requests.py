@@ -21,13 +21,13 @@ PATIENCE: Final = 10.0
 """Seconds without any answer after which waiting for the remaining gateways ends."""
 
 UNKNOWN: Final = 1.0
-"""As `PATIENCE`, where the number of gateways is not known, because JetStream does not answer."""
+"""Seconds as of `PATIENCE`, where the number of gateways is not known, because JetStream does not answer."""
 
 PRESENT: Final = 3.0
-"""As `PATIENCE`, for the question which gateways run."""
+"""Seconds as of `PATIENCE`, for the question which gateways run."""
 
 WORKING: Final = 25.0
-"""As `PATIENCE`, for reloading files or loading a plugin."""
+"""Seconds as of `PATIENCE`, for reloading files or loading a plugin."""
 
 LISTS: Final = "`mqtt-nats ctl cluster status` lists them"
 

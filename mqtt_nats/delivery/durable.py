@@ -69,7 +69,7 @@ class DurableDelivery(StatefulDelivery):
         window = min(WINDOW, client.terms.receive_maximum)
         super().__init__(DurableSender(window, self, client.version, self._completed), former)
         self.stall: SlowClient | None = None
-        """What waits for a client that does not read; None = it reads. See :attr:`stalled`."""
+        """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None

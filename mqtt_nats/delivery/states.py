@@ -17,7 +17,7 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 
 
 class Feed(Enum):
-    """What brings stored messages to the session."""
+    """The reader or consumers from which the session gets stored messages."""
 
     NONE = "–"
     CONSUMERS = "its own consumers"
@@ -49,7 +49,7 @@ class DeliveryState(Enum):
 
 
 class DeliveryEvent(Enum):
-    """What changes the state."""
+    """An event that may change the state of the delivery."""
 
     COLLECTED = "pending messages collected"
     JOINED = "becomes live"

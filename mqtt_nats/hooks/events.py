@@ -33,7 +33,7 @@ _SUBSCRIPTION_REFUSALS: Final = frozenset(
 
 
 DropReason = Literal["denied", "expired", "hook", "not permitted", "slow client", "too large"]
-"""Why a client does not get a message, or a publish of the client is dropped."""
+"""Reason for which a client does not get a message, or a publish of the client is dropped."""
 
 
 class HookedConnection(Protocol):

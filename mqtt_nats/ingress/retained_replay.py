@@ -80,7 +80,7 @@ class Replay:
         self._count: Callable[[int], None] = lambda size: None
         """Function that counts the bytes of pages, negative when they are sent."""
         self.complete = False
-        """No messages follow the first page."""
+        """Whether no messages follow the first page."""
         self.cursor = start
         self.gate: Gate | None = None
         self._marks: deque[int] = deque()

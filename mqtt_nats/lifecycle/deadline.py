@@ -45,7 +45,7 @@ class DeadlineOp(PendingStore):
         self.at = at
 
     def stored(self, ack: bytes) -> None:
-        """Nothing to do: the session will end in time."""
+        """Do nothing: the deadline is stored, and the session will end in time."""
 
     def failed(self, error: ApiError) -> None:
         """Replace a timer that exists, if the session has not moved; log any other error."""

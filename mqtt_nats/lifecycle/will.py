@@ -419,7 +419,7 @@ class TimerOp(PendingStore):
         self.will = will
 
     def stored(self, ack: bytes) -> None:
-        """Nothing to do: the will is published in time."""
+        """Do nothing: the timer is stored, and the will is published in time."""
 
     def failed(self, error: ApiError) -> None:
         """Log the error: without a timer the will is published when the session ends or is claimed."""

@@ -321,7 +321,7 @@ class SubscriptionState:
 
 
 class Delivery:
-    """One message on its way to the client."""
+    """A message on its way to the client, with its packet identifier and state."""
 
     __slots__ = ("body", "dup", "id", "others", "qos", "reply", "sequence", "source", "state")
 

@@ -243,7 +243,7 @@ class SessionConsumers:
         self.doubtful: set[str] = set()
         """Names of consumers that `Reconciling` will check: deliveries or acknowledgements may have been lost."""
         self.attempts = 0
-        """How often in a row `Reconciling` has attached the consumers anew."""
+        """Number of times in a row that `Reconciling` has attached the consumers anew."""
         self.kept = False
         """Whether the record has to be written: a consumer kept its deliver subject, or the record has changed."""
         self.former = former

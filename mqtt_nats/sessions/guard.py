@@ -30,7 +30,7 @@ class Guard:
     def __init__(self, client: Session, identity: Identity, permissions: Permissions) -> None:
         self._client = client
         self.at_delivery = client.services.settings.acl_subscribe == "deliver"
-        """Each message is checked, not only the topic filter of its subscription."""
+        """Whether each message is checked, not only the topic filter of its subscription."""
         self.identity = identity
         self.permissions = permissions
 

@@ -302,7 +302,7 @@ class Membership:
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
     async def owner(self, number: int, message: Stored) -> Owner | None:
-        """Whose the group's copy of a message is; raises ApiError, NoResponders, RequestTimeout."""
+        """Return the owner of the group's copy of a message; raises ApiError, NoResponders, RequestTimeout."""
         groups = self.client.services.streams.groups
         return await groups.owner(self.group, self.text, number, int(message.stamp))
 

@@ -38,7 +38,7 @@ SILENCE: Final = 2.0
 """Seconds without a message or heartbeat after which the reader is created again."""
 
 SUSPICIOUS: Final = 0.6
-"""The same seconds after an election: the nats-server that has gone, or is about to go, may have the reader."""
+"""Seconds as of `SILENCE` after an election: the nats-server that has gone, or is about to go, may have the reader."""
 
 WARY: Final = 15.0
 """Seconds after an election in which `SUSPICIOUS` applies: a server hands its leaderships over before it ends."""

@@ -51,19 +51,19 @@ class Hold:
     """Reasons not to read from a client, as bits; plain integers for speed."""
 
     HANDSHAKE: Final = 1
-    """Its CONNECT is being answered."""
+    """The client's CONNECT is being answered."""
     WINDOW: Final = 2
-    """Too many of its messages are not stored yet."""
+    """Too many messages of the client are not stored yet."""
     NATS: Final = 4
     """NATS takes no more data."""
     OUTBOUND: Final = 8
     """The client does not read the data sent to it."""
     JOBS: Final = 16
-    """Too many of its requests wait."""
+    """Too many requests of the client wait."""
     TURN: Final = 32
     """The client has had its turn."""
     LEASE: Final = 64
-    """Another connection may own its session."""
+    """Another connection may own the client's session."""
     STANDSTILL: Final = 128
     """The gateway stood still: other connections may own any of its sessions."""
     RATE: Final = 256

@@ -102,7 +102,7 @@ def members_subject(group: str, client_hash: str = "*") -> str:
 
 
 def assigned_subject(client_hash: str, group: str, sequence: int) -> str:
-    """Where it is noted that a group's copy of a message belongs to a client; `group`: as of `group_hash`."""
+    """Return the subject of the record that a group's copy of a message is a client's; `group`: as of `group_hash`."""
     return f"{ASSIGNED}{client_hash}.{group}-{sequence}"
 
 
@@ -291,7 +291,7 @@ class SharedStore:
                     await self._js.request(ack.decode())
 
     async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
-        """Whose a group's copy of a message of `$MQTT_msgs` is, which was stored at `stored_ns` (ns since 1970).
+        """Return the owner of a group's copy of a message of `$MQTT_msgs`, stored at `stored_ns` (ns since 1970).
 
         An assignment older than the message belongs to another message: the stream has been replaced since.
         """

@@ -24,7 +24,7 @@ _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 
 
 class StoredMessage(NamedTuple):
-    """One message of a stream; `headers` is the raw block (b"" for none), `time_ns` the store time since 1970.
+    """A stored message of a stream; `headers` is the raw block (b"" for none), `time_ns` the store time since 1970.
 
     Bytes of a subject that are no UTF-8 are surrogates in an answer to a direct get.
     """

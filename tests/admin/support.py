@@ -36,7 +36,7 @@ def address(gateway: Gateway) -> str:
 
 
 class Admin:
-    """Somebody who asks an admin listener."""
+    """A client of an admin listener."""
 
     def __init__(self, url: str, port: int, token: str = "") -> None:
         self.url = url
@@ -47,7 +47,7 @@ class Admin:
         )
 
     def get(self, path: str, **query: Any) -> Any:
-        """What is answered, as JSON."""
+        """Return the answer to GET, as JSON."""
         answer = self.http.get(f"/api/v1{path}", params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets past the guard; what every answer says to browsers."""
+"""Requests that the guard admits or refuses, and the headers of every answer for browsers."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_ban_over_http_names_no_user_of_the_gateway(admin: Admin) -> None:
 
 
 async def talk(admin: Admin, *asked: Any, until: str) -> list[dict[str, Any]]:
-    """What the bridge answers, up to the first answer of a kind."""
+    """Return the answers of the bridge, up to the first answer of a kind."""
     token = base64.urlsafe_b64encode(TOKEN.encode()).decode().rstrip("=")
     names = [Subprotocol("mqtt-nats"), Subprotocol(f"token.{token}")]
     found: list[dict[str, Any]] = []

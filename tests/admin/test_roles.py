@@ -128,7 +128,7 @@ def test_other_paths(roles: dict[str, Admin], url: str, path: str) -> None:
 
 
 async def test_the_bridge_is_for_administrators(url: str) -> None:
-    """It publishes, and shows messages."""
+    """The bridge publishes and shows messages, so a viewer is refused."""
     at = f"ws{url.removeprefix('http')}/bridge"
     with pytest.raises(InvalidStatus) as refused:
         await connect(at, additional_headers={"Authorization": f"Bearer {GRAFANA}"})
@@ -144,7 +144,7 @@ async def test_the_bridge_is_for_administrators(url: str) -> None:
 
 
 def test_deeds_are_in_the_audit_trail(roles: dict[str, Admin]) -> None:
-    """Who, when, what and how it has ended; also what was not permitted. What a viewer may see is none."""
+    """A deed has administrator, time, operation and outcome, also a refused one. What a viewer may see is no deed."""
     viewer, administrator = roles["viewer"], roles["administrator"]
     assert administrator.post("/publish", topic="roles/b", payload="secret text").status_code == 200
     assert administrator.post("/clients/kick", clients=["nobody"]).status_code == 404
@@ -216,7 +216,7 @@ async def test_what_goes_on_ends_with_its_token(
 
 @pytest.mark.parametrize("path", ["/clients", "/sessions", "/subscriptions"])
 def test_a_long_pattern_is_refused(roles: dict[str, Admin], path: str) -> None:
-    """One of 16,000 brackets takes eleven seconds to compile, in which a gateway serves nobody."""
+    """A pattern of 16,000 brackets takes eleven seconds to compile, in which a gateway serves nobody."""
     names = {"match", "filter"} if path == "/subscriptions" else {"match"}
     for name in names:
         refused = roles["viewer"].http.get(f"/api/v1{path}", params={name: "[" * 1001})
@@ -229,7 +229,7 @@ def test_a_long_pattern_is_refused(roles: dict[str, Admin], path: str) -> None:
 
 @pytest.mark.parametrize("payload", ["5", "null", '["secret text"]', "[" * 300 + "]" * 300])
 def test_a_deed_may_be_any_json(roles: dict[str, Admin], payload: str) -> None:
-    """It is noted before it is checked."""
+    """A deed is noted before its arguments are checked."""
     for name in ("payload", "clients"):
         content = f'{{"topic": "a", "{name}": {payload}}}'
         answer = roles["administrator"].http.post(

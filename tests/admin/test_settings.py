@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the admin listener is not started with."""
+"""Settings with which the admin listener does not start."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ async def test_a_change_while_a_password_is_verified(file: Path, monkeypatch: py
 
 
 async def test_who_comes_back_soon_costs_no_computation(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after the file was read again, unless it has another hash; a wrong password is verified each time."""
+    """A verified password is accepted, also after the same hash was read again; a wrong one is verified each time."""
     verified: list[bytes] = []
     fits = PasswordHash.fits
 

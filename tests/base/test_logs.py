@@ -120,7 +120,7 @@ def test_a_kind_may_have_a_budget_of_its_own(written: Written) -> None:
 
 
 def test_a_record_beyond_its_budget_is_not_made(written: Written) -> None:
-    """It is counted all the same, and its summary is written."""
+    """A record beyond the budget is counted, and the summary is written."""
     logging.getLogger().addHandler(written.handler)
     try:
         made = 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 
 def shape(subject: str, reply: str, headers: dict[str, str], payload: bytes) -> tuple[Any, ...]:
-    """What a claim consists of, whoever claims which session."""
+    """The parts of a claim, whoever claims which session."""
     record = orjson.loads(payload)
     lengths = [[len(token) for token in one.split(".")] for one in (subject, reply)]
     return lengths, reply.split(".")[:2], reply.split(".")[3], headers, record.keys(), record["v5"].keys()

@@ -137,7 +137,7 @@ class Workload:
 
     @property
     def filter(self) -> str:
-        """What the subscribers subscribe."""
+        """The topic filter of the subscribers."""
         return f"{self._prefix}/#"
 
     @property
@@ -256,7 +256,7 @@ class Workload:
         return read(history.path for history in self.histories)
 
     def judge(self) -> Verdict:
-        """What the histories say now."""
+        """Return the verdict of the checker about the histories so far."""
         return check(self.events(), self.promises)
 
 

@@ -22,7 +22,7 @@ class BacklogSettings(FakeSettings):
 
 
 class Bench:
-    """One consumer of a session for which at most six messages may wait."""
+    """A consumer of a session for which at most six messages may wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, perhaps: int = 0) -> None:
         self.pending = 10

@@ -347,7 +347,7 @@ def tell(setup: Setup, subject: str, *, pending: int, unacknowledged: int) -> No
 
 
 async def test_messages_go_on_once_a_quiet_consumer_has_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again although no message and no acknowledgement comes: everything waits for it."""
+    """The consumer is asked again although no message and no acknowledgement comes: everything waits for it."""
     monkeypatch.setattr(durable, "LOOK_AGAIN", 0.0)
     setup = Setup("a", "b")
     tell(setup, "b", pending=0, unacknowledged=1)
@@ -383,7 +383,7 @@ async def test_a_client_that_has_left_is_not_asked_for(monkeypatch: pytest.Monke
 async def test_an_ended_subscription_has_nothing_left(
     setup: Setup, pending: int, unacknowledged: int, nothing: bool
 ) -> None:
-    """One message is in flight to the client, and others may be on their way to the gateway."""
+    """A message is in flight to the client, and others may be on their way to the gateway."""
     binding = setup.bindings["a"]
     setup.bring("a", 7, 1)
     binding.source.end_at(20)

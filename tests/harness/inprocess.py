@@ -41,12 +41,12 @@ class InProcess:
 
     @property
     def account(self) -> Account:
-        """What its clients share."""
+        """The services that clients of the gateway share."""
         return self.broker.account
 
     @property
     def broker(self) -> Broker:
-        """Its own account, with what steers and observes it."""
+        """The gateway's own account, with plugins, desired state and answers."""
         assert self.gateway.own.broker is not None
         return self.gateway.own.broker
 

@@ -13,7 +13,7 @@ class Monitor:
         self._url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str) -> dict[str, Any]:
-        """One of its JSON documents."""
+        """Return a JSON document of the monitor of a nats-server."""
         with urlopen(f"{self._url}/{path}", timeout=5) as response:
             found: dict[str, Any] = json.load(response)
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of retained messages use of a gateway; `test_fakes.py` compares the names."""
+"""Doubles of the parts of a gateway that modules of retained messages use; `test_fakes.py` compares the names."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Parent(PendingStore):
         self.fake_failed: list[str] = []
 
     def stored(self, ack: bytes) -> None:
-        """It is stored."""
+        """Note that the message is stored."""
         self.fake_stored.append(ack)
 
     def failed(self, error: ApiError) -> None:
-        """It is refused."""
+        """Note that the message is refused."""
         self.fake_failed.append(error.description)
 
     def explains(self) -> bool:

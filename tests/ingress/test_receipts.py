@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a publish whose store waits while a later one of its client is stored."""
+"""A publish whose store waits while a later one of its client is stored."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ async def test_an_import_of_another_account(nats_factory: NatsFactory) -> None:
 async def test_a_relay_whose_original_no_filter_sees(
     gateways: tuple[InProcess, InProcess], client: NatsClient, share: str, space: str
 ) -> None:
-    """It says on which subject it was published: it is counted, also where libraries write headers anew."""
+    """The copy names the subject of its publish: it is counted, also where libraries write headers anew."""
     root = f"{share or 'one'}{len(space)}"
     before = passed_over(gateways[1])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a leader had when it went: the advisory of the next election has it done again; docs/internals/backbone.md."""
+"""Requests that a leader had when it went: the next advisory has them done again; docs/internals/backbone.md."""
 
 import asyncio
 from collections import Counter
@@ -63,7 +63,7 @@ async def come(stored: Stored, what: str, *clients: RawClient) -> Publish:
 async def test_a_message_of_a_group(
     local: Gateway, gateway: Gateway, proxy: NatsProxy, stored: Stored, name: str, qos: int
 ) -> None:
-    """It comes to some member, and what members of both gateways have for long comes to nobody else."""
+    """The message comes to some member, and what members of both gateways have for long comes to nobody else."""
     await asyncio.to_thread(local.start)
     async with (
         await RawClient5.connect5(local.port, f"near-{name}", clean=False, session_expiry_interval=60) as near,
@@ -106,7 +106,7 @@ async def test_a_message_of_a_group(
 async def test_an_acknowledgement_of_a_group(
     local: Gateway, gateway: Gateway, proxy: NatsProxy, stored: Stored, name: str, clean: bool, lost: str
 ) -> None:
-    """It is repeated: no member gets again what a client has acknowledged."""
+    """The acknowledgement is repeated: no member gets again what a client has acknowledged."""
     await asyncio.to_thread(local.start)
     consumer = f"{CONSUMER_PREFIX}{group_hash(name, name)}"
     async with (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others have reported about brokers, reproduced here; each test names the report (project and number)."""
+"""Reports of others about brokers, reproduced here; each test names the report (project and number)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def record(nonce: str) -> SessionRecord:
 
 
 class Setup:
-    """What each look at the record finds; the last of it for ever."""
+    """The record that each look finds; the last one for all later looks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, found: Iterable[Any]) -> None:
         self.found = list(found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be a copy that nobody has stored: how many wait, and what is stored of it."""
+"""Possible copies that nobody has stored: the number that waits, and the stored message of each."""
 
 from __future__ import annotations
 

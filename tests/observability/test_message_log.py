@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One message and its id: in hooks, in the log, and in the stream."""
+"""A message and its id: in hooks, in the log, and in the stream."""
 
 from __future__ import annotations
 

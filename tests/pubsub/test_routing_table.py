@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets a message on a topic, through which filter, at which QoS."""
+"""Subscribers of a topic, with the filter and the QoS of each."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ AGAIN = 0.1
 """Seconds after which a client that was disconnected connects again."""
 
 LOST = (AssertionError, ConnectionError, OSError, MqttError)
-"""What a client sees that has lost its gateway."""
+"""Errors of a client that has lost its gateway."""
 
 PATIENCE = 120.0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session notes of its client, of its owner and of its connection."""
+"""The notes of a session about its client, its owner and its connection."""
 
 from __future__ import annotations
 

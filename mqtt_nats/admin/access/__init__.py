@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use the admin listener, and for what."""
+"""Access to the admin listener: administrators, their roles, and the guard of each request."""

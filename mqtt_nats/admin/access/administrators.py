@@ -22,17 +22,17 @@ TOKENS_MOST: Final = 100
 
 
 class Administrator(NamedTuple):
-    """Somebody who may use the admin listener."""
+    """A user of the admin listener: a name and a role."""
 
     name: str
     role: Role
 
 
 SETTING: Final = Administrator("admin", "administrator")
-"""Who has the token of the setting `admin_token`."""
+"""Administrator with the token of the setting `admin_token`."""
 
 CERTIFICATE: Final = Administrator("certificate", "administrator")
-"""Who has a client certificate, where there are no tokens."""
+"""Administrator with a client certificate, where there are no tokens."""
 
 LOCAL: Final = Administrator("local", "administrator")
 """Every user of this machine, where there are neither tokens nor certificates."""

@@ -18,7 +18,7 @@ Kind = Literal["moved", "changes", "missing", "not needed"]
 
 
 class Finding(NamedTuple):
-    """What becomes of one line of the other broker's configuration."""
+    """Result for one line of the other broker's configuration: moved, changed, missing or not needed."""
 
     file: str
     line: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What options of mosquitto are here: the text of a finding for each option that needs no conversion of its own."""
+"""Options of mosquitto: the text of a finding for each option that needs no conversion of its own."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Connection:
         self.rest = bytes(self.loop.view[start:end]) if start < end else b""
 
     def drained(self) -> None:
-        """All output is written."""
+        """Go on after all output is written."""
 
     @abstractmethod
     def readable(self) -> None:

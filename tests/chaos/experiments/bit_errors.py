@@ -69,7 +69,7 @@ DAMAGES: Final[dict[str, Callable[[Path], None]]] = {"a bit flipped": flip, "a t
 
 @dataclass(frozen=True)
 class Round:
-    """What is damaged, and how its server has ended."""
+    """A round: the damage, and the end of the damaged server."""
 
     servers: int
     damage: str
@@ -196,7 +196,7 @@ async def _ask(client: Client, subject: str, body: bytes = b"") -> dict[str, Any
 
 
 async def run_round(setting: Setting, one: Round) -> Result:
-    """One damage, which is a row of its own in the report."""
+    """Run the round of one damage, which is a row of its own in the report."""
     scene = Scene(setting, one)
     gateway = await scene.begin()
     before = len(gateway.log)

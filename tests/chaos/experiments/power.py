@@ -23,7 +23,7 @@ FLUSHED_S = 2.0
 
 @dataclass(frozen=True)
 class Round:
-    """What is cut, and when."""
+    """A round: the disks whose power is cut, and the time of the cut."""
 
     sync: str
     """`sync_interval` of nats-server."""
@@ -122,7 +122,7 @@ class Scene:
 
 
 def run_round(setting: Setting, one: Round, result: Result) -> None:
-    """One cut, which is a row of its own in the report."""
+    """Run the round of one cut, which is a row of its own in the report."""
     scene = Scene(setting, one)
     gateway = scene.begin()
     cut = scene.publish(gateway)
