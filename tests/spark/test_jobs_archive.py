@@ -4,6 +4,8 @@
 import io
 import re
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mqtt_nats.jobs import JobError, archive, replay, report
+from pyspark_mqtt_nats.jobs import JobError, archive, replay, report, storage
 from pyspark_mqtt_nats.jobs.archive import Archive, Archived, add_roots, directory, first_levels
 from pyspark_mqtt_nats.jobs.figures import Figures, Gap, Ranked
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.replay import Replay
 from pyspark_mqtt_nats.jobs.report import Report
+from pyspark_mqtt_nats.jobs.storage import Place
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.raw5 import CONTENT_TYPE, PUBACK, Raw5, prop, publish
@@ -124,7 +127,6 @@ def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:
     shutil.copytree(output, moved)
     assert archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet()).messages == 0
     (moved / "_checkpoint" / "mqtt-nats.json").write_text("[]", encoding="utf-8")
-    (moved / "_checkpoint" / ".mqtt-nats.json.crc").unlink()
     with pytest.raises(JobError, match=r"mqtt-nats.json there belongs to another program"):
         archive.run(spark, Archive(**{**vars(job), "output": str(moved)}), quiet())
     with pytest.raises(JobError, match=r"^--checkpoint nowhere://x: "):
@@ -187,6 +189,48 @@ def replays(spark: "SparkSession", gateway: Gateway, job: Archive, sent: list[tu
         replay.selected(stored.withColumn("payload", stored.payload.cast("string")), Replay("x", sink))
     with pytest.raises(JobError, match="--input x: column 'qos' is STRING; it must be INT"):
         replay.selected(stored.withColumn("qos", stored.qos.cast("string")), Replay("x", sink))
+
+
+@pytest.mark.parametrize("kind", ["file", "store", "viewfs"])
+def test_a_small_file_is_written_again(
+    spark: "SparkSession", tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context: Any = spark._jsc
+    context.hadoopConfiguration().set(f"fs.viewfs.mounttable.{kind}.link./data", tmp_path.as_uri())
+    if kind == "store":
+        monkeypatch.setattr(storage, "_OBJECT_STORES", ("viewfs",))
+    place = Place(spark, str(tmp_path) if kind == "file" else f"viewfs://{kind}/data", "--checkpoint")
+    for content in (b"one", b"two"):
+        place.write("below/state.json", content)
+        assert place.read("below/state.json") == content
+    assert place.names("below") == ["state.json"]
+
+
+def test_a_small_file_is_there_while_it_is_written_again(spark: "SparkSession", tmp_path: Path) -> None:
+    """Whatever ends a run, its next one finds the former content or the new one, and no checksum of another."""
+    place = Place(spark, str(tmp_path), "--checkpoint")
+    file = tmp_path / "state.json"
+    contents = [b"%d" % number * 1000 for number in range(10)]
+    (tmp_path / ".state.json.crc").write_bytes(b"of a former version")
+    place.write("state.json", contents[0])
+    ended = threading.Event()
+
+    def look() -> set[bytes]:
+        found = set()
+        while not ended.is_set():
+            found.add(file.read_bytes())
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            for content in contents * 10:
+                place.write("state.json", content)
+                assert place.read("state.json") == content
+        finally:
+            ended.set()
+        assert looking.result() <= set(contents)
+    assert [one.name for one in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_gaps_are_those_of_the_sequences(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:

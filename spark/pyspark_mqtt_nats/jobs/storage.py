@@ -7,6 +7,7 @@ new.
 """
 
 import secrets
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -18,6 +19,9 @@ LOGGED: Final = ("parquet", "orc", "json", "csv", "text", "avro")
 """Formats of Spark's file sink; it keeps a log of its files in the output."""
 
 _STATE: Final = "mqtt-nats.json"
+
+_OBJECT_STORES: Final = ("s3a", "gs")
+"""Schemes of stores without a rename; a file is there, or replaces another one, when its stream is closed."""
 
 
 class Place:
@@ -53,21 +57,6 @@ class Place:
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
             finally:
                 stream.close()
-        except Exception as error:
-            raise self._problem(error) from None
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a small file atomically (rename)."""
-        temporary = self._child(f".{name}.{secrets.token_hex(4)}")  # another run may be doing the same
-        try:
-            stream = self._files.create(temporary, True)
-            try:
-                stream.write(content)
-            finally:
-                stream.close()
-            self._files.delete(self._child(name), False)
-            if not self._files.rename(temporary, self._child(name)):
-                raise OSError("a file cannot be renamed there")
         except Exception as error:
             raise self._problem(error) from None
 
@@ -115,31 +104,35 @@ class Place:
         except Exception as error:
             raise self._problem(error) from None
 
-    def replace(self, name: str, content: bytes) -> None:
-        """Replace a small file by one rename, so that it has either content whatever happens.
-
-        A local file has its checksum in a file of its own, which is left out: two files cannot change at once.
-        """
-        directory, _, last = name.rpartition("/")
-        new = self._child(f"{directory}/.{last}.{secrets.token_hex(4)}")
-        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, or replace it at once, so that it has either content whatever happens."""
+        path = self._child(name)
+        scheme = self._files.getUri().getScheme()
         try:
-            self._files.setWriteChecksum(False)
-            try:
-                stream = self._files.create(new, True)
-                try:
-                    stream.write(content)
-                finally:
-                    stream.close()
-            finally:
-                self._files.setWriteChecksum(True)
-            self._files.delete(self._child(f"{directory}/.{last}.crc"), False)
-            how = self._gateway.new_array(rename, 1)
-            how[0] = rename.OVERWRITE
-            context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._files.getUri())
-            context.rename(self._files.makeQualified(new), self._files.makeQualified(self._child(name)), how)
+            if scheme == "file":
+                _replace_local(Path(self._files.makeQualified(path).toUri().getPath()), content)
+            elif scheme in _OBJECT_STORES:
+                self._create(path, content)
+            else:
+                new = self._jvm.org.apache.hadoop.fs.Path(path.getParent(), _new_name(path.getName()))
+                self._create(new, content)
+                self._rename_over(new, path)
         except Exception as error:
             raise self._problem(error) from None
+
+    def _rename_over(self, new: Any, path: Any) -> None:
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        how = self._gateway.new_array(rename, 1)
+        how[0] = rename.OVERWRITE
+        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._files.getUri(), self._files.getConf())
+        context.rename(self._files.makeQualified(new), self._files.makeQualified(path), how)
+
+    def _create(self, path: Any, content: bytes) -> None:
+        stream = self._files.create(path, True)
+        try:
+            stream.write(content)
+        finally:
+            stream.close()
 
     def names(self, name: str) -> list[str]:
         """Return the names of what is in a directory, none without the directory."""
@@ -162,6 +155,22 @@ class Place:
         java = getattr(error, "java_exception", None)
         text = str(error) if java is None else str(java.getMessage() or java.getClass().getSimpleName())
         return JobError(f"{self.option} {self.path}: {' '.join(text.split())[:300]}")
+
+
+def _replace_local(path: Path, content: bytes) -> None:
+    """Replace a file by a rename, which Hadoop does not have: it deletes the former file first.
+
+    The file has no checksum of Hadoop, which would be a file of its own: two files cannot change at once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(_new_name(path.name))
+    new.write_bytes(content)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    new.replace(path)
+
+
+def _new_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}"  # another run may be doing the same
 
 
 class Checkpoint:

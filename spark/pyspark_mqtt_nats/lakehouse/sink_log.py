@@ -64,7 +64,7 @@ class SinkLog:
             made.append({**old, "path": f"{parent}/{name}", "size": size, "modificationTime": time})
         kept = [entry for entry in self._entries if unquote(entry["path"]) not in gone]
         content = b"\n".join([_VERSION, *map(orjson.dumps, [*kept, *made])])
-        place.replace(self._name, content)
+        place.write(self._name, content)
         self._entries = [*kept, *made]
         return len(made)
 
