@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of rules, templates and the metrics of rules; without Spark."""
 
+import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Refused
-from pyspark_mqtt_nats.rules import metrics
-from pyspark_mqtt_nats.rules.definitions import FILE_MOST, load
-from pyspark_mqtt_nats.rules.planning import sink_options
+from pyspark_mqtt_nats.rules import metrics, ruleset
+from pyspark_mqtt_nats.rules.definitions import FILE_MOST, Rule, load
+from pyspark_mqtt_nats.rules.planning import Reads, sink_options
 from pyspark_mqtt_nats.rules.running import Figures
 from pyspark_mqtt_nats.rules.stateful import HysteresisProcessor, SilenceProcessor
 from pyspark_mqtt_nats.rules.templates import parse
@@ -156,6 +159,30 @@ def test_what_starts_a_rule_again(file: Path) -> None:
     assert not load(file).same(first, "hot")
 
 
+def test_a_file_is_tried_again_when_its_planning_has_failed_in_passing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[str] = []
+    said: list[str] = []
+
+    def plan(spark: object, definitions: object, rule: Rule, reads: Reads) -> Mock:
+        if failures:
+            raise JobError(failures.pop())
+        return Mock()
+
+    monkeypatch.setattr(ruleset, "plan", plan)
+    rules = ruleset.Ruleset(Mock(), file, Reads({}), said.append)
+    for pause, tries in ((ruleset.RETRY_S, 1), (0.0, 2)):
+        monkeypatch.setattr(ruleset, "RETRY_S", pause)
+        said.clear()
+        failures.append(f"the table is away, {tries}")
+        file.write_text(GOOD.replace("> 80", f"> 9{tries}"), encoding="utf-8")
+        for _ in range(3):
+            rules.reload()
+        texts = [f"the table is away, {tries}; the rules in force stay", "started hot, stopped none"]
+        assert said == [f"{file}: {text}" for text in texts[:tries]]
+
+
 def test_parts_of_a_template() -> None:
     assert parse("a/{b}/{{c}}") == [("a/", ""), ("", "b"), ("/", ""), ("{", ""), ("c", ""), ("}", "")]
     assert parse("") == []
@@ -168,9 +195,19 @@ def test_metrics_in_the_text_format() -> None:
     assert 'mqtt_nats_rule_batches_total{rule="hot"} 2\n' in text
     assert 'mqtt_nats_rule_failures_total{rule="hot"} 1\n' in text
     assert 'mqtt_nats_rule_lag_messages{rule="hot"} 7\n' in text
-    assert 'mqtt_nats_rule_up{rule="hot",error=""} 1\n' in text
-    assert 'mqtt_nats_rule_up{rule="cold",error="a \\"b\\"\\\\\\n"} 0\n' in text
+    assert 'mqtt_nats_rule_up{rule="hot"} 1\n' in text
+    assert 'mqtt_nats_rule_up{rule="cold"} 0\n' in text
+    errors = [line for line in text.splitlines() if line.startswith("mqtt_nats_rule_error_info{")]
+    assert errors == ['mqtt_nats_rule_error_info{rule="cold",error="a \\"b\\"\\\\\\n"} 1']
     assert all(line.startswith("# ") or line.count(" ") >= 1 for line in text.splitlines())
+
+
+def test_a_silent_client_does_not_hold_up_others() -> None:
+    with metrics.serving(0) as page, socket.create_connection((metrics.LOOPBACK, page.port)):
+        page.set({"hot": Figures()})
+        url = f"http://{metrics.LOOPBACK}:{page.port}/metrics"
+        with urllib.request.urlopen(url, timeout=metrics.TIMEOUT_S / 2) as answer:
+            assert b'mqtt_nats_rule_up{rule="hot"} 1' in answer.read()
 
 
 def test_a_port_that_is_taken() -> None:

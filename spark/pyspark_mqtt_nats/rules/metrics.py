@@ -4,7 +4,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from pyspark_mqtt_nats.jobs import JobError
@@ -13,7 +13,9 @@ from pyspark_mqtt_nats.rules.running import Figures
 LOOPBACK: Final = "127.0.0.1"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_TIMEOUT: Final = 5.0  # seconds for a request
+TIMEOUT_S: Final = 5.0
+"""Seconds for which a client may be silent."""
+
 _ERROR_MOST: Final = 300  # characters of an error
 
 _SERIES: Final = (
@@ -22,6 +24,7 @@ _SERIES: Final = (
     ("batches_total", "counter", "Micro-batches that are complete.", "batches"),
     ("failures_total", "counter", "Times that the query has failed.", "failures"),
     ("lag_messages", "gauge", "Messages of the stream that the rule has not read.", "lag"),
+    ("up", "gauge", "Whether the rule runs.", "up"),
 )
 """Name, type, help and attribute of each series."""
 
@@ -32,10 +35,10 @@ def text(figures: Mapping[str, Figures]) -> str:
     for name, kind, doc, attribute in _SERIES:
         lines += [f"# HELP mqtt_nats_rule_{name} {doc}", f"# TYPE mqtt_nats_rule_{name} {kind}"]
         lines += [f'mqtt_nats_rule_{name}{{rule="{rule}"}} {getattr(one, attribute)}' for rule, one in figures.items()]
-    lines += ["# HELP mqtt_nats_rule_up Whether the rule runs; the label error says why it does not."]
-    lines += ["# TYPE mqtt_nats_rule_up gauge"]
+    lines += ["# HELP mqtt_nats_rule_error_info Why the rule does not run.", "# TYPE mqtt_nats_rule_error_info gauge"]
     for rule, one in figures.items():
-        lines.append(f'mqtt_nats_rule_up{{rule="{rule}",error="{_escaped(one.error)}"}} {int(not one.error)}')
+        if one.error:
+            lines.append(f'mqtt_nats_rule_error_info{{rule="{rule}",error="{_escaped(one.error)}"}} 1')
     return "\n".join(lines) + "\n"
 
 
@@ -61,7 +64,7 @@ def serving(port: int) -> Iterator[Page]:
     page = Page()
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = _TIMEOUT
+        timeout = TIMEOUT_S
 
         def do_GET(self) -> None:
             known = self.path == "/metrics"
@@ -76,7 +79,7 @@ def serving(port: int) -> Iterator[Page]:
             """Log nothing."""
 
     try:
-        server = HTTPServer((LOOPBACK, port), Handler)
+        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
     except OSError as error:
         raise JobError(f"--metrics-port {port}: {error.strerror}") from None
     page.port = server.server_port

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All rules of a file while they run, and the file as it changes."""
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -10,6 +13,9 @@ from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.rules.definitions import Definitions, load
 from pyspark_mqtt_nats.rules.planning import Reads, plan, sink_options
 from pyspark_mqtt_nats.rules.running import Figures, RunningRule
+
+RETRY_S: Final = 30.0
+"""Seconds after which a file whose rules could not be planned is tried again, for what has failed only in passing."""
 
 
 class Ruleset:
@@ -26,6 +32,7 @@ class Ruleset:
         self._say = say
         self._running: dict[str, RunningRule] = {}
         self._refused = ""
+        self._retry_at = math.inf
         self._seen = self._force = load(file)
         self._swap(self._force, self._planned(self._force, list(self._force.rules)))
 
@@ -45,18 +52,20 @@ class Ruleset:
         """Put the file in force where it has changed; a file with an error changes nothing."""
         try:
             found = load(self._file)
-            if found == self._seen:
+            if found == self._seen and time.monotonic() < self._retry_at:
                 self._refused = self._refused if found != self._force else ""
                 return
             self._seen = found
             changed = [name for name in found.rules if not found.same(self._force, name)]
             planned = self._planned(found, changed)
         except JobError as error:
+            self._retry_at = time.monotonic() + RETRY_S
             if str(error) != self._refused:
                 self._refused = str(error)
                 self._say(f"{error}; the rules in force stay")
             return
         self._refused = ""
+        self._retry_at = math.inf
         gone = [name for name in self._running if name not in found.rules]
         for name in (*gone, *changed):
             if (rule := self._running.get(name)) is not None:

@@ -33,6 +33,11 @@ class Figures:
     lag: int = 0
     error: str = ""
 
+    @property
+    def up(self) -> int:
+        """1 while the rule runs, else 0."""
+        return int(not self.error)
+
 
 class RunningRule:
     """Owner of the query of a rule."""
