@@ -102,7 +102,8 @@ class Door:
 
     def admits(self, host: str) -> bool:
         """Whether the gateway's and the listener's rules both allow an address."""
-        return all(admitted(rules, host) for rules in self._rules)
+        gateways, own = self._rules
+        return admitted(gateways, host) and admitted(own, host)
 
     def enter(self, now: float) -> Verdict:
         """Count a connection from any address and return the decision about it."""

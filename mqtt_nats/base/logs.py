@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log records as text or JSON, with the ids of gateway, client and connection, and a budget for each kind of record.
 
-A record names its gateway, and its client and connection when one of its arguments is :class:`Loggable`. Ids are
-computed only for records that are written.
+A record names its gateway, and its client and connection when one of its arguments has a method ``log_fields``, which
+returns these ids by their names in a record. Ids are computed only for records that are written.
 
 A client can cause most records at any rate, with names that it chooses. So the handler writes a burst of
 :data:`RECORDS_BURST` records of a kind, then :data:`RECORDS_PER_S`, and at intervals the number of omitted records.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Final, Literal, Protocol, TextIO, runtime_checkable
+from typing import Any, Final, Literal, TextIO
 
 from mqtt_nats.base.bucket import Bucket
 
@@ -58,14 +58,6 @@ FAILURES: Final[Counter[str]] = Counter()
 """Number of refusals and failures of the process since its start, by kind, logged or not."""
 
 
-@runtime_checkable
-class Loggable(Protocol):
-    """Argument of a record whose ids are added to the record, such as a client."""
-
-    def log_fields(self) -> dict[str, Any]:
-        """Return the ids by their names in a record."""
-
-
 def about(**fields: Any) -> dict[str, Any]:
     """Return the argument ``extra`` of a record with further fields."""
     return {"fields": fields}
@@ -99,11 +91,12 @@ def admits(log: logging.Logger, level: int, kind: str) -> bool:
     if not log.isEnabledFor(level):
         return False
     handlers = _handlers()
-    if not handlers or not all(handler.exhausted(kind) for handler in handlers):
-        return True
+    for handler in handlers:
+        if not handler.exhausted(kind):
+            return True
     for handler in handlers:
         handler.omit(kind)
-    return False
+    return not handlers
 
 
 def log_failure(
@@ -137,7 +130,7 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
         found["gateway"] = identity()
     if isinstance(record.args, tuple):
         for argument in record.args:
-            if isinstance(argument, Loggable):
+            if hasattr(argument, "log_fields"):
                 found |= argument.log_fields()
     found |= getattr(record, "fields", {})
     return found
@@ -266,10 +259,9 @@ class Budgeted(logging.StreamHandler[TextIO]):
         return found is not None and not found.bucket.has_room(self._clock())
 
     def omit(self, kind: str) -> None:
-        """Count a record of a kind as omitted."""
+        """Count a record of a kind as omitted; :func:`tick` writes the summary."""
         self._kinds[kind].omit()
         self.left_out += 1
-        self.tick()
 
     def close(self) -> None:
         """Write the summaries and close the handler."""
@@ -325,7 +317,7 @@ def _short_argument(argument: object) -> object:
 
 
 def _handlers() -> list[Budgeted]:
-    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Budgeted)]
+    return [handler for handler in logging.root.handlers if isinstance(handler, Budgeted)]
 
 
 def tick() -> None:

@@ -216,7 +216,7 @@ def end_silent(connections: Iterable[Client], now: float) -> None:
         connection = client.connection
         if connection.settings is not known:  # read once: this runs twice a second for every connection
             known, timeout = connection.settings, connection.settings.connect_timeout
-        if client.alive and connection.expired(now, timeout):
+        if connection.expired(now, timeout) and client.alive:
             if connection.decoder.version:
                 client.end(MqttError("keep alive timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
             else:

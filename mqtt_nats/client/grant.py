@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -210,7 +209,7 @@ class Room:
     def __init__(self, client: Client, consumers: int) -> None:
         self._client = client
         self._consumers = consumers
-        self._refused: Counter[str] = Counter()
+        self._refused: dict[str, int] = {}
         self._having = client.record.cons if client.durable_side is not None and client.record is not None else None
         self._present = {found.text for found in client.filters} | set(client.shares or ())
         self._overlaps: OverlapLimit | None = None
@@ -228,7 +227,7 @@ class Room:
         """Whether there is room for a subscription; the room is then taken."""
         limit = self._exceeded(entry, subjects)
         if limit:
-            self._refused[limit] += 1
+            self._refused[limit] = self._refused.get(limit, 0) + 1
         return not limit
 
     def tell(self) -> None:

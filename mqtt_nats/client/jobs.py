@@ -231,7 +231,8 @@ class JobRunner(Receiver):
         try:
             while jobs and self.alive:
                 try:
-                    await self.connected()
+                    if not self.services.nats.online.is_set():
+                        await self.connected()
                     await jobs.popleft()
                 except MqttError as error:
                     self.end(error)

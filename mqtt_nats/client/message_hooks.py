@@ -2,9 +2,8 @@
 """Message hooks: the handlers between a connection and its client while hooks for messages are registered.
 
 Without such hooks a connection hands its packets to the client itself, and the client's bytes go to the socket as they
-are. With the first hook a :class:`MessageHooks` (tap) takes the client's place as the connection's handler, and a
-:class:`DeliveryHooks` (spout) takes the place of the socket's ``write``. With the last hook both are removed again,
-while clients stay connected.
+are. With the first hook a :class:`MessageHooks` (tap) is the connection's handler, and :class:`DeliveryHooks` (spout)
+is in place of the socket's ``write``. With the last hook both are removed, while clients stay connected.
 
 A tap handles one packet after the other. While an async hook handles a packet, the packets behind it wait, and nothing
 more is read from this client; so all packets of the client stay in their order.
@@ -99,7 +98,8 @@ def arrange(account: Account) -> None:
 
 def entered(client: Client) -> Handler:
     """Return the packet handler of a new connection: the client, or its tap."""
-    _fit_spout(client)
+    if not client.services.hooks.empty:
+        _fit_spout(client)
     return MessageHooks(client) if _tapped(client.account) else client
 
 

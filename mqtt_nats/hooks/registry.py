@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from mqtt_nats.hooks.chain import (
     TIMEOUT,
     Account,
-    Chain,
     Decider,
     Decision,
     DecisionChain,
@@ -38,7 +37,8 @@ class Hooks:
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
         self._spawn = spawn
         self._changed: Callable[[Point], None] = lambda point: None
-        self._chains: dict[Point, Chain] = {}
+        self._chains: dict[Point, Any] = {}
+        """The chain of each point: a `NoticeChain` or a `DecisionChain`."""
 
     def call_on_change(self, changed: Callable[[Point], None]) -> None:
         """Call ``changed`` when a callback was added to or removed from a point."""
@@ -109,13 +109,20 @@ class Hooks:
         entries = [entry for chain in self._chains.values() for entry in chain.entries if entry.owner == owner]
         return sum(self.remove(entry) for entry in entries)
 
+    @property
+    def empty(self) -> bool:
+        """True when no point has callbacks."""
+        return not self._chains
+
     def deciding(self, point: Decision[E, V]) -> DecisionChain[E, V] | None:
         """Return the chain of a decision; None without callbacks."""
-        return cast("DecisionChain[E, V] | None", self._chains.get(point))
+        chain: DecisionChain[E, V] | None = self._chains.get(point)
+        return chain
 
     def noticing(self, point: Notice[E]) -> NoticeChain[E] | None:
         """Return the chain of a notice; None without callbacks."""
-        return cast("NoticeChain[E] | None", self._chains.get(point))
+        chain: NoticeChain[E] | None = self._chains.get(point)
+        return chain
 
     def accounts(self) -> list[Account]:
         """Return calls and failures of every callback; the callbacks of a point are in their order."""

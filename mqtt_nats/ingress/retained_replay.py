@@ -77,7 +77,7 @@ class Replay:
         self.page: list[RetainedMessage] = []
         self._bytes = 0
         """Bytes of the present page."""
-        self._count: Callable[[int], None] = lambda size: None
+        self._count: Callable[[int], None] = _count_nowhere
         """Function that counts the bytes of pages, negative when they are sent."""
         self.complete = False
         """Whether no messages follow the first page."""
@@ -112,7 +112,8 @@ class Replay:
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
-        self.keep([])  # of an attempt that has failed
+        if self.page:  # of an attempt that has failed
+            self.keep([])
         if of_system(self.filter) and not self.again:
             self.page = self.client.ingress.system.page(self.filter, self._subject)  # shared by all its readers
         if self._literal:
@@ -136,8 +137,9 @@ class Replay:
 
     def keep(self, page: list[RetainedMessage]) -> None:
         """Set the present page and count its bytes."""
-        size = sum(len(message.payload) + len(message.headers) for message in page)
-        self._count(size - self._bytes)
+        size = sum(len(message.payload) + len(message.headers) for message in page) if page else 0
+        if size != self._bytes:
+            self._count(size - self._bytes)
         self.page, self._bytes = page, size
 
     def count(self, count: Callable[[int], None]) -> None:
@@ -337,6 +339,10 @@ class Replay:
             side.machine.replayed(source, cursor)
 
 
+def _count_nowhere(size: int) -> None:
+    """Count no bytes: nobody wants to know them yet."""
+
+
 async def prepare(client: Publisher, replays: list[Replay]) -> None:
     """Note the replays that begin in the session record, before the first of their messages is sent.
 
@@ -416,7 +422,8 @@ def start_replays(client: Publisher, replays: list[Replay], gates: dict[str, Gat
     places, octets = INLINE, INLINE_BYTES  # for all filters together: a packet may have a thousand filters
     for replay in replays:
         replay.wait_at(gates[replay.filter])
-        count, size = len(replay.page), sum(len(message.payload) for message in replay.page)
+        count = len(replay.page)
+        size = sum(len(message.payload) for message in replay.page) if count else 0
         if replay.complete and not replay.noted and count <= places and size <= octets:
             places, octets = places - count, octets - size
             for message in replay.page:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -62,7 +61,7 @@ class Claims:
         """Whether sessions may have second keys; False = it is known that no session has one."""
         self._second_writes = 0
         """Number of signals for sessions under second keys."""
-        self._buckets: Counter[str] = Counter({SECOND_BUCKET: 1})
+        self._buckets = {SECOND_BUCKET: 1}
         """Number of those that hear the claims of a bucket, by bucket."""
         self._sids: dict[str, bytes] = {}
         """Subscriptions by bucket; none while all claims are heard."""
@@ -117,14 +116,14 @@ class Claims:
 
     def _hear(self, key: str) -> None:
         bucket = claim_bucket(key)
-        self._buckets[bucket] += 1
-        if self._buckets[bucket] == 1 and not self._all:
+        count = self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        if count == 1 and not self._all:
             self._subscribe(bucket)
 
     def _ignore(self, key: str) -> None:
         bucket = claim_bucket(key)
-        self._buckets[bucket] -= 1
-        if not self._buckets[bucket]:
+        count = self._buckets[bucket] = self._buckets[bucket] - 1
+        if not count:
             del self._buckets[bucket]
             if not self._all:
                 self._nats.link.unsubscribe_raw(self._sids.pop(bucket))

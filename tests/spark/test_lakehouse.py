@@ -277,7 +277,7 @@ def test_files_of_an_archive_are_compacted_beside_its_log(
     assert [number for _, number in sorted(before, key=lambda row: row[1])] == list(range(300))
     assert compact.run(spark, Compact(str(output)), quiet()).gone == 0  # today is not over
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "replace", Mock(side_effect=KeyError("on purpose")))
+        patch.setattr(Place, "write", Mock(side_effect=KeyError("on purpose")))
         with pytest.raises(KeyError):
             compact.run(spark, Compact(str(output), before=AFTER), quiet())
     assert rows() == before
