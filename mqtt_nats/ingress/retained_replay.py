@@ -77,8 +77,8 @@ class Replay:
         self.page: list[RetainedMessage] = []
         self._bytes = 0
         """Bytes of the present page."""
-        self._count: Callable[[int], None] = _count_nowhere
-        """Function that counts the bytes of pages, negative when they are sent."""
+        self._count: Callable[[int], None] | None = None
+        """Function that counts the bytes of pages, negative when they are sent; None = they are not counted yet."""
         self.complete = False
         """Whether no messages follow the first page."""
         self.cursor = start
@@ -112,8 +112,7 @@ class Replay:
         Raises:
             ApiError, NoResponders, RequestTimeout: the stream does not answer.
         """
-        if self.page:  # of an attempt that has failed
-            self.keep([])
+        self.keep([])  # of an attempt that has failed
         if of_system(self.filter) and not self.again:
             self.page = self.client.ingress.system.page(self.filter, self._subject)  # shared by all its readers
         if self._literal:
@@ -138,7 +137,7 @@ class Replay:
     def keep(self, page: list[RetainedMessage]) -> None:
         """Set the present page and count its bytes."""
         size = sum(len(message.payload) + len(message.headers) for message in page) if page else 0
-        if size != self._bytes:
+        if self._count is not None and size != self._bytes:
             self._count(size - self._bytes)
         self.page, self._bytes = page, size
 
@@ -240,8 +239,7 @@ class Replay:
     def _free(self, size: int | None) -> bool:
         """Whether the client can take ``size`` bytes more; None = nothing waits to be sent."""
         client = self.client
-        regular = client.regular_side
-        side = client.consumers
+        regular, side = client.regular_side, client.consumers
         if regular is not None:
             free = not regular.waiting or (size is not None and regular.has_room_for(size))
         else:
@@ -339,10 +337,6 @@ class Replay:
             side.machine.replayed(source, cursor)
 
 
-def _count_nowhere(size: int) -> None:
-    """Count no bytes: nobody wants to know them yet."""
-
-
 async def prepare(client: Publisher, replays: list[Replay]) -> None:
     """Note the replays that begin in the session record, before the first of their messages is sent.
 
@@ -422,8 +416,7 @@ def start_replays(client: Publisher, replays: list[Replay], gates: dict[str, Gat
     places, octets = INLINE, INLINE_BYTES  # for all filters together: a packet may have a thousand filters
     for replay in replays:
         replay.wait_at(gates[replay.filter])
-        count = len(replay.page)
-        size = sum(len(message.payload) for message in replay.page) if count else 0
+        count, size = len(replay.page), sum(len(message.payload) for message in replay.page)
         if replay.complete and not replay.noted and count <= places and size <= octets:
             places, octets = places - count, octets - size
             for message in replay.page:
