@@ -208,6 +208,7 @@ def test_a_connection_that_ends_holds_nothing() -> None:
     assert outlet.held == outlet.round.held == 0
 
 
+@pytest.mark.sources
 def test_all_gates_of_a_filter_count() -> None:
     """New messages may wait behind a consumer's, which wait behind retained ones."""
     found, choice, message = MagicMock(), MagicMock(), Message(b"\0\1a", bytes(100), 0)

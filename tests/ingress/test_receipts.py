@@ -14,6 +14,7 @@ from tests.backbone.bench import Bench
 FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_what_a_later_publish_has_overtaken(qos: int) -> None:
     """At QoS 1 the client repeats both, in order. A release would be stored behind the other one in any case."""
