@@ -83,6 +83,29 @@ class TimedPermit:
             self._limit.release()
 
 
+async def retry_in_background(online: asyncio.Event, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Call ``attempt`` until it is answered, in work that outlives its client; repeated calls must do no harm.
+
+    Args:
+        online: set while NATS is connected.
+        attempt: the request.
+
+    Raises:
+        ApiError: refused, and not only because JetStream has no leader at the moment.
+    """
+    pause = PAUSE
+    while True:
+        await online.wait()
+        try:
+            return await attempt()
+        except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
+            if isinstance(error, ApiError) and error.err_code not in TRANSIENT:
+                raise
+            log.debug("the gateway tries again: %s", error)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, ELECTION)
+
+
 async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
     """Call ``attempt`` until it is answered, as a gateway starts and no client waits for it.
 

@@ -291,12 +291,13 @@ def _is_elsewhere(client: Client, known: SessionRecord) -> bool:
 
 
 async def _forget_leftovers(client: Client) -> None:
-    """Remove the former session's consumers from the record: they are deleted."""
+    """Remove the former session's consumers and groups from the record: they are deleted, and left."""
     record = client.record
     assert record is not None
     assert record.v5 is not None
-    if record.v5.draining:
+    if record.v5.draining or record.v5.leaving:
         record.v5.forget_draining([one.name for one in record.v5.draining])
+        record.v5.forget_leaving()
         try:
             await save_record(client, client.epoch)
         except Conflict:
@@ -355,14 +356,14 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     """
     settings = client.connection.settings
     left = leftovers(known) if known is not None else []
+    had = known.v5 if known is not None and known.v5 is not None else V5()
     # The record names the former owner's will until that is dealt with: the end of the session has to find the will.
-    wills = list(known.v5.wills) if known is not None and known.v5 is not None else []
+    wills = list(had.wills)
     if connect.will is not None and client.services.identity.id not in wills:
         wills.append(client.services.identity.id)
-    former = known.v5.former if known is not None and known.v5 is not None else 0
     continued = known is not None and not (connect.clean_start or expired) and _may_continue(client, known)
     if not continued and client.expiry == 0:
-        record = _new_record(client, V5(kind="regular", expiry=0, draining=left, wills=wills), clean=True)
+        record = _new_record(client, V5("regular", 0, draining=left, wills=wills, leaving=had.groups), clean=True)
         client.begin_session(record, durable=False)
         client.deliver_by(
             TransientSender(
@@ -382,15 +383,15 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         v5.expire_after(client.expiry)
         v5.name_wills(wills)
     else:
-        generation = client.services.stream.id
-        v5 = V5("durable", client.expiry, draining=left, wills=wills, generation=generation, first=FIRST)
+        v5 = V5("durable", client.expiry, draining=left, wills=wills, leaving=had.groups, first=FIRST)
+        v5.count_in(client.services.stream.id)
         record = _new_record(client, v5)
         v5 = record.upgrade()
     live = client.delivery.feed
     if live is not None and live.allowed and not v5.pos:
         v5.name_position(client.services.identity.new_nuid())
     client.begin_session(record, durable=True)
-    side = DurableDelivery(client, former)
+    side = DurableDelivery(client, had.former)
     client.deliver_by(side)
     if continued:
         side.point_anew()

@@ -23,7 +23,7 @@ from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.shared_subscribe import detach, forget_later
+from mqtt_nats.sessions.shared_subscribe import detach, leave_at_end
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import backstop, update_consumer
@@ -167,10 +167,8 @@ def _close_session(client: Client, will: Done | None) -> None:
     assert record.v5 is not None
     if not client.durable:
         session(client.services.hooks, SESSION_TERMINATED, client.client_id, client.epoch)
-        if client.shares:
-            _take_leave(client, forget_later(client), f"shared subscriptions of {client.client_id}")
         held = client.qos2 is not None and client.qos2.newest
-        if will is None and not held:
+        if will is None and not held and not record.v5.groups:
             _delete_record(client)
         else:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
@@ -198,6 +196,8 @@ async def _end(client: Client, will: Done | None) -> None:
         )
         client.path.link.kick()
         await removed.event.wait()
+    if client.record is not None and client.record.v5 is not None and client.record.v5.groups:
+        await leave_at_end(client)
     _delete_record(client)
     client.path.link.kick()
 

@@ -110,6 +110,7 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
         draining=leftovers(record),
         wills=wills,
         shared=shared,
+        leaving=list(record.v5.leaving) if record.v5 is not None else [],
         pos=record.v5.pos if record.v5 is not None else "",
         version=record.v5.version if record.v5 is not None else V5_PLAIN,
         user=record.v5.user if record.v5 is not None else None,

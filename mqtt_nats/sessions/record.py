@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,16 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as HELD
 from mqtt_streams.qos2 import held_subjects
-from mqtt_streams.sessions import Conflict, Draining, NewerRecord, PoisonedRecord, SessionRecord, claim_subject
+from mqtt_streams.sessions import (
+    V5,
+    Conflict,
+    Draining,
+    ForeignRecord,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+    claim_subject,
+)
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.shared import assigned_subjects, members_subject
 from mqtt_streams.stored import get_last, purge, scan
@@ -126,7 +136,7 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
     await asyncio.gather(*(delete_consumer(inbox, MESSAGES, name) for name in names if name != pubrels))
-    groups = groups_of(known.v5.shared if known.v5 is not None else ())
+    groups = groups_of(known.v5.groups if known.v5 is not None else ())
     places = [(SHARED, members_subject(group, client_hash)) for group in groups]
     if known.v5 is not None and known.v5.pos:
         places.append((POSITIONS, position_subject(client_hash)))
@@ -151,6 +161,61 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
         await delete_consumer(inbox, OUT, pubrels)  # the consumer of the client's next session has the same name
     if pubrels in names:
         await services.streams.timers.cancel(EXPIRY, client_hash, epoch)
+
+
+async def leave_groups(services: Services, key: str, client_id: str, texts: Iterable[str]) -> None:
+    """Remove a session's registrations for shared subscriptions that its record does not name.
+
+    Repeated and late calls do no harm: the last sequence is read before the record, so that the registration for a
+    later subscription stays. See docs/internals/sessions.md#registrations.
+
+    Args:
+        key: of the session.
+        client_id: of the session.
+        texts: the shared subscriptions, ``$share/`` included.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    for text in texts:
+        for group in groups_of([text]):
+            end = await _end(services, SHARED, members_subject(group, key), 0)
+            if await _names(services, key, client_id, text):
+                continue
+            if end:
+                await purge(services.nats.inbox, SHARED, members_subject(group, key), end)
+            await services.streams.groups.tidy(group)
+
+
+async def take_back(
+    services: Services, key: str, client_id: str, text: str, register: Callable[[], Awaitable[None]]
+) -> None:
+    """Leave a group after a registration whose answer nobody has awaited, unless the record names the subscription.
+
+    The registration may be stored at any time, but before the one that ``register`` stores. Errors: `leave_groups`.
+    """
+    await register()
+    await leave_groups(services, key, client_id, [text])
+
+
+async def stored_part(client: Session) -> tuple[V5 | None, int]:
+    """Return the stored session record's `v5` part and sequence; None and 0 = there is no readable record."""
+    try:
+        found = await client.services.streams.sessions.load(client.hash, client.client_id)
+    except PoisonedRecord:
+        return None, 0
+    return (found[0].v5, found[1]) if found is not None else (None, 0)
+
+
+async def _names(services: Services, key: str, client_id: str, text: str) -> bool:
+    """Whether the record at a key names a shared subscription, or is one that only others can read."""
+    try:
+        found = await services.streams.sessions.load(key, client_id)
+    except (ForeignRecord, NewerRecord):
+        return True
+    except PoisonedRecord:
+        return False
+    return found is not None and found[0].v5 is not None and text in found[0].v5.shared
 
 
 async def _end(services: Services, stream: str, subject: str, until: int) -> int:

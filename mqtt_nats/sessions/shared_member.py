@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.inbox import frame
 from mqtt_nats.backbone.pending_stores import STALE, IgnoredStore, PendingStore, sequence
-from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
+from mqtt_nats.backbone.retry import ask_once_for_all, retry_in_background, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.messages.headers import is_status, publish_qos
@@ -37,13 +37,13 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.sessions.record import leave_groups, stored_part, take_back
 from mqtt_nats.sessions.shared_ownership import INEXACT, NAK, OwnershipChecks, answer, confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, backstop, parse_ack
 from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5, PoisonedRecord
 from mqtt_streams.shared import CONSUMER_PREFIX, IN_TIME_NS, TAKEN, Owner, assigned_block, assigned_subject, group_hash
 from mqtt_streams.shared import STREAM as SHARED
 from mqtt_streams.stored import delete, get_sequence
@@ -82,7 +82,6 @@ class Membership:
         "group",
         "held",
         "inbox",
-        "note",
         "queues",
         "restoring",
         "since",
@@ -113,8 +112,6 @@ class Membership:
         """Loop time in seconds of the last request."""
         self.restoring = False
         """Whether the group's consumer is being created again."""
-        self.note = 0
-        """Sequence of the membership in the registry `$MQTT_shared`; 0 = not stored yet."""
         self.held: set[bytes] = set()
         """Acknowledgement subjects of QoS 1 messages that a regular session's client has not acknowledged."""
         self.doubtful = OwnershipChecks(self)
@@ -134,36 +131,32 @@ class Membership:
     async def enter(self) -> None:
         """Register the member, make sure that the group's consumer exists, and take part.
 
-        The session may have another owner by now, which has removed the memberships that it knew: then the new
+        The session may have another owner by now, which has removed the registrations that it knew: then the new
         registration is taken back.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         """
-        client = self.client
-        groups = client.services.streams.groups
+        client, services = self.client, self.client.services
         record = client.record
         assert record is not None
         assert record.v5 is not None
-        threshold = backstop(client.expiry)
-        self.note = await groups.join(self.group, client.hash, client.client_id, self.text, threshold)
-        subjects = filter_to_subjects(self.filter)
-        await groups.ensure_consumer(self.group, self.text, subjects, record.v5.shared[self.text].start, threshold)
-        present, sequence = await self._record()
+        groups = services.streams.groups
+        start, threshold = record.v5.shared[self.text].start, backstop(client.expiry)
+        register = partial(groups.join, self.group, client.hash, client.client_id, self.text, threshold)
+        try:
+            await register()
+            await groups.ensure_consumer(self.group, self.text, filter_to_subjects(self.filter), start, threshold)
+            present, sequence = await stored_part(client)
+        except asyncio.CancelledError:  # the session has moved, and the registration may be on its way
+            later = partial(take_back, services, client.hash, client.client_id, self.text, register)
+            services.tasks.spawn(retry_in_background(services.nats.online, later), f"a group of {client.client_id}")
+            raise
         # A record write under way may be stored (then its nonce is known), or the record is still that of the epoch.
         if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
             self.begin()
-        elif present is None or self.text not in present.shared:
-            await groups.leave(self.group, client.hash, self.note)
-
-    async def _record(self) -> tuple[V5 | None, int]:
-        """Return the stored session record's `v5` part and sequence; None and 0 = there is no readable record."""
-        client = self.client
-        try:
-            found = await client.services.streams.sessions.load(client.hash, client.client_id)
-        except PoisonedRecord:
-            return None, 0
-        return (found[0].v5, found[1]) if found is not None else (None, 0)
+        else:
+            await leave_groups(services, client.hash, client.client_id, [self.text])
 
     def begin(self) -> None:
         """Take part: QoS 0 messages may come from now on, others once the member asks for them."""
@@ -350,9 +343,10 @@ class Membership:
                 client.end(error)
 
     async def _restore(self) -> None:
-        """Create the group's consumer again, which was deleted."""
+        """Create the group's consumer again, which was deleted, unless the member has left."""
         try:
-            await retry_until_answered(self.client, self.enter)
+            if self.inbox:
+                await retry_until_answered(self.client, self.enter)
         finally:
             self.restoring = False
         self.ask()

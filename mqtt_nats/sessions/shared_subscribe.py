@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.backbone.retry import ask_once_for_all, retry_until_answered
+from mqtt_nats.backbone.retry import ask_once_for_all, retry_in_background, retry_until_answered
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.message_stream import mark
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import discard_session, leave_groups, save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
 from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams import stored
@@ -92,7 +92,8 @@ async def subscribe_shared(client: Session, wanted: dict[str, SharedSubscription
     members = []
     for text, one in wanted.items():
         known = record.v5.shared.get(text)
-        record.v5.shared[text] = one = replace(one, start=start if known is None else known.start)
+        one = replace(one, start=start if known is None else known.start)
+        record.v5.share(text, one)
         member = shares.get(text)
         if member is None:
             member = shares[text] = Membership(client, text, one)
@@ -115,17 +116,21 @@ async def unsubscribe_shared(client: Session, texts: list[str]) -> None:
         return
     assert record is not None
     assert record.v5 is not None
-    members = []
     for text in texts:
-        member = shares.pop(text)
-        member.end(all_=False)
-        members.append(member)
-        record.v5.shared.pop(text, None)
+        shares.pop(text).end(all_=False)
+    record.v5.unshare(texts)
     await save_record(client, client.epoch)
-    for member in members:
-        await retry_until_answered(
-            client, partial(client.services.streams.groups.leave, member.group, client.hash, member.note)
-        )
+    await _leave_ended(client)
+
+
+async def _leave_ended(client: Session) -> None:
+    """Remove the registrations for ended subscriptions; the next owner, or the end of the session, completes it."""
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    leave = partial(leave_groups, client.services, client.hash, client.client_id, record.v5.leaving)
+    await retry_until_answered(client, leave)
+    record.v5.forget_leaving()
 
 
 def settled(client: Session, token: bytes) -> None:
@@ -149,20 +154,24 @@ def detach(client: Session) -> None:
         member.end(all_=True)
 
 
-async def forget_later(client: Session) -> None:
-    """Leave the groups of a regular session that has ended; the client's next session may have joined already."""
-    groups = client.services.streams.groups
+async def leave_at_end(client: Session) -> None:
+    """Leave the groups of a regular session that has ended, before its record is removed, which names them."""
+    record, services = client.record, client.services
+    assert record is not None
     try:
-        for member in (client.shares or {}).values():
-            await groups.leave(member.group, client.hash, member.note)
-    except (ApiError, NoResponders, RequestTimeout) as error:
+        await retry_in_background(services.nats.online, partial(discard_session, services, record, client.epoch))
+    except ApiError as error:
         log.warning("%s: it could not leave its shared subscriptions: %s", client, error)
 
 
 async def rejoin_shared(client: Session) -> None:
     """Join the groups of a durable session again at its resume; messages assigned to it are sent first: `resend`."""
     record = client.record
-    if record is None or record.v5 is None or not record.v5.shared:
+    if record is None or record.v5 is None:
+        return
+    if record.v5.leaving:
+        await _leave_ended(client)
+    if not record.v5.shared:
         return
     members = {}
     for text, wanted in record.v5.shared.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateways' part of a session record: the key `v5` of :mod:`mqtt_streams.sessions`."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -60,9 +60,10 @@ class V5:
     distinguishes its writes. `q2`: QoS 2 publishes were held. `options`: by first subject of the filter. `start`: first
     stream sequence by consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by
     consumer key, the former QoS and the last stream sequence for which it holds. `wills`: gateways under which a will
-    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `generation`: id
-    of the `$MQTT_msgs` whose sequences the record uses, "" = not known. `fresh`: first sequence of new messages when
-    that stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
+    of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `leaving`: ended
+    ones, also of the session before, whose registrations in `$MQTT_shared` may exist. `generation`: id of the
+    `$MQTT_msgs` whose sequences the record uses, "" = not known. `fresh`: first sequence of new messages when that
+    stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
     else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
     the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
     anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none.
@@ -90,6 +91,7 @@ class V5:
     first: int = 0
     user: str | None = None
     quota: str = ""
+    leaving: list[str] = field(default_factory=list)
     extra: dict[str, object] | None = None
 
     def sign(self, owner: str, nonce: str) -> None:
@@ -142,6 +144,26 @@ class V5:
     def forget_draining(self, names: Container[str]) -> None:
         """Remove the consumers of ended subscriptions that are deleted, by name."""
         self.draining = [entry for entry in self.draining if entry.name not in names]
+
+    @property
+    def groups(self) -> list[str]:
+        """The shared subscriptions, `$share/` included, of which the session may be registered as a member."""
+        return [*self.shared, *(text for text in self.leaving if text not in self.shared)]
+
+    def share(self, text: str, wanted: SharedSubscription) -> None:
+        """Set a shared subscription."""
+        self.shared[text] = wanted
+        self.leaving = [one for one in self.leaving if one != text]
+
+    def unshare(self, texts: Iterable[str]) -> None:
+        """Remove shared subscriptions; the record names them in `leaving` until :meth:`forget_leaving`."""
+        for text in texts:
+            if self.shared.pop(text, None) is not None:
+                self.leaving = [*self.leaving, text]
+
+    def forget_leaving(self) -> None:
+        """Note that the registrations of all ended shared subscriptions are removed."""
+        self.leaving = []
 
     def begin(self, version: int, user: str, quota: str) -> None:
         """Set what only a new session has: the version of its record, its user and its quota."""

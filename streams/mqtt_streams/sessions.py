@@ -167,6 +167,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["shared"] = {
             name: {"qos": one.qos, "rap": one.rap, "id": one.id, "start": one.start} for name, one in v5.shared.items()
         }
+    if v5.leaving:
+        body["leaving"] = v5.leaving
     if v5.wills:
         body["wills"] = v5.wills
     if v5.was:
@@ -280,6 +282,9 @@ def _v5(value: object, client_hash: str) -> V5:
             inner.optional_number("id", 1, 268_435_455),
             inner.number("start", 0, MAX_SEQUENCE, 0),
         )
+    leaving = reader.values.pop("leaving", None) or []
+    if not isinstance(leaving, list) or not all(isinstance(one, str) for one in leaving):
+        raise PoisonedRecord("v5: leaving is not a list of shared subscriptions")
     nonce = reader.text("nonce", "")
     if isinstance(first := reader.values.get("first"), str):
         reader.values["first"] = FIRST if first == nonce else 0
@@ -308,6 +313,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.number("first", FIRST, MAX_SEQUENCE, 0),
         reader.optional_text("user"),
         reader.text("quota", ""),
+        leaving,
         reader.values or None,
     )
 

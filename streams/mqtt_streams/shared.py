@@ -155,24 +155,13 @@ class SharedStore:
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
-    async def join(self, group: str, client_hash: str, client_id: str, subscription: str, threshold: int) -> int:
-        """Write a member's record and return its sequence; raises ApiError, NoResponders, RequestTimeout (all do).
+    async def join(self, group: str, client_hash: str, client_id: str, subscription: str, threshold: int) -> None:
+        """Write a member's record; raises ApiError, NoResponders, RequestTimeout (all do).
 
         `threshold`: what the member needs of the group's consumer; see `ensure_consumer`.
         """
         body = orjson.dumps({"client": client_id, "filter": subscription, "threshold": threshold})
-        return await publish(self._js, members_subject(group, client_hash), body)
-
-    async def leave(self, group: str, client_hash: str, note: int = 0) -> None:
-        """Remove a member; the consumer is deleted with the last member.
-
-        `note`: sequence of the member's record, which is removed unless it was replaced; 0 = remove any record.
-        """
-        if note:
-            await stored.delete(self._js, STREAM, note)
-        else:
-            await stored.purge(self._js, STREAM, members_subject(group, client_hash))
-        await self.tidy(group)
+        await publish(self._js, members_subject(group, client_hash), body)
 
     async def tidy(self, group: str) -> None:
         """Delete the consumer of a group if the group has no members."""

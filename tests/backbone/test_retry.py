@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mqtt_nats.backbone import retry as patience
-from mqtt_nats.backbone.retry import ask_once_for_all
+from mqtt_nats.backbone.retry import ask_once_for_all, retry_in_background
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
 
@@ -40,3 +42,22 @@ async def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_refused_is_refused() -> None:
     with pytest.raises(ApiError):
         await ask_once_for_all(Answers(ApiError(403, 0, "a test")))
+
+
+async def test_what_no_client_waits_for_is_tried_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PAUSE", 0.0)
+    online = asyncio.Event()
+    errors = [NoResponders("nobody"), RequestTimeout("late"), ApiError(503, 10008, "no leader"), TimeoutError()]
+    attempt = Answers(*errors)
+    waiting = asyncio.create_task(retry_in_background(online, attempt))
+    await asyncio.sleep(0)
+    assert len(attempt.errors) == len(errors)  # NATS is not there
+    online.set()
+    assert await waiting == "answer"
+
+
+async def test_what_is_refused_is_not_tried_again() -> None:
+    online = asyncio.Event()
+    online.set()
+    with pytest.raises(ApiError):
+        await retry_in_background(online, Answers(ApiError(403, 0, "a test")))

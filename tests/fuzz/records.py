@@ -61,6 +61,7 @@ def seeds() -> list[Input]:
         ["other"],
         {"$share/group/x/#": SharedSubscription(1, True, 9, 11)},
         *("generation", 12, "position", 10, V5_VERSION, FIRST),
+        leaving=["$share/group/y"],
     )
     records = [
         SessionRecord(""),

@@ -13,8 +13,17 @@ from mqtt_nats.sessions.shared_member import AssignOp, Membership
 from mqtt_nats.sessions.shared_ownership import confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore, SharedSubscription
-from mqtt_streams.shared import TAKEN, Owner, SharedStore
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import (
+    V5,
+    ForeignRecord,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+    SessionStore,
+    SharedSubscription,
+)
+from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, Owner, SharedStore, members_subject
 from mqtt_streams.stored import StoredMessage
 from tests.sessions.fakes import FakeClient, FakeServices, as_client, as_services
 
@@ -23,33 +32,17 @@ WANTED = SharedSubscription(1, False, None, 1)
 STORED = Stored("topic", b"\0\5topic", b"", 2, 5, stamp=b"1")
 
 
-class Groups:
-    """Notes what is asked of the store of groups."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[object, ...]] = []
-
-    async def join(self, *_: object) -> int:
-        return 7
-
-    async def ensure_consumer(self, *_: object) -> None:
-        pass
-
-    async def leave(self, _group: str, _client_hash: str, note: int) -> None:
-        self.calls.append(("leave", note))
-
-
 class Sessions:
     """Has one record, or none that can be read."""
 
-    def __init__(self, record: SessionRecord | None, sequence: int = 3, poisoned: bool = False) -> None:
+    def __init__(self, record: SessionRecord | None, sequence: int = 3, failure: Exception | None = None) -> None:
         self.record = record
         self.sequence = sequence
-        self.poisoned = poisoned
+        self.failure = failure
 
     async def load(self, *_: object) -> tuple[SessionRecord, int] | None:
-        if self.poisoned:
-            raise PoisonedRecord("no JSON")
+        if self.failure is not None:
+            raise self.failure
         return None if self.record is None else (self.record, self.sequence)
 
 
@@ -57,31 +50,34 @@ def record(nonce: str, shared: bool) -> SessionRecord:
     return SessionRecord("client", v5=V5(nonce=nonce, shared={TEXT: WANTED} if shared else {}))
 
 
-CASES: dict[str, tuple[Sessions, list[tuple[object, ...]]]] = {
-    "its own": (Sessions(record("mine", True), 2), [("begin",)]),
-    "its own, written and not yet confirmed": (Sessions(record("mine", True)), [("begin",)]),
-    "its own, being written": (Sessions(record("before", True), 2), [("begin",)]),
-    "continued by another connection": (Sessions(record("other", True)), []),
-    "begun anew by another connection": (Sessions(record("other", False)), [("leave", 7)]),
-    "ended": (Sessions(None), [("leave", 7)]),
-    "of nats-server's listener": (Sessions(SessionRecord("client")), [("leave", 7)]),
-    "cannot be read": (Sessions(None, poisoned=True), [("leave", 7)]),
+CASES: dict[str, tuple[Sessions, bool, bool]] = {
+    "its own": (Sessions(record("mine", True), 2), True, True),
+    "its own, written and not yet confirmed": (Sessions(record("mine", True)), True, True),
+    "its own, being written": (Sessions(record("before", True), 2), True, True),
+    "continued by another connection": (Sessions(record("other", True)), False, True),
+    "begun anew by another connection": (Sessions(record("other", False)), False, False),
+    "ended": (Sessions(None), False, False),
+    "of nats-server's listener": (Sessions(SessionRecord("client")), False, False),
+    "cannot be read": (Sessions(None, failure=PoisonedRecord("no JSON")), False, False),
+    "of a newer gateway": (Sessions(None, failure=NewerRecord("version 99")), False, True),
+    "of another client with the same hash": (Sessions(None, failure=ForeignRecord("not its own")), False, True),
 }
+"""The session record; whether the member takes part, and whether its registration stays."""
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_joining(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left behind would keep the group's consumer for ever."""
-    sessions, expected = CASES[case]
-    groups = Groups()
+async def test_joining(case: str) -> None:
+    """A registration that is left behind would keep the group's consumer for ever."""
+    sessions, begun, stays = CASES[case]
     client = FakeClient(FakeServices())
-    client.services.streams.groups = cast(SharedStore, groups)
     client.services.streams.sessions = cast(SessionStore, sessions)
     client.record, client.epoch = record("mine", True), 2
     member = Membership(as_client(client), TEXT, WANTED)
-    monkeypatch.setattr(Membership, "begin", lambda self: groups.calls.append(("begin",)))
     await member.enter()
-    assert groups.calls == expected
+    assert bool(member.inbox) is begun
+    inbox = client.services.fake_inbox
+    assert inbox.subjects("$MQTT_shared") == ([members_subject(member.group, client.hash)] if stays else [])
+    assert list(inbox.consumers[MESSAGES]) == ([CONSUMER_PREFIX + member.group] if stays else [])
 
 
 @pytest.mark.parametrize("standing", [False, True])

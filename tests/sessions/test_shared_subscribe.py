@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from mqtt_nats.backbone import retry
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions import shared_subscribe
 from mqtt_nats.sessions.shared_ownership import NAK
@@ -15,7 +16,7 @@ from mqtt_nats.sessions.shared_subscribe import (
     acknowledged,
     ask_groups_again,
     detach,
-    forget_later,
+    leave_at_end,
     look_after,
     recover_inboxes,
     recover_queues,
@@ -112,19 +113,66 @@ async def test_nothing_to_leave(client: FakeClient) -> None:
 
 async def test_a_session_that_ends_with_its_connection_leaves_afterwards(client: FakeClient) -> None:
     await subscribe(client)
-    await forget_later(as_client(client))
+    await leave_at_end(as_client(client))
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
+    assert client.services.fake_inbox.consumers[MESSAGES] == {}
+
+
+async def test_nobody_answers_then(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is done again: nobody else would do it."""
+    await subscribe(client)
+    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    failures = 3
+
+    def fail(subject: str) -> None:
+        nonlocal failures
+        if subject.startswith("$JS.API.STREAM.PURGE") and failures:
+            failures -= 1
+            raise RequestTimeout("no answer")
+
+    client.services.fake_inbox.before = fail
+    await leave_at_end(as_client(client))
     assert client.services.fake_inbox.subjects("$MQTT_shared") == []
 
 
-async def test_that_nobody_answers_then_is_logged(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_that_jetstream_refuses_it_is_logged(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:
     await subscribe(client)
 
     def fail(subject: str) -> None:
-        raise RequestTimeout("no answer")
+        raise ApiError(404, 10059, "stream not found")
 
     client.services.fake_inbox.before = fail
-    await forget_later(as_client(client))
-    assert "it could not leave its shared subscriptions: no answer" in caplog.text
+    await leave_at_end(as_client(client))
+    assert "it could not leave its shared subscriptions: " in caplog.text
+
+
+async def test_a_member_that_has_left_does_not_come_back(client: FakeClient) -> None:
+    """The group's consumer was deleted, and the client unsubscribes before the consumer would be created again."""
+    await subscribe(client)
+    assert client.shares is not None
+    member = client.shares[TEXT]
+    client.services.fake_link.fake_bring(member.address, headers=b"NATS/1.0 409 Consumer Deleted\r\n\r\n")
+    assert len(client.fake_jobs) == 1
+    await unsubscribe_shared(as_client(client), [TEXT])
+    await client.fake_work()
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
+    assert client.services.fake_inbox.consumers[MESSAGES] == {}
+
+
+async def test_a_former_gateway_registers_the_member_late(client: FakeClient) -> None:
+    """Whoever has stored the registration: it goes with the subscription."""
+    await subscribe(client)
+    client.services.fake_inbox.put(members_subject(GROUP, client.hash))
+    await unsubscribe_shared(as_client(client), [TEXT])
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
+
+
+async def test_a_resumed_session_leaves_what_it_had_left(client: FakeClient) -> None:
+    client.services.fake_inbox.put(members_subject(GROUP, client.hash))
+    v5_of(client).leaving = [TEXT]
+    await rejoin_shared(as_client(client))
+    assert (client.shares, v5_of(client).leaving) == (None, [])
+    assert client.services.fake_inbox.subjects("$MQTT_shared") == []
 
 
 async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ from mqtt_streams.sessions import (
     PoisonedRecord,
     SessionRecord,
     SessionStore,
+    SharedSubscription,
     SubscriptionOptions,
     decode,
 )
@@ -79,6 +80,7 @@ def full_v5() -> V5:
         {"a.>": 5},
         {"a.>": (1, 88)},
         former=17,
+        leaving=["$share/group/a"],
     )
 
 
@@ -104,6 +106,27 @@ def test_v5_comes_back(v5: V5) -> None:
     record = captured_record()
     record.v5 = v5
     assert decode(record.encode(), client_id="sub-1") == record
+
+
+def test_ended_shared_subscriptions() -> None:
+    """They are named until nothing is left of them, unless they have begun again."""
+    wanted = SharedSubscription(1, False, None, 1)
+    v5 = V5(shared={"$share/g/a": wanted, "$share/g/b": wanted})
+    v5.unshare(["$share/g/a", "$share/g/unknown"])
+    assert (list(v5.shared), v5.leaving) == (["$share/g/b"], ["$share/g/a"])
+    assert v5.groups == ["$share/g/b", "$share/g/a"]
+    v5.share("$share/g/a", wanted)
+    assert (v5.leaving, v5.groups) == ([], ["$share/g/b", "$share/g/a"])
+    v5.unshare(["$share/g/b"])
+    v5.forget_leaving()
+    assert v5.groups == ["$share/g/a"]
+
+
+@pytest.mark.parametrize("leaving", ['"$share/g/a"', "[1]"])
+def test_ended_shared_subscriptions_that_cannot_be_read(leaving: str) -> None:
+    data = b'{"id":"a","v5":{"version":1,"kind":"durable","leaving":%b}}' % leaving.encode()
+    with pytest.raises(PoisonedRecord, match="leaving is not a list of shared subscriptions"):
+        decode(data)
 
 
 @pytest.mark.parametrize("user", ["", "ann", None])
