@@ -90,6 +90,7 @@ async def test_attached_with_a_deliver_subject_of_its_own(setup: Setup) -> None:
     assert (info.config["deliver_subject"], late) == ("$MQTT.sub.new", False)
 
 
+@pytest.mark.sources
 async def test_attached_in_place(setup: Setup) -> None:
     """It keeps the subject that somebody listens to, and its pending messages are made to expire."""
     setup.consumers[NAME]["num_ack_pending"] = 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -42,12 +44,14 @@ def test_a_new_binding_has_nothing_to_wait_for() -> None:
     assert (found.drained, found.through, found.missed, found.since, found.gates) == (True, False, False, 0, [])
 
 
+@pytest.mark.sources
 def test_a_lowered_subscription_has_no_key_in_the_record_and_holds_its_gates() -> None:
     one, other = FakeGate(), FakeGate()
     found = lowered(one, other)
     assert (found.key, one.fake_held, other.fake_held) == ("", 1, 1)
 
 
+@pytest.mark.sources
 def test_what_the_consumer_brings_is_taken_out_of_the_gates() -> None:
     """By the id of the message, which core NATS may have brought before."""
     gate = FakeGate()
@@ -56,6 +60,7 @@ def test_what_the_consumer_brings_is_taken_out_of_the_gates() -> None:
     assert gate.fake_discarded == [b"abc"]
 
 
+@pytest.mark.sources
 def test_released_gates_are_not_held_again() -> None:
     gate = FakeGate()
     found = lowered(gate)

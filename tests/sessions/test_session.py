@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.base.bucket import MemoryBudget
 from mqtt_nats.codec import MqttError
@@ -25,6 +27,8 @@ from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.wills import StoredWill
 from tests.pubsub.support import Bench
 from tests.transport.test_turns import LIMITS
+
+pytestmark = pytest.mark.sources
 
 
 class PathServices:

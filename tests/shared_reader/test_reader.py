@@ -206,6 +206,7 @@ async def test_a_change_of_mind_is_tried_again(how: str) -> None:
     assert one.read == ["a"]
 
 
+@pytest.mark.sources
 async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without heartbeats after an election it is made again soon; heartbeats in between do not end the suspicion."""
     monkeypatch.setattr(reading, "SILENCE", 60.0)
