@@ -64,6 +64,10 @@ def _gateway(url: str, directory: Path) -> Iterator[tuple[int, str, int]]:
             time.sleep(0.2)
         port = int(text.split(f"MQTT  {peers.HOST}:")[1].split()[0])
         yield port, text.split("ADMIN")[1].split()[0].rstrip("/"), process.pid
+    except BaseException as error:  # to remove all files takes minutes: the reason is said before
+        ended = f"has ended with {process.returncode}" if process.poll() is not None else "runs"
+        print(f"{error!r}; the gateway {ended}; the end of its log:", *path.read_text().splitlines()[-20:], sep="\n")
+        raise
     finally:
         process.kill()  # a drain of all clients would take long, and shows nothing
         process.wait()
@@ -76,8 +80,11 @@ async def _connected(port: int, count: int) -> list[asyncio.StreamWriter]:
     async def one(number: int) -> None:
         reader, writer = await asyncio.open_connection(peers.HOST, port)
         writer.write(encode(Connect(5, f"tab-{number:06}", True, 0, properties={"session_expiry_interval": 3600}), 5))
-        writer.write(encode(Subscribe(1, (Subscription(f"tab/{number}/#", 1),)), 5))
-        await reader.readuntil(b"\x90")  # the first byte of SUBACK
+        writer.write(encode(Subscribe(1, (Subscription(f"tab/{number}/+", 1),)), 5))
+        for _ in ("CONNACK", "SUBACK"):
+            answer = await reader.readexactly((await reader.readexactly(2))[1])
+        if answer[-1] != 1:
+            raise peers.PeerError(f"subscription {number} was not granted: reason code {answer[-1]:#x}")
         found.append(writer)
 
     for start in range(0, count, AT_ONCE):

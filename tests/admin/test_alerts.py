@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -28,6 +27,7 @@ from tests.harness import raw5
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop, will
+from tests.harness.shell import BUILD_WAIT, find_promtool
 from tests.harness.waiting import eventually
 from tests.test_docs import anchors
 from tests.transport.support import NAME, tls, write_config
@@ -49,11 +49,7 @@ ALERTS: Final[list[dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    """The program that comes with Prometheus: in PATH, or named by ``PROMTOOL``."""
-    found = os.environ.get("PROMTOOL") or shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not installed: it comes with Prometheus (Debian: apt install prometheus)")
-    return found
+    return find_promtool()
 
 
 @pytest.fixture

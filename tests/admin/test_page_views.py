@@ -208,6 +208,30 @@ def test_a_tab_that_nobody_sees_asks_for_nothing(seen: Seen) -> None:
     eventually(lambda: page.wait_for_timeout(50) or asked, 60, what="requests")
 
 
+def test_a_look_that_failed_is_repeated_soon(seen: Seen) -> None:
+    """However long it took: here each look takes a minute, and one that succeeds is not repeated within the hour."""
+    page = seen.page
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=504, json={"error": "no gateway has answered"})
+        else:
+            route.continue_()
+
+    page.evaluate("let now = 0; performance.now = () => (now += 60_000)")
+    page.route("**/api/v1/topics?*", answer)
+    seen.at("topics")
+    page.wait_for_selector("text=no gateway has answered")
+    page.wait_for_selector("#topics-table > *")
+    assert not page.locator("#trouble").is_visible()
+    assert len(asked) == 2
+    (complaint,) = seen.complaints
+    assert "504" in complaint
+    seen.complaints.clear()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark", "phone"])
 def test_axe_finds_nothing(browser: Any, admin: Admin, absent: None, scheme: str) -> None:
     """Names of controls, contrast, order of headings and so on, in every view and in a dialog."""

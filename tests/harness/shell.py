@@ -29,31 +29,37 @@ def need(*programs: str) -> None:
 
 def find_nats_cli() -> str:
     """The nats CLI: from PATH, else built with Go and kept in the user's cache; without Go the test is skipped."""
-    return _find_built("nats", "build-nats-cli", "the nats CLI")
+    return _find_kept("nats", "build-nats-cli", "the nats CLI", "go")
 
 
 def find_helm() -> str:
     """Helm, in the same way."""
-    return _find_built("helm", "build-helm", "helm")
+    return _find_kept("helm", "build-helm", "helm", "go")
 
 
-def _find_built(name: str, script: str, what: str) -> str:
+def find_promtool() -> str:
+    """Promtool: from PATH, else from Debian's package and kept in the user's cache; without apt the test is skipped."""
+    return _find_kept("promtool", "fetch-promtool", "promtool (it comes with Prometheus)", "apt-get")
+
+
+def _find_kept(name: str, script: str, what: str, maker: str) -> str:
+    """Find a program in PATH or in the cache, where the script puts it with another program."""
     if found := shutil.which(name):
         return found
-    if shutil.which("go") is None:
-        pytest.skip(f"neither `{name}` nor `go` is installed")
+    if shutil.which(maker) is None:
+        pytest.skip(f"neither `{name}` nor `{maker}` is installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqtt-nats-tests"
     cache.mkdir(parents=True, exist_ok=True)
-    built = cache / name
-    if not built.exists():
+    kept = cache / name
+    if not kept.exists():
         command = [str(ROOT / "scripts" / script), str(cache)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
         except subprocess.TimeoutExpired:
-            pytest.skip(f"{what} was not built within {BUILD_WAIT} s")
+            pytest.skip(f"{what} was not to be had within {BUILD_WAIT} s")
         if done.returncode:
-            pytest.skip(f"{what} could not be built: {done.stderr.strip()[-300:]}")
-    return str(built)
+            pytest.skip(f"{what} is not to be had: {done.stderr.strip()[-300:]}")
+    return str(kept)
 
 
 DEFAULT_PORT = "1883"

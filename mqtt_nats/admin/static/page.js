@@ -14,6 +14,7 @@ const PAUSE = 5000;
 // A view is looked at again after so many times the time that it took: however long a list is, the page costs the
 // gateways no more than one in a hundred of their time.
 const REST = 100;
+const AGAIN = 10_000; // after a look that has failed: a slow failure says little of what a look costs
 
 // -- colours ---------------------------------------------------------------------------------------
 
@@ -34,6 +35,17 @@ $("theme").addEventListener("click", () => {
   colour();
 });
 colour();
+
+// -- tables ----------------------------------------------------------------------------------------
+
+// A table may be wider than the page: the keyboard reaches it to scroll, and its name is the heading before it.
+for (const place of document.querySelectorAll(".table")) {
+  const section = place.closest("section");
+  const headings = [...section.querySelectorAll("h2")].filter((one) => one.compareDocumentPosition(place) & Node.DOCUMENT_POSITION_FOLLOWING);
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", headings.at(-1)?.textContent ?? section.getAttribute("aria-label"));
+  place.tabIndex = 0;
+}
 
 // -- views -----------------------------------------------------------------------------------------
 
@@ -92,8 +104,9 @@ async function refresh() {
   const mine = current = {};
   if (document.hidden) return;
   const begun = performance.now();
-  if (!$("dialog").open) await guarded(look, "refresh");
-  if (mine === current) timer = setTimeout(refresh, Math.max(PAUSE, REST * (performance.now() - begun)));
+  const done = $("dialog").open || await guarded(look, "refresh");
+  const rest = done ? Math.max(PAUSE, REST * (performance.now() - begun)) : AGAIN;
+  if (mine === current) timer = setTimeout(refresh, rest);
 }
 
 async function begin() {

@@ -133,11 +133,12 @@ export function state(kind, text) {
 let troubled = null; // what the trouble that is shown came from
 
 // Do something, and show why it cannot be done; in a dialog that is open, there. It stays until the same works, or
-// something else is done: a refresh does not take away why a button did nothing.
+// something else is done: a refresh does not take away why a button did nothing. Returns whether it was done.
 export async function guarded(work, of = "act") {
   try {
     await work();
     if (of === "act" || of === troubled) trouble("");
+    return true;
   } catch (error) {
     if (!(error instanceof Refused) && !(error instanceof TypeError)) throw error;
     troubled = of;
@@ -148,5 +149,6 @@ export async function guarded(work, of = "act") {
       trouble("the gateway does not answer");
       state("bad", "no answer");
     }
+    return false;
   }
 }
