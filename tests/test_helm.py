@@ -16,7 +16,7 @@ import yaml
 
 from mqtt_nats.config.settings import Settings
 from tests.harness.nats import ROOT
-from tests.harness.shell import BUILD_WAIT, find_helm
+from tests.harness.shell import BUILD_WAIT, find_helm, find_program
 
 CHART = ROOT / "deploy" / "helm"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
@@ -32,7 +32,7 @@ EVERYTHING: list[str] = [
 ]
 
 pytestmark = [pytest.mark.timeout(BUILD_WAIT + 60), pytest.mark.processes]
-if shutil.which("helm") is None:
+if find_program("helm") is None:
     pytestmark.append(pytest.mark.long)  # to build it takes minutes of CPU: `make test-long`
 
 

@@ -47,6 +47,10 @@ ALERTS: Final[list[dict[str, Any]]] = [
 ]
 
 
+needs_promtool = pytest.mark.timeout(BUILD_WAIT + 240)
+"""Of a test that may have to wait until the program is there."""
+
+
 @pytest.fixture(scope="module")
 def promtool() -> str:
     return find_promtool()
@@ -179,12 +183,14 @@ def run_tests(promtool: str, file: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs_promtool
 def test_the_rules_are_valid(promtool: str) -> None:
     done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(ALERTS)} rules found" in done.stdout
 
 
+@needs_promtool
 def test_the_unit_tests_of_the_rules(promtool: str) -> None:
     run_tests(promtool, UNIT_TESTS)
 
@@ -226,6 +232,7 @@ def recorded(texts: Sequence[str], minutes: int, directory: Path, expected: Mapp
     return file
 
 
+@needs_promtool
 def test_a_gateway_in_order_and_one_without_room(promtool: str, gateway: Gateway, tmp_path: Path) -> None:
     """What a real gateway answers: nothing fires, then its nats-server has no room."""
     before = metrics(gateway)

@@ -19,6 +19,8 @@ from tests.harness.process import LoggedProcess
 
 BUILD_WAIT = 480  # seconds
 
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqtt-nats-tests"
+
 
 def need(*programs: str) -> None:
     """Skip the test where a program is missing."""
@@ -29,37 +31,39 @@ def need(*programs: str) -> None:
 
 def find_nats_cli() -> str:
     """The nats CLI: from PATH, else built with Go and kept in the user's cache; without Go the test is skipped."""
-    return _find_kept("nats", "build-nats-cli", "the nats CLI", "go")
+    return _find_or_make("nats", "build-nats-cli", "the nats CLI", "go")
 
 
 def find_helm() -> str:
     """Helm, in the same way."""
-    return _find_kept("helm", "build-helm", "helm", "go")
+    return _find_or_make("helm", "build-helm", "helm", "go")
 
 
 def find_promtool() -> str:
     """Promtool: from PATH, else from Debian's package and kept in the user's cache; without apt the test is skipped."""
-    return _find_kept("promtool", "fetch-promtool", "promtool (it comes with Prometheus)", "apt-get")
+    return _find_or_make("promtool", "fetch-promtool", "promtool (it comes with Prometheus)", "apt-get")
 
 
-def _find_kept(name: str, script: str, what: str, maker: str) -> str:
-    """Find a program in PATH or in the cache, where the script puts it with another program."""
-    if found := shutil.which(name):
+def find_program(name: str) -> str | None:
+    """Path of a program in PATH, or in the user's cache, where earlier tests have put it; None: it is in neither."""
+    return shutil.which(name) or shutil.which(name, path=_CACHE)
+
+
+def _find_or_make(name: str, script: str, what: str, maker: str) -> str:
+    """Path of a program; one that is missing is put into the user's cache by a script, which needs the ``maker``."""
+    if found := find_program(name):
         return found
     if shutil.which(maker) is None:
         pytest.skip(f"neither `{name}` nor `{maker}` is installed")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mqtt-nats-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    kept = cache / name
-    if not kept.exists():
-        command = [str(ROOT / "scripts" / script), str(cache)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"{what} was not to be had within {BUILD_WAIT} s")
-        if done.returncode:
-            pytest.skip(f"{what} is not to be had: {done.stderr.strip()[-300:]}")
-    return str(kept)
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    command = [str(ROOT / "scripts" / script), str(_CACHE)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"scripts/{script} did not make {what} within {BUILD_WAIT} s")
+    if done.returncode:
+        pytest.skip(f"scripts/{script} did not make {what}: {done.stderr.strip()[-300:]}")
+    return str(_CACHE / name)
 
 
 DEFAULT_PORT = "1883"
