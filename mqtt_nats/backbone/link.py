@@ -34,10 +34,10 @@ from mqtt_nats.base.server_clock import elapsed
 log = logging.getLogger("mqtt_nats.nats")
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
-"""``handler(subject, reply, headers, payload)``; ``reply`` and ``headers`` may be empty."""
+"""``handler(subject, reply, headers, payload)``; ``reply`` and ``headers`` may be empty.
 
-RunHandler = Callable[[bytes, list[bytes]], None]
-"""``run(subject, payloads)``: consecutive messages without headers and reply, with payloads of one size."""
+A :class:`mqtt_nats.backbone.transport.RunHandler` gets plain messages in a row at once.
+"""
 
 # From so many bytes, in all and on average, frames are passed to the socket one by one: joining them would copy them.
 # With TLS each frame would become a record of its own, so they are always joined.
@@ -78,8 +78,6 @@ class NatsConnection(Client):
         self.failures: list[Exception] = []
         """Errors of the first attempts to connect, except unreachable servers."""
         self.handlers: dict[bytes, Handler] = {}
-        self.runs: dict[bytes, RunHandler] = {}
-        """Handlers by subscription id for consecutive plain messages with one subject and one payload size."""
         self.out: list[bytes | memoryview] = []  # never replaced: other modules hold this list, too
         self.wire: NatsTransport | None = None
         self._last_wire: NatsTransport | None = None
@@ -177,9 +175,7 @@ class NatsConnection(Client):
                     wire.transport.write(b"".join(out))
             out.clear()
 
-    def subscribe_raw(
-        self, subject: bytes, handler: Handler, queue: bytes = b"", run: RunHandler | None = None
-    ) -> bytes:
+    def subscribe_raw(self, subject: bytes, handler: Handler, queue: bytes = b"") -> bytes:
         """Subscribe without a task or queue; return the subscription id.
 
         The caller subscribes again after a reconnect: nats-py does not know this subscription.
@@ -187,8 +183,6 @@ class NatsConnection(Client):
         self._sid += 1
         sid = b"%d" % self._sid
         self.handlers[sid] = handler
-        if run is not None:
-            self.runs[sid] = run
         self.out.append(b"SUB %b %b %b\r\n" % (subject, queue, sid) if queue else b"SUB %b %b\r\n" % (subject, sid))
         self.kick()
         return sid
@@ -200,7 +194,6 @@ class NatsConnection(Client):
 
     def unsubscribe_raw(self, sid: bytes) -> None:
         """End a subscription made by :meth:`subscribe_raw`; its handler is not called any more."""
-        self.runs.pop(sid, None)
         if self.handlers.pop(sid, None) is not None:
             self.out.append(b"UNSUB %b\r\n" % sid)
             self.kick()

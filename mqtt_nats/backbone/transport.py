@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections import deque
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
 
 from mqtt_nats.base.server_clock import elapsed
 
@@ -32,6 +35,17 @@ MESSAGES: Final = 8
 
 GROWTH: Final = 4
 """Factor by which the number of messages of a run grows between two looks at the clock."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RunHandler:
+    """Handler of a subscription that can also take plain messages in a row; abstract, subclasses are callable."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        """Handle consecutive messages without headers and reply, with payloads of one size."""
 
 
 class NatsTransport(asyncio.Protocol):
@@ -108,7 +122,6 @@ class NatsTransport(asyncio.Protocol):
         """Handle messages until the time is over; return the end of the handled data, incomplete data kept."""
         link = self.link
         handlers = link.handlers
-        runs = link.runs
         find = data.find
         end = len(data)
         need = 0
@@ -132,18 +145,18 @@ class NatsTransport(asyncio.Protocol):
                     need = stop + 2 - pos
                     break
                 pos = stop + 2
+                handler = handlers.get(args[2])
                 if first == 77:
                     headers = b""
                     reply = args[3] if len(args) == 5 else b""
-                    if not reply and args[2] in runs and data.startswith(line := data[begin:start], pos):
-                        pos, unseen = self._run(data, begin, line, stop - start, args), 0
+                    if not reply and isinstance(handler, RunHandler) and data.startswith(data[begin:start], pos):
+                        pos, unseen = self._run(handler, data, begin, start, stop - start, args[1]), 0
                         continue
                 else:
                     body = start + int(args[-2])
                     headers = data[start:body]
                     start = body
                     reply = args[3] if len(args) == 6 else b""
-                handler = handlers.get(args[2])
                 if handler is None:
                     link.foreign(int(args[2]), args[1], reply, headers, data[start:stop])
                     continue
@@ -160,9 +173,9 @@ class NatsTransport(asyncio.Protocol):
             self._need = need
         return end
 
-    def _run(self, data: bytes, pos: int, line: bytes, size: int, args: list[bytes]) -> int:
+    def _run(self, handler: RunHandler, data: bytes, pos: int, start: int, size: int, subject: bytes) -> int:
         """Pass on messages with payloads of one size and identical lines; return the end of the handled data."""
-        handler = self.link.runs[args[2]]
+        line = data[pos:start]
         step = len(line) + size + 2
         several = MESSAGES
         while True:
@@ -173,9 +186,9 @@ class NatsTransport(asyncio.Protocol):
             if pos == first:
                 return pos
             try:
-                handler(args[1], [data[at : at + size] for at in range(first + len(line), pos, step)])
+                handler.run(subject, [data[at : at + size] for at in range(first + len(line), pos, step)])
             except Exception:
-                log.exception("a handler failed for messages on %r", args[1])
+                log.exception("a handler failed for messages on %r", subject)
             if pos < first + several * step or monotonic() >= self._until:
                 return pos
             several *= GROWTH

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.transport import RunHandler
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.messages.headers import identity, is_status, moved, publish_qos, publisher
@@ -77,9 +78,9 @@ class Fanout:
         group = route.local
         size = count * (run.step - start)
         if group.zero:
-            self._zero(group.zero, raw if sender.version == 4 else _converted(route.key, run, 4), count, size)
+            self.zero(group.zero, raw if sender.version == 4 else _converted(route.key, run, 4), count, size)
         if group.zero5:
-            self._zero(group.zero5, raw if sender.version == 5 else _converted(route.key, run, 5), count, size)
+            self.zero(group.zero5, raw if sender.version == 5 else _converted(route.key, run, 5), count, size)
         for member, choice in group.guarded:
             for payload in run.payloads():
                 member.guard(choice, Message(route.key, payload, 0, sender.client_id))
@@ -97,11 +98,11 @@ class Fanout:
         self.sent[0] += len(same)
         self.sent_bytes[0] += size * len(same)
         if other:
-            self._zero(other, _converted(route.key, run, 4 if sender.version == 5 else 5), 1, size)
+            self.zero(other, _converted(route.key, run, 4 if sender.version == 5 else 5), 1, size)
         for member, choice in group.guarded:
             member.guard(choice, Message(route.key, run.payloads()[0], 0, sender.client_id))
 
-    def _zero(self, outlets: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
+    def zero(self, outlets: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
         """Send ``count`` QoS 0 messages with ``size`` payload bytes in all to a list of outlets."""
         dirty = self.round.dirty
         for outlet in outlets:
@@ -173,9 +174,9 @@ class Fanout:
             elif high:
                 self._twos(high, message)
         if outlets:
-            self._zero(outlets, message.zero(), 1, len(message.payload))
+            self.zero(outlets, message.zero(), 1, len(message.payload))
         if outlets5:
-            self._zero(outlets5, message.zero5(), 1, len(message.payload))
+            self.zero(outlets5, message.zero5(), 1, len(message.payload))
         for member, choice in group.guarded:
             member.guard(choice, message, known)
         self.round.start()
@@ -190,69 +191,11 @@ class Fanout:
 
     # -- from NATS ------------------------------------------------------------------------------
 
-    def arrival(self, found: Filter) -> tuple[Handler, RunHandler]:
-        """Return the handlers of a filter's NATS subscriptions: for one message, and for plain messages in a row."""
-        table = self.table
-        by_subject = table.by_subject
+    def arrival(self, found: Filter) -> FilterHandler:
+        """Return the handler of a filter's NATS subscriptions."""
+        return FilterHandler(self, found)
 
-        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-            route = by_subject.get(subject)
-            if route is None or route.version != table.version:
-                route = self._resolved(found, subject)
-                if route is None:
-                    return
-            group = route.groups.get(found)
-            if group is None:
-                return
-            if not headers and not reply and not group.guarded:
-                if group.zero:
-                    self._zero(group.zero, publish_head(0x30, route.key, len(payload)) + payload, 1, len(payload))
-                if group.zero5:
-                    head = publish_head(0x30, route.key, 1 + len(payload))
-                    self._zero(group.zero5, b"%b\0%b" % (head, payload), 1, len(payload))
-                self.round.start()
-                return
-            if reply.startswith(b"$JS.ACK."):
-                return  # delivery of a push consumer whose deliver subject is like this subject
-            if found.backlog is not None and publish_qos(headers):
-                found.backlog.keep(route, headers, payload, reply)
-                return
-            if headers and is_status(headers):
-                return  # no responders: the answer to a request of a client
-            self.from_nats(found, group, route, headers, payload, reply=reply)
-
-        return arrived, self._run_arrival(found, arrived)
-
-    def _run_arrival(self, found: Filter, arrived: Handler) -> RunHandler:
-        """Return the handler for plain messages in a row; ``arrived`` is the one for a single message."""
-        table = self.table
-        by_subject = table.by_subject
-
-        def run(subject: bytes, payloads: list[bytes]) -> None:
-            route = by_subject.get(subject)
-            if route is None or route.version != table.version:
-                route = self._resolved(found, subject)
-                if route is None:
-                    return
-            group = route.groups.get(found)
-            if group is None:
-                return
-            if group.guarded:
-                for payload in payloads:
-                    arrived(subject, b"", b"", payload)
-                return
-            size, count = len(payloads[0]), len(payloads)
-            if group.zero:
-                head = publish_head(0x30, route.key, size)
-                self._zero(group.zero, head.join([b"", *payloads]), count, count * size)
-            if group.zero5:
-                head = publish_head(0x30, route.key, 1 + size) + b"\0"
-                self._zero(group.zero5, head.join([b"", *payloads]), count, count * size)
-            self.round.start()
-
-        return run
-
-    def _resolved(self, found: Filter, subject: bytes) -> Route | None:
+    def resolved(self, found: Filter, subject: bytes) -> Route | None:
         """Return the route of a message that came through a filter; None if the filter does not match its subject."""
         if found.text[0] in "#+" and not visible_to_wildcard(subject.decode("utf-8", "replace")):
             return None
@@ -306,7 +249,7 @@ class Fanout:
         """Hand on a QoS 1 or 2 message that has come through a queue group, if it is a copy."""
         if b"\r\nNats-Stream:" not in headers and not moved(headers, b"Nmqtt-Subject:%b\r\n" % subject):
             return
-        route = self._resolved(found, subject)
+        route = self.resolved(found, subject)
         if route is not None:
             self._look(route, headers, payload)
 
@@ -317,6 +260,71 @@ class Fanout:
                 self.suspected(route.subject, route.msgs, headers, payload)
         elif self.unclear is not None and moved(headers, route.stated):
             self.unclear(route.subject, headers)
+
+
+class FilterHandler(RunHandler):
+    """Handler of the messages that NATS brings for one filter. One object, since a gateway has very many of them."""
+
+    __slots__ = ("_fanout", "_found")
+
+    def __init__(self, fanout: Fanout, found: Filter) -> None:
+        self._fanout = fanout
+        self._found = found
+
+    def __call__(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Deliver one message."""
+        fanout, found = self._fanout, self._found
+        table = fanout.table
+        route = table.by_subject.get(subject)
+        if route is None or route.version != table.version:
+            route = fanout.resolved(found, subject)
+            if route is None:
+                return
+        group = route.groups.get(found)
+        if group is None:
+            return
+        if not headers and not reply and not group.guarded:
+            if group.zero:
+                head = publish_head(0x30, route.key, len(payload))
+                fanout.zero(group.zero, head + payload, 1, len(payload))
+            if group.zero5:
+                head = publish_head(0x30, route.key, 1 + len(payload))
+                fanout.zero(group.zero5, b"%b\0%b" % (head, payload), 1, len(payload))
+            fanout.round.start()
+            return
+        if reply.startswith(b"$JS.ACK."):
+            return  # delivery of a push consumer whose deliver subject is like this subject
+        if found.backlog is not None and publish_qos(headers):
+            found.backlog.keep(route, headers, payload, reply)
+            return
+        if headers and is_status(headers):
+            return  # no responders: the answer to a request of a client
+        fanout.from_nats(found, group, route, headers, payload, reply=reply)
+
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        """Deliver plain messages in a row."""
+        fanout = self._fanout
+        table = fanout.table
+        route = table.by_subject.get(subject)
+        if route is None or route.version != table.version:
+            route = fanout.resolved(self._found, subject)
+            if route is None:
+                return
+        group = route.groups.get(self._found)
+        if group is None:
+            return
+        if group.guarded:
+            for payload in payloads:
+                self(subject, b"", b"", payload)
+            return
+        size, count = len(payloads[0]), len(payloads)
+        if group.zero:
+            head = publish_head(0x30, route.key, size)
+            fanout.zero(group.zero, head.join([b"", *payloads]), count, count * size)
+        if group.zero5:
+            head = publish_head(0x30, route.key, 1 + size) + b"\0"
+            fanout.zero(group.zero5, head.join([b"", *payloads]), count, count * size)
+        fanout.round.start()
 
 
 def _modern(group: Group) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
+from mqtt_nats.backbone.link import Handler, NatsConnection
 from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
 from mqtt_nats.codec.wire import put_string
@@ -153,7 +153,7 @@ class Table:
         qos: int,
         subjects: tuple[str, ...],
         link: NatsConnection,
-        arrived: Callable[[Filter], tuple[Handler, RunHandler]],
+        arrived: Callable[[Filter], Handler],
         options: Options = PLAIN,
     ) -> Filter:
         """Add ``member`` to a filter, or change its QoS and options there; subscribe a new filter in NATS.
@@ -161,7 +161,7 @@ class Table:
         Args:
             subjects: the NATS subjects of the filter.
             link: the connection that carries them.
-            arrived: makes the handlers of the filter's NATS messages.
+            arrived: makes the handler of the filter's NATS messages.
         """
         found = self.filters.get(text)
         if found is None:
@@ -172,9 +172,9 @@ class Table:
             found = Filter(text, tuple(s.encode() for s in subjects), link, local, carrier)
             self.filters[text] = found
             self._index.add(text, found)
-            handler, run = arrived(found)
+            handler = arrived(found)
             if carrier is None:
-                found.carry([link.subscribe_raw(subject, handler, run=run) for subject in found.subjects])
+                found.carry([link.subscribe_raw(subject, handler) for subject in found.subjects])
             else:
                 carrier.carried[found] = handler
         elif found.denied:

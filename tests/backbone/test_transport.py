@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.backbone.link import ENOUGH, LARGE, NatsConnection
-from mqtt_nats.backbone.transport import NatsTransport
+from mqtt_nats.backbone.transport import NatsTransport, RunHandler
 from mqtt_nats.base.server_clock import elapsed
 from tests.harness.waiting import aeventually
 
@@ -56,21 +56,54 @@ class Former(asyncio.Protocol):
         self.lost.append(exc)
 
 
+class Runs(RunHandler):
+    """Handler that writes down its events, and how many messages came at once."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events = events
+        self.sizes: list[int] = []
+
+    def __call__(self, *message: bytes) -> None:
+        self.events.append((b"1", *message))
+
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        self.sizes.append(len(payloads))
+        for payload in payloads:
+            self(subject, b"", b"", payload)
+
+
+class Failing(Runs):
+    """Handler that fails for messages in a row."""
+
+    def run(self, subject: bytes, payloads: list[bytes]) -> None:
+        raise RuntimeError("no")
+
+
+class Slow(Runs):
+    """Handler that needs two milliseconds for each message."""
+
+    def __call__(self, *message: bytes) -> None:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.002:
+            pass
+        super().__call__(*message)
+
+
 class Bench:
     """A link with handlers for the subscriptions 1 and 22, and nothing of nats-py's behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Runs] = Runs) -> None:
         self.link = NatsConnection()
         self.events: list[Event] = []
-        self.runs: list[int] = []
+        self.first = kind(self.events)
+        self.runs = self.first.sizes
         """How many messages came at once."""
         self.transport = FakeTransport()
         self.former = Former()
         self.wire = self.link.wire = NatsTransport(self.link, self.transport, self.former)
         self.link._loop = asyncio.get_running_loop()
-        for sid in (b"1", b"22"):
-            self.link.handlers[sid] = self.handler(sid)
-        self.link.runs[b"1"] = self.run
+        self.link.handlers[b"1"] = self.first
+        self.link.handlers[b"22"] = lambda *message: self.events.append((b"22", *message))
         self.link.control = self.control  # type: ignore[method-assign]
         self.link.foreign = self.foreign  # type: ignore[method-assign,assignment]
 
@@ -79,12 +112,9 @@ class Bench:
         self.wire.data_received(data)
         await aeventually(lambda: self.transport.reading)
 
-    def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
-        return lambda *message: self.events.append((sid, *message))
-
-    def run(self, subject: bytes, payloads: list[bytes]) -> None:
-        self.runs.append(len(payloads))
-        self.events += [(b"1", subject, b"", b"", payload) for payload in payloads]
+    @property
+    def payloads(self) -> list[bytes]:
+        return [event[-1] for event in self.events if len(event) > 1]
 
     def control(self, line: bytes) -> None:
         self.events.append((line,))
@@ -152,12 +182,7 @@ async def test_a_run_is_handed_on_at_once_as_far_as_it_is_there(monkeypatch: pyt
 
 
 async def test_a_run_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench()
-
-    def fail(subject: bytes, payloads: list[bytes]) -> None:
-        raise RuntimeError("no")
-
-    bench.link.runs[b"1"] = fail
+    bench = Bench(Failing)
     await bench.come(STREAM)
     assert len(bench.events) == len(EVENTS) - 3
     assert caplog.text.count("a handler failed") == 1
@@ -165,11 +190,12 @@ async def test_a_run_that_fails_fails_alone(caplog: pytest.LogCaptureFixture) ->
 
 async def test_a_subscription_has_a_handler_of_runs_until_it_ends() -> None:
     bench = Bench()
-    sid = bench.link.subscribe_raw(b"a", bench.handler(b"22"), run=bench.run)
+    sid = bench.link.subscribe_raw(b"a", bench.first)
     await bench.come(b"MSG a %b 1\r\nx\r\nMSG a %b 1\r\ny\r\n" % (sid, sid))
     assert bench.runs == [2]
     bench.link.unsubscribe_raw(sid)
-    assert sid not in bench.link.runs
+    await bench.come(b"MSG a %b 1\r\nx\r\nMSG a %b 1\r\ny\r\n" % (sid, sid))
+    assert bench.runs == [2]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -347,35 +373,10 @@ def many(count: int, kind: str) -> tuple[bytes, list[bytes]]:
     return b"".join(b"MSG %b 1 5\r\n%b\r\n" % (subjects[at % 2], one) for at, one in enumerate(payloads)), payloads
 
 
-class Slow(Bench):
-    """Each message takes two milliseconds."""
-
-    def handler(self, sid: bytes):  # type: ignore[no-untyped-def]
-        def handle(*message: bytes) -> None:
-            self.spend()
-            self.events.append((sid, *message))
-
-        return handle
-
-    def run(self, subject: bytes, payloads: list[bytes]) -> None:
-        for payload in payloads:
-            self.spend()
-            self.events.append((b"1", subject, b"", b"", payload))
-
-    def spend(self) -> None:
-        begun = time.monotonic()
-        while time.monotonic() < begun + 0.002:
-            pass
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [event[-1] for event in self.events if len(event) > 1]
-
-
 @pytest.mark.parametrize("kind", ["run", "single"])
 async def test_what_takes_long_is_handled_in_turns(kind: str) -> None:
     """A read whose messages take a second: reading pauses, and the rest of the gateway has its turns."""
-    bench = Slow()
+    bench = Bench(Slow)
     data, payloads = many(500, kind)
     bench.link.ticked = elapsed()
     bench.wire.data_received(data[:-3])
@@ -396,7 +397,7 @@ async def test_what_takes_long_is_handled_in_turns(kind: str) -> None:
 
 
 async def test_the_end_of_a_connection_comes_after_what_it_has_brought() -> None:
-    bench = Slow()
+    bench = Bench(Slow)
     data, payloads = many(100, "single")
     bench.wire.data_received(data)
     assert len(bench.payloads) < 100

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from mqtt_nats.backbone.link import Handler, NatsConnection, RunHandler
+from mqtt_nats.backbone.link import Handler, NatsConnection
+from mqtt_nats.backbone.transport import RunHandler
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import Fanout
@@ -27,16 +28,13 @@ class FakeLink:
     def __init__(self) -> None:
         self.out: list[bytes] = []
         self.subscribed: dict[bytes, tuple[bytes, Handler]] = {}
-        self.runs: dict[bytes, RunHandler] = {}
         self.renewed: list[bytes] = []
         self._count = 0
 
-    def subscribe_raw(self, subject: bytes, handler: Handler, run: RunHandler | None = None) -> bytes:
+    def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
         self._count += 1
         sid = b"%d" % self._count
         self.subscribed[sid] = subject, handler
-        if run is not None:
-            self.runs[sid] = run
         return sid
 
     def unsubscribe_raw(self, sid: bytes) -> None:
@@ -119,11 +117,11 @@ class Bench:
     def run_from_nats(self, subject: bytes, *payloads: bytes) -> None:
         """NATS delivers messages in a row, and the link hands them on at once."""
         for link in (self.main, self.wild):
-            for sid, (pattern, handler) in list(link.subscribed.items()):
+            for pattern, handler in list(link.subscribed.values()):
                 if not _matches(pattern.decode().split("."), subject.decode().split(".")):
                     continue
-                if sid in link.runs:
-                    link.runs[sid](subject, list(payloads))
+                if isinstance(handler, RunHandler):
+                    handler.run(subject, list(payloads))
                 else:
                     for payload in payloads:
                         handler(subject, b"", b"", payload)
