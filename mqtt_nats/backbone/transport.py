@@ -39,9 +39,13 @@ GROWTH: Final = 4
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RunHandler:
-    """Handler of a subscription that can also take plain messages in a row; abstract, subclasses are callable."""
+    """Handler of a subscription that can also take plain messages in a row; abstract."""
 
     __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Handle one message."""
 
     @abstractmethod
     def run(self, subject: bytes, payloads: list[bytes]) -> None:

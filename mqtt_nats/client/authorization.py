@@ -25,7 +25,7 @@ log = logging.getLogger("mqtt_nats.audit")
 
 def identify(client: Client) -> None:
     """Set the permissions of an identified client by the present rules and hooks."""
-    client.memory.forget_decisions()
+    client.forget_decisions()
     rules, own = client.account.rules.present, client.granted.rules
     asking = client.services.hooks.deciding(CLIENT_AUTHORIZE) is not None
     if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):

@@ -372,7 +372,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
                 client.outlet.write,
                 settings.max_outbound_bytes,
                 client.version,
-                client.outlet.round.hold,
+                client.outlet.round.holding,
             )
         )
         return False

@@ -129,7 +129,7 @@ def leave(client: Client) -> None:
     client.path.table.leave(client)
     detach(client)
     client.receipts.clear()
-    client.memory.end()
+    client.release_memory()
     side = client.durable_side
     if client.regular_side is not None and client.regular_side.waiting:
         waiting = client.regular_side.waiting

@@ -361,7 +361,7 @@ def open_gate(client: Publisher, found: Filter) -> Gate:
     """
     former = gate = client.gate(found)
     if gate is None or gate.after:
-        gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.outlet.round.hold)
+        gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.outlet.round.holding)
         client.close_by(gate)
         if former is None:
             client.path.table.changed(found)
@@ -486,7 +486,7 @@ async def room_for_replays(client: Publisher) -> None:
 async def _run(client: Publisher, gate: Gate, group: list[Replay]) -> None:
     turns = _turns.get(client)
     if turns is None:
-        turns = _turns[client] = _Turns(client.outlet.round.hold)
+        turns = _turns[client] = _Turns(client.outlet.round.holding)
     turns.enter(group)
     try:
         async with turns.places:

@@ -40,10 +40,10 @@ class Member:
 
     def __init__(self, outlet: WriteBuffer, durable: bool, bridge: bool) -> None:
         self.outlet = outlet
-        self.durable = durable
         self.client_id = ""
         self.version = 4
         """Protocol version, 4 (MQTT 3.1.1) or 5."""
+        self.durable = durable
         self.bridge = bridge
         """Whether the client is a 3.1.1 bridge, which cannot ask: no own messages, RETAIN as published."""
         self.checks_each = False
@@ -210,21 +210,21 @@ class Filter:
         self.text = text
         self.open = "+" in text or "#" in text
         """Whether the filter has wildcards."""
+        self.local = local
+        """Whether members get the messages of this gateway's clients directly, without NATS."""
+        self.denied = False
+        """Whether NATS does not allow this gateway to subscribe the filter."""
         self.carrier = carrier
         """Carrier that brings the filter's messages; None = the filter has its own NATS subscriptions."""
         self.subjects = subjects
         self.link = link
-        self.local = local
-        """Whether members get the messages of this gateway's clients directly, without NATS."""
         self.members: dict[Member, int] = {}
         self.sids: list[bytes] = []
-        self.denied = False
-        """Whether NATS does not allow this gateway to subscribe the filter."""
         self.backlog: Backlog | None = None
         """Queue of new messages while missed messages are read; None = no missed messages are read."""
         self.seen: dict[bytes, str] = {}
         """Ids of recent QoS 1 and 2 messages from NATS, with their subjects; `seen_before` has the older half."""
-        self.seen_before: dict[bytes, str] = {}
+        self.seen_before = self.seen  # until the first rotation: most filters have no ids, and need one dictionary
 
     def carry(self, sids: list[bytes]) -> None:
         """Note the subscription ids of the filter in NATS."""

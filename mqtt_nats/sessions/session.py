@@ -16,7 +16,7 @@ from mqtt_nats.hooks.points import MESSAGE_DROPPED
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.protocol.transient_sender import TransientSender
-from mqtt_nats.pubsub.data_path import Path
+from mqtt_nats.pubsub.data_path import ClientMemory, Path
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
@@ -50,6 +50,7 @@ class Session(Member):
     """The session of one connection, durable or not; abstract: `Client` handles the packets."""
 
     __slots__ = (
+        "_memory",
         "connection",
         "epoch",
         "expires",
@@ -60,7 +61,6 @@ class Session(Member):
         "guarded",
         "hash",
         "marked",
-        "memory",
         "outgoing",
         "path",
         "record",
@@ -92,8 +92,6 @@ class Session(Member):
         """Stream sequence of the session record that this connection wrote last; 0 = the session is not claimed."""
         self.foreign = 0
         """Highest known stream sequence of a session record that another connection wrote; 0 = none."""
-        self.taken = False
-        """The session belongs to another connection: this one changes nothing that is stored."""
         self.expiry: int | None = 0
         """Session expiry interval in seconds; None = the session does not expire."""
         self.granted: Allow = ANONYMOUS
@@ -103,16 +101,18 @@ class Session(Member):
         self.expires: asyncio.TimerHandle | None = None
         """Timer that ends the connection when the credentials expire; None = they do not expire."""
         self.will: StoredWill | None = None
+        self.sender_header = b""
+        """Header line with the client id for each publish; empty = publishes do not name the client."""
+        # Flags stand side by side: compiled code packs them.
+        self.taken = False
+        """The session belongs to another connection: this one changes nothing that is stored."""
         self.greeted = False
         """CONNACK with success was sent: a reason for the end of the connection goes into DISCONNECT."""
         self.sent_disconnect = False
         """The client has sent DISCONNECT."""
-        self.sender_header = b""
-        """Header line with the client id for each publish; empty = publishes do not name the client."""
         self.marked = False
         """Every publish names this client, so that it is not delivered to the client itself (No Local, bridges)."""
-        self.memory = self.path.client_memory()
-        """Topic aliases, access decisions and routes that the gateway remembers because of the client."""
+        self._memory: ClientMemory | None = None
         self.terms: Terms = TERMS
         """Limits and options that the client has set in CONNECT."""
         self.guarded: Guard | None = None
@@ -130,6 +130,26 @@ class Session(Member):
     def alive(self) -> bool:
         """True until the connection has ended."""
         return self.state is not State.ENDED
+
+    @property
+    def memory(self) -> ClientMemory:
+        """Topic aliases, access decisions and routes that the gateway remembers because of the client.
+
+        Made with the first one, since many clients only receive.
+        """
+        if self._memory is None:
+            self._memory = self.path.client_memory()
+        return self._memory
+
+    def forget_decisions(self) -> None:
+        """Forget the access decisions: the rules have changed."""
+        if self._memory is not None:
+            self._memory.forget_decisions()
+
+    def release_memory(self) -> None:
+        """Release what the gateway remembers because of the client: its connection has ended."""
+        if self._memory is not None:
+            self._memory.end()
 
     @property
     def here(self) -> bool:

@@ -89,6 +89,12 @@ class Connection(ClientSocket):
         made: Callable[[Connection], Handler | None],
     ) -> None:
         super().__init__()
+        self._waits = False
+        """Whether the connection waits for its turn."""
+        self._gone = False
+        """Whether the socket is closed while packets that were read before are still to be handled."""
+        self._ending = False
+        """Whether the gateway closes the connection: no further packets are handled."""
         self.decoder = Decoder(limits)
         self.outlet = WriteBuffer(round_, settings.max_outbound_bytes)
         self.settings = settings
@@ -106,16 +112,10 @@ class Connection(ClientSocket):
         self._kept = b""
         self._unsent = 0
         self._turns = round_.turns
-        self._rest: list[Packet] = []
-        """Packets that wait for the client's next turn."""
+        self._rest: list[Packet] | None = None
+        """Packets that wait for the client's next turn; None = no such packets, as of most clients."""
         self._again: list[Packet] | None = None
         """Packets that were handled once, had to wait, and come before `_rest`; None = no such packets."""
-        self._waits = False
-        """Whether the connection waits for its turn."""
-        self._gone = False
-        """Whether the socket is closed while packets that were read before are still to be handled."""
-        self._ending = False
-        """Whether the gateway closes the connection: no further packets are handled."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set up the connection of a new client."""
@@ -201,8 +201,8 @@ class Connection(ClientSocket):
             return
         self._serve_again(handler, until)
         if self._again is None:
-            packets, self._rest = self._rest, []
-            if packets:
+            packets, self._rest = self._rest, None
+            if packets is not None:
                 self._rest = self._serve(handler, packets, until)
         self._read_on()
 
@@ -223,7 +223,7 @@ class Connection(ClientSocket):
         if handler is None:
             return
         if error is not None:
-            self._rest, self._kept = [], b""
+            self._rest, self._kept = None, b""
             self.decoder.fail(error)
         self._again = [*packets, *(self._again or () if error is None else ())] or None
         until = self._turns.until(monotonic(), self)
@@ -237,7 +237,7 @@ class Connection(ClientSocket):
         packets = self._take_again()
         if packets:
             left = self._serve(self.inner(handler), packets, until)
-            self._again = [*(self._again or ()), *left] or None  # packets that came back had arrived before
+            self._again = [*(self._again or ()), *(left or ())] or None  # packets that came back had arrived before
 
     def _take_again(self) -> list[Packet] | None:
         packets, self._again = self._again, None
@@ -273,20 +273,20 @@ class Connection(ClientSocket):
         self._rest = self._serve(handler, packets, until)
         self._read_on()
 
-    def _serve(self, handler: Handler, packets: list[Packet], until: float) -> list[Packet]:
-        """Handle packets until the time is over; return the packets for the client's next turn."""
+    def _serve(self, handler: Handler, packets: list[Packet], until: float) -> list[Packet] | None:
+        """Handle packets until the time is over; return the packets for the client's next turn, None = none is left."""
         try:
             done = self._handle(handler, packets, until)
         except MqttError as error:
-            self._rest = []
+            self._rest = None
             handler.broken(error.with_traceback(None))  # frames of a traceback would keep the data
-            return []
+            return None
         except Exception:
             log.exception("a client's packet could not be handled")
-            self._rest = []
+            self._rest = None
             handler.broken(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
-            return []
-        return [] if self._ending else packets[done:]
+            return None
+        return None if self._ending or done == len(packets) else packets[done:]
 
     def _handle(self, handler: Handler, packets: list[Packet], until: float) -> int:
         """Handle packets until the time is over; return how many are done."""
@@ -485,7 +485,7 @@ class Connection(ClientSocket):
     def _end_reading(self) -> None:
         """Drop all packets and data that were read."""
         self._ending = True
-        self._rest, self._again, self._kept = [], None, b""
+        self._rest, self._again, self._kept = None, None, b""
         if self._gone:
             self._gone = False
             asyncio.get_running_loop().call_soon(self._lose)

@@ -57,9 +57,9 @@ class ClientSocket:
         """Function called once when the socket is closed; None = no listener counts the socket."""
         self.source: tuple[str, int] | None = None
         """Address and port that a proxy has named for the client; None = the socket's peer."""
+        self._host: str | None = None
         self.surplus = False
         """Whether there are too many connections, so that CONNECT is refused."""
-        self._host: str | None = None
 
     def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""

@@ -201,7 +201,19 @@ def _packets(data: bytes) -> int:
 class FlushRound:
     """Round of outlets with data to write, flushed once per turn of the event loop."""
 
-    __slots__ = ("_schedule", "_scheduled", "ahead", "dirty", "dropped", "held", "lost", "most", "overfull", "turns")
+    __slots__ = (
+        "_schedule",
+        "_scheduled",
+        "ahead",
+        "dirty",
+        "dropped",
+        "held",
+        "holding",
+        "lost",
+        "most",
+        "overfull",
+        "turns",
+    )
 
     def __init__(
         self, schedule: Callable[[Callable[[], None]], object], ahead: Callable[[], None] = lambda: None
@@ -217,6 +229,8 @@ class FlushRound:
         """Function called with the outlet and bytes of dropped packets; None = no such function."""
         self.held = 0
         """Bytes that wait for all clients that do not read."""
+        self.holding: Callable[[int], None] = self.hold
+        """:meth:`hold` as one object for all clients: a newly bound method takes memory for each."""
         self.most = sys.maxsize
         """Value of ``held`` above which ``overfull`` is called for each added message."""
         self.ahead = ahead

@@ -63,8 +63,8 @@ class Runs(RunHandler):
         self.events = events
         self.sizes: list[int] = []
 
-    def __call__(self, *message: bytes) -> None:
-        self.events.append((b"1", *message))
+    def __call__(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self.events.append((b"1", subject, reply, headers, payload))
 
     def run(self, subject: bytes, payloads: list[bytes]) -> None:
         self.sizes.append(len(payloads))
@@ -82,11 +82,11 @@ class Failing(Runs):
 class Slow(Runs):
     """Handler that needs two milliseconds for each message."""
 
-    def __call__(self, *message: bytes) -> None:
+    def __call__(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         begun = time.monotonic()
         while time.monotonic() < begun + 0.002:
             pass
-        super().__call__(*message)
+        super().__call__(subject, reply, headers, payload)
 
 
 class Bench:
