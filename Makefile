@@ -95,9 +95,12 @@ bench: $(VENV)/.bench $(BUILT)
 bench-check: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks $(OURS) --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
 
-# The curves of docs/growth.md; GROWTH_ARGS='--only durable' for one of them.
+# The curves and tables of docs/growth.md; GROWTH_ARGS='--only durable' for one curve.
 growth: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1 $(GROWTH_ARGS)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.gateways --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.claims --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.listing --report docs/growth.md)
 	$(BIN)/python -m benchmarks.matching --docs docs
 
 # Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.

@@ -108,14 +108,16 @@ def complete() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
-def say(text: str) -> None:
-    """Print lines to standard output. The reader may close a pipe, as `head` does: click then ends the command.
+def say(text: str, *, newline: bool = True) -> None:
+    """Print lines to standard output, without a line end where ``newline`` is false.
+
+    The reader may close a pipe, as `head` does: click then ends the command.
 
     Raises:
         StartupError: the lines cannot be written.
     """
     try:
-        click.echo(text)
+        click.echo(text, nl=newline)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from shutil import get_terminal_size
@@ -22,7 +23,7 @@ from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_nats.ctl.progress_bar import bar
 from mqtt_nats.ctl.tables import WIDTH
-from mqtt_nats.ctl.verb import Arguments, Verb
+from mqtt_nats.ctl.verb import Arguments, Parts, Verb, collected
 
 GROUPS = {
     "acl": "What the rules allow.",
@@ -84,14 +85,57 @@ def command_of(verb: Verb, name: str) -> click.Command:
         if given.get("payload") == "-":
             given |= {"payload": b64encode(sys.stdin.buffer.read()).decode(), "base64": True}
         arguments = checked(verb.arguments, given, context)
+        if isinstance(parts := verb.show, Parts):
+            printed = print_json_parts if as_json else print_text_parts
+            run_connected(context.obj, lambda inbox: printed(parts, parts.run(inbox, arguments)))
+            return
         watched: AbstractContextManager[None] = nullcontext() if as_json else bar(verb.name)
         with watched:
             result = run_connected(context.obj, lambda inbox: run_verb(verb, inbox, arguments))
-        say(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else verb.show(result))
+        say(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() if as_json else parts(result))
         if lacking := verb.lacking(arguments, result):
             raise StartupError(lacking)
 
     return click.Command(name, params=parameters, callback=run, help=verb.summary)
+
+
+async def print_text_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -> None:
+    """Print a result part by part. It is written by a thread: whoever reads it may wait, and NATS may not."""
+    text = parts.text()
+
+    async def lines() -> AsyncIterator[dict[str, Any]]:
+        async for one in every:
+            if some := text.part(one):
+                await asyncio.to_thread(say, "\n".join(some))
+            yield one | {parts.name: []}
+
+    end = text.end(await collected(lines()))
+    if end:
+        say("\n".join(end))
+
+
+async def print_json_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -> None:
+    """Print a result part by part as one JSON object, whose first key is the list; as `print_text_parts` does."""
+    lead = f'{{\n  "{parts.name}": ['
+
+    async def entries() -> AsyncIterator[dict[str, Any]]:
+        nonlocal lead
+        async for one in every:
+            some = ",".join(_indented(entry, "    ") for entry in one[parts.name])
+            if some:
+                await asyncio.to_thread(say, lead + some, newline=False)
+                lead = ","
+            yield one | {parts.name: []}
+
+    others = await collected(entries())
+    del others[parts.name]
+    end = "\n  ]" if lead == "," else lead + "]"
+    say(end + "".join(f',\n  "{key}": {_indented(value, "  ").lstrip()}' for key, value in others.items()) + "\n}")
+
+
+def _indented(value: Any, indent: str) -> str:
+    """Return a value as JSON on lines of its own."""
+    return f"\n{indent}" + orjson.dumps(value, option=orjson.OPT_INDENT_2).decode().replace("\n", f"\n{indent}")
 
 
 def checked(model: type[Arguments], given: dict[str, Any], context: click.Context) -> Arguments:

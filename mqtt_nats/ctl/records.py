@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -31,6 +31,15 @@ PAGE_LONG_BYTES: Final = 2 * 1024 * 1024
 
 AT_ONCE: Final = 32
 """Most requests at the same time."""
+
+FIRST: Final = 64
+"""Records in the first part of `record_parts`."""
+
+PART: Final = 1024
+"""Most records in any other part."""
+
+PART_NAMES: Final = 100_000
+"""Characters of client ids at which a part ends: a question to gateways may name them all."""
 
 STREAM_NOT_FOUND: Final = 10059
 
@@ -94,6 +103,41 @@ async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncGenerato
             await reader.close()
 
 
+async def named_records(inbox: RequestInbox) -> AsyncGenerator[tuple[str, stored.StoredMessage], None]:
+    """Yield client id and message of each session record, oldest record first; the key in brackets if it has no id.
+
+    Raises ApiError, NoResponders, RequestTimeout.
+    """
+    async with aclosing(pages(inbox, STREAM, PREFIX + ">")) as every:
+        async for message in every:
+            try:
+                name = orjson.loads(message.payload)["id"]
+            except (orjson.JSONDecodeError, KeyError, TypeError):
+                name = None
+            yield name if isinstance(name, str) else f"({message.subject.rpartition('.')[2]})", message
+
+
+async def record_parts(
+    inbox: RequestInbox, fits: Callable[[str], bool]
+) -> AsyncGenerator[list[tuple[str, stored.StoredMessage]], None]:
+    """Yield client id and message of the records whose client ids fit in parts, of which the first one is small.
+
+    Raises ApiError, NoResponders, RequestTimeout.
+    """
+    part: list[tuple[str, stored.StoredMessage]] = []
+    most, size = FIRST, 0
+    async with aclosing(named_records(inbox)) as every:
+        async for one in every:
+            if not fits(one[0]):
+                continue
+            part.append(one)
+            size += len(one[0])
+            if len(part) >= most or size >= PART_NAMES:
+                yield part
+                part, most, size = [], PART, 0
+    yield part
+
+
 async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:
     """Yield all session records, or the records of one client. Raises ApiError, NoResponders, RequestTimeout."""
     if client_id is not None:  # with a JetStream domain the subject has one more token
@@ -110,12 +154,13 @@ async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIte
 
 async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
     async for message in pages(inbox, STREAM, subject):
-        found = _read(message, client_id)
+        found = read_record(message, client_id)
         if client_id is None or found.client_id == client_id:
             yield found
 
 
-def _read(message: stored.StoredMessage, client_id: str | None = None) -> Found:
+def read_record(message: stored.StoredMessage, client_id: str | None = None) -> Found:
+    """Return the record that a message is; ``client_id``: that of the session that the record was looked for."""
     key = message.subject.rpartition(".")[2]
     own = key == name_hash(client_id or "")
     problem, record, name = "", None, client_id if own and client_id else f"({key})"
@@ -129,14 +174,8 @@ def _read(message: stored.StoredMessage, client_id: str | None = None) -> Found:
 
 async def entries(inbox: RequestInbox) -> AsyncGenerator[Entry, None]:
     """Yield an entry for each session record, oldest record first. Raises ApiError, NoResponders, RequestTimeout."""
-    async with aclosing(pages(inbox, STREAM, PREFIX + ">")) as every:
-        async for message in every:
-            try:
-                name = orjson.loads(message.payload)["id"]
-            except (orjson.JSONDecodeError, KeyError, TypeError):
-                name = None
-            if not isinstance(name, str):
-                name = f"({message.subject.rpartition('.')[2]})"
+    async with aclosing(named_records(inbox)) as every:
+        async for name, message in every:
             yield Entry(name, message.time_ns / 1e9, message.seq)
 
 
@@ -145,7 +184,7 @@ async def records_of(inbox: RequestInbox, some: Sequence[Entry]) -> list[Found]:
     found = []
     for start in range(0, len(some), AT_ONCE):
         looks = (stored.get_sequence(inbox, STREAM, one.seq) for one in some[start : start + AT_ONCE])
-        found += [_read(message) for message in await asyncio.gather(*looks) if message is not None]
+        found += [read_record(message) for message in await asyncio.gather(*looks) if message is not None]
     return found
 
 

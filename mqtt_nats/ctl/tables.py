@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Final
 
 CELL: Final = 60
 """Most characters of a name in a table."""
@@ -18,41 +18,67 @@ CELL_LEAST: Final = 12
 """Characters to which a cell is shortened at most, so that a table fits the terminal."""
 
 
-def table(heading: Sequence[str], rows: Sequence[Sequence[str]], drop: str = "", none: str = "none") -> list[str]:
-    """Return lines with aligned columns, within `WIDTH`.
+class Table:
+    """Text table with aligned columns, within `WIDTH`, that is made part by part: a part does not wait for the next.
 
     Args:
-        drop: headings, separated by commas, of the columns that are left out where the terminal is too narrow, the
-            least important first; then the widest cells are shortened.
+        drop: headings, separated by commas, of the columns that are left out where the terminal is too narrow for the
+            first part, the least important first; then the widest cells are shortened.
         none: the line of a table without rows.
     """
-    if not rows:
-        return [none]
-    every = [list(heading), *map(list, rows)]
-    hidden = []
-    for name in filter(None, drop.split(", ")):
-        if _fits(every):
-            break
-        column = every[0].index(name)
-        hidden.append(name)
-        every = [row[:column] + row[column + 1 :] for row in every]
-    widths = _widths(every)
-    while not _fits(every) and max(widths) > CELL_LEAST:
-        column = widths.index(max(widths))
-        most = max(CELL_LEAST, widths[column] - (sum(widths) + 2 * len(widths) - 2 - WIDTH.get()))
-        for row in every:
-            row[column] = row[column] if len(row[column]) <= most else row[column][: most - 1] + "…"
+
+    def __init__(self, heading: Sequence[str], drop: str = "", none: str = "none") -> None:
+        self._heading, self._drop, self._none = list(heading), list(filter(None, drop.split(", "))), none
+        self._columns = list(range(len(heading)))
+        """Columns that are shown."""
+        self._widths: list[int] = []
+        """Characters of each of them so far; a later part may need more. Empty: no part has been made."""
+
+    def lines(self, rows: Sequence[Sequence[str]]) -> list[str]:
+        """Return the lines of the next rows; the first ones follow the heading."""
+        if not rows:
+            return []
+        every = [list(row) for row in rows]
+        if not self._widths:
+            every.insert(0, self._heading)
+            self._hide(every)
+        every = [[row[column] for column in self._columns] for row in every]
         widths = _widths(every)
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
-    return [*lines, f"--wide also shows: {', '.join(hidden)}"] if hidden else lines
+        if self._widths:
+            widths = [max(pair) for pair in zip(widths, self._widths, strict=True)]
+        while not _fits(widths) and max(widths) > CELL_LEAST:
+            column = widths.index(max(widths))
+            most = max(CELL_LEAST, widths[column] - (sum(widths) + 2 * len(widths) - 2 - WIDTH.get()))
+            for row in every:
+                row[column] = row[column] if len(row[column]) <= most else row[column][: most - 1] + "…"
+            widths[column] = most
+        self._widths = widths
+        return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
+
+    def end(self) -> list[str]:
+        """Return the lines below the last part."""
+        hidden = [name for name in self._drop if self._heading.index(name) not in self._columns]
+        return [self._none] if not self._widths else [f"--wide also shows: {', '.join(hidden)}"] if hidden else []
+
+    def _hide(self, every: Sequence[Sequence[str]]) -> None:
+        widths = _widths(every)
+        for name in self._drop:
+            if _fits([widths[column] for column in self._columns]):
+                break
+            self._columns.remove(self._heading.index(name))
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]], drop: str = "", none: str = "none") -> list[str]:
+    """Return the lines of a whole `Table`."""
+    made = Table(heading, drop, none)
+    return [*made.lines(rows), *made.end()]
 
 
 def _widths(every: Sequence[Sequence[str]]) -> list[int]:
     return [max(len(row[column]) for row in every) for column in range(len(every[0]))]
 
 
-def _fits(every: Sequence[Sequence[str]]) -> bool:
-    widths = _widths(every)
+def _fits(widths: Sequence[int]) -> bool:
     return not WIDTH.get() or sum(widths) + 2 * (len(widths) - 1) <= WIDTH.get()
 
 
@@ -106,11 +132,6 @@ def _seen(one: str) -> str:
     return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
 
 
-def rest(found: dict[str, Any], name: str) -> list[str]:
-    """Return the line below a table that does not contain all entries; empty for a complete table.
-
-    Args:
-        found: a result with a list of this name, and the ``total`` number of entries.
-    """
-    there = len(found[name])
-    return [] if there == found["total"] else [f"{there:,} of {found['total']:,} are shown"]
+def rest(shown: int, total: int) -> list[str]:
+    """Return the line below a table that does not contain all ``total`` entries; empty for a complete table."""
+    return [] if shown == total else [f"{shown:,} of {total:,} are shown"]

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -63,13 +63,46 @@ def _nothing(asked: Any, found: Any) -> str:
     return ""
 
 
+class PartsText(Protocol):
+    """Text for a terminal of a result that comes in parts."""
+
+    def part(self, found: Any) -> list[str]:
+        """Return the lines of one part."""
+
+    def end(self, found: Any) -> list[str]:
+        """Return the lines below the last part; ``found``: the result without its entries."""
+
+
+class Parts(NamedTuple):
+    """Result of a verb in parts: a long list begins to be printed before all of it is read, and is never in memory."""
+
+    name: str
+    """Key of the entries in the result. Of the other keys, lists are joined; of single values the last one counts."""
+    run: Callable[[RequestInbox, Any], AsyncIterator[dict[str, Any]]]
+    """Generator of the parts; it raises what ``Verb.run`` raises."""
+    text: Callable[[], PartsText]
+
+
+async def collected(parts: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result that comes in parts."""
+    whole: dict[str, Any] = {}
+    async for one in parts:
+        for key, value in one.items():
+            if isinstance(value, list):
+                whole.setdefault(key, []).extend(value)
+            else:
+                whole[key] = value
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """Definition of one question or change.
 
     ``run`` raises Refused, ApiError, NoResponders and RequestTimeout. Its inbox must be on a connection that receives
     its own messages, so that a gateway that asks all gateways also asks itself. Slashes in an argument of ``path`` are
-    percent-encoded. ``show`` formats a result as text. ``positional``: arguments without a name on the command line,
+    percent-encoded. ``show`` formats a result as text; `Parts`: the command line
+    prints the result part by part. ``positional``: arguments without a name on the command line,
     besides the arguments in ``path``, all in the order of the model. ``lines``: the result consists of lines that come
     one after the other, not of one object; for HTTP only. ``lacking`` returns one line, from arguments and result,
     about everything that was not done; the command line prints the result and then fails. ``waits``: the verb is
@@ -83,7 +116,7 @@ class Verb:
     arguments: type[Arguments]
     run: Callable[[RequestInbox, Any], Awaitable[Any]]
     summary: str
-    show: Callable[[Any], str]
+    show: Callable[[Any], str] | Parts
     positional: tuple[str, ...] = ()
     lines: bool = False
     lacking: Callable[[Any, Any], str] = _nothing

@@ -79,7 +79,7 @@ def test_sessions(fleet: Fleet) -> None:
         leave(fleet, f"c-absent-{number}", "c-absent/#")
     names = [f"c-absent-{number}" for number in range(3)]
     try:
-        every = ("sessions", "list", "--match", "c-absent-*", "--state", "disconnected")
+        every = ("sessions", "list", "--match", "c-absent-*", "--state", "disconnected", "--sort", "client")
         assert part(fleet, "client", *every) == (names, 3)
         assert part(fleet, "client", *every, "--limit", "1", "--offset", "1") == (names[1:2], 3)
         assert part(fleet, "client", *every, "--reverse", "--limit", "2") == (names[:0:-1], 3)

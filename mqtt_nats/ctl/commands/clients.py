@@ -109,7 +109,13 @@ def shown(found: dict[str, Any]) -> str:
     ]
     heading = ["client", "gateway", "user", "from", "MQTT", "connected", "subs"]
     heading += ["in flight", "queued", "unread", "dropped", ""]
-    return "\n".join([*table(heading, rows, LEAST), *missing(found["silent"], "its clients"), *rest(found, "clients")])
+    return "\n".join(
+        [
+            *table(heading, rows, LEAST),
+            *missing(found["silent"], "its clients"),
+            *rest(len(found["clients"]), found["total"]),
+        ]
+    )
 
 
 async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:

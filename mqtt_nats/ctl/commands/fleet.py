@@ -145,7 +145,7 @@ def shown_audit(found: dict[str, Any]) -> str:
     ]
     heading = ["UTC", "who", "from", "operation", "arguments", "outcome", "gateway"]
     lines = table(heading, rows, "gateway, from")
-    return "\n".join([*lines, *missing(found["silent"], "deeds at it"), *rest(found, "deeds")])
+    return "\n".join([*lines, *missing(found["silent"], "deeds at it"), *rest(len(found["deeds"]), found["total"])])
 
 
 VERBS: Final = (

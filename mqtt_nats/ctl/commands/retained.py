@@ -100,7 +100,7 @@ def shown(found: dict[str, Any]) -> str:
         [cell(one["topic"]), str(one["qos"]), quantity(one["bytes"]), ago(one["stored"], now)]
         for one in found["retained"]
     ]
-    return "\n".join([*table(["topic", "QoS", "size", "stored"], rows), *rest(found, "retained")])
+    return "\n".join([*table(["topic", "QoS", "size", "stored"], rows), *rest(len(found["retained"]), found["total"])])
 
 
 async def get(inbox: RequestInbox, asked: Which) -> dict[str, Any]:

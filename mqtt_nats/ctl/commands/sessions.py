@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,9 +20,20 @@ from mqtt_nats.ctl.backlog import Load, Waiting, Waits
 from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
 from mqtt_nats.ctl.records import AT_ONCE as LOOKS
-from mqtt_nats.ctl.records import Entry, Found, count, deadlines, entries, records, records_of
-from mqtt_nats.ctl.tables import ago, cell, plain, rest, sheet, span, table
-from mqtt_nats.ctl.verb import Arguments, Paged, Pattern, Refused, Verb
+from mqtt_nats.ctl.records import (
+    PART,
+    Entry,
+    Found,
+    count,
+    deadlines,
+    entries,
+    read_record,
+    record_parts,
+    records,
+    records_of,
+)
+from mqtt_nats.ctl.tables import Table, ago, cell, plain, rest, sheet, span, table
+from mqtt_nats.ctl.verb import Arguments, Paged, Parts, Pattern, Refused, Verb, collected
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
@@ -45,9 +57,9 @@ class Listing(Paged):
     )
     quick: bool = Field(default=False, description="Without the lengths of queues, which are asked of every consumer.")
     sort: Literal["client", "written", "queued"] = Field(
-        default="client",
-        description="Order of the list. `queued` reads all sessions and consumers; `written` (when their records were) "
-        "of all clients reads the first ones only.",
+        default="written",
+        description="Order of the list. `written` (when their records were) comes while they are read; `client` needs "
+        "all records first, `queued` all consumers, too.",
     )
 
 
@@ -83,9 +95,13 @@ class Client(NamedTuple):
     """None: not requested, or the gateway is too old to report it."""
 
 
+Connected = tuple[dict[str, Client], list[str]]
+"""Connected clients with their gateways, and the gateways that have not answered."""
+
+
 async def _connected(
     inbox: RequestInbox, *, surely: bool = False, loads: bool = False, clients: Sequence[str] = ()
-) -> tuple[dict[str, Client], list[str]]:
+) -> Connected:
     """Return the connected clients with their gateways, and the gateways that have not answered.
 
     Without a running gateway no client is connected.
@@ -112,35 +128,58 @@ async def _connected(
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """Return sessions in an order, their total number, and the gateways that have not answered."""
+    return await collected(parts(inbox, asked))
+
+
+async def parts(inbox: RequestInbox, asked: Listing) -> AsyncIterator[dict[str, Any]]:
+    """Yield the list in parts. In the order of the records only one part is in memory, in others the list of keys."""
     if asked.sort == "queued":
-        return await _listed_by_queue(inbox, asked)
-    if asked.sort == "written" and not asked.reverse and not asked.match and asked.state == "all":
-        page, total = await _oldest(inbox, asked), await count(inbox)
-        silent: list[str] = []
-    else:
-        found, silent = await _chosen(inbox, asked)
-        page, total = found.entries(), found.total
-    some = await records_of(inbox, page)
-    waiting = None if asked.quick else await Waiting.look(inbox, some)
+        yield await _listed_by_queue(inbox, asked)
+        return
+    if asked.sort == "written" and not asked.reverse:
+        async for each in _as_written(inbox, asked):
+            yield each
+        return
+    page, silent = await _chosen(inbox, asked)
+    chosen = page.entries()
+    yield {"sessions": [], "silent": silent, "total": page.total}
+    for start in range(0, len(chosen), PART):
+        yield await _part(inbox, asked, await records_of(inbox, chosen[start : start + PART]))
+
+
+async def _as_written(inbox: RequestInbox, asked: Listing) -> AsyncIterator[dict[str, Any]]:
+    """Yield the list in the order of the stream; only what is shown is looked up."""
+    fits, total = pattern_test(asked.match), 0
+    most = asked.offset + asked.limit if asked.limit else sys.maxsize
+    async with aclosing(record_parts(inbox, fits)) as every:
+        async for some in every:
+            there: Connected | None = None
+            if asked.state != "all":
+                there = await _connected(inbox, loads=not asked.quick, clients=[name for name, _ in some])
+                some = [one for one in some if (one[0] in there[0]) is (asked.state == "connected")]
+            shown = some[max(asked.offset - total, 0) : max(most - total, 0)]
+            total += len(some)
+            part = await _part(inbox, asked, [read_record(message) for _, message in shown], there)
+            if total >= most and not asked.match and asked.state == "all":  # the others need not be read
+                yield part | {"total": await count(inbox)}
+                return
+            yield part | {"total": total}
+
+
+async def _part(
+    inbox: RequestInbox, asked: Listing, some: list[Found], there: Connected | None = None
+) -> dict[str, Any]:
+    """Return what the list says about some sessions; ``there``: connected clients, if they are known already."""
+    waiting = None if asked.quick or not some else await Waiting.look(inbox, some)
     names = [one.client_id for one in some]
-    connected, late = await _connected(inbox, loads=not asked.quick, clients=names) if names else ({}, [])
+    if there is None:
+        there = await _connected(inbox, loads=not asked.quick, clients=names) if names else ({}, [])
+    connected, silent = there
     due: dict[str, float] = {}
     for start in range(0, len(some), LOOKS):
         for each in await asyncio.gather(*(deadlines(inbox, one.hash) for one in some[start:][:LOOKS])):
             due |= each
-    shown = await _briefs(some, connected, due, waiting)
-    return {"sessions": shown, "silent": sorted({*silent, *late}), "total": total}
-
-
-async def _oldest(inbox: RequestInbox, asked: Listing) -> list[Entry]:
-    """Return entries in the order of the stream, of which only the first ones are read."""
-    page = ListPage[Entry](asked.offset, asked.limit, lambda one: one.seq)
-    async with aclosing(entries(inbox)) as every:
-        async for one in every:
-            page.add(one)
-            if page.total == asked.offset + asked.limit:
-                break
-    return page.entries()
+    return {"sessions": await _briefs(some, connected, due, waiting), "silent": silent}
 
 
 async def _chosen(inbox: RequestInbox, asked: Listing) -> tuple[ListPage[Entry], list[str]]:
@@ -223,28 +262,38 @@ def _brief(one: Found, connected: dict[str, Client], due: dict[str, float], wait
     }
 
 
-def shown(found: dict[str, Any]) -> str:
-    """Return the result as text for a terminal."""
-    now = time.time()
-    rows = [
-        [
-            cell(one["client"]),
-            _user(one),
-            one["gateway"] if one["connected"] else "not connected",
-            _ends(one, now),
-            f"{one['subscriptions']:,}",
-            "" if one["queued"] is None else f"{one['queued']:,}",
-            "" if one["inflight"] is None else f"{one['inflight']:,}",
-            ago(one["written"], now),
-            plain(one["problem"]),
-        ]
-        for one in found["sessions"]
+class ListText:
+    """Text of the list for a terminal."""
+
+    def __init__(self) -> None:
+        heading = ["client", "user", "connected to", "ends", "subs", "queued", "in flight", "record written", ""]
+        self._table = Table(heading, "record written, user, in flight, subs")
+        self._now = time.time()
+        self._shown = 0
+
+    def part(self, found: dict[str, Any]) -> list[str]:
+        """Return the lines of some sessions."""
+        self._shown += len(found["sessions"])
+        return self._table.lines([_row(one, self._now) for one in found["sessions"]])
+
+    def end(self, found: dict[str, Any]) -> list[str]:
+        """Return the lines below the table."""
+        silent = [f"gateway {one} has not answered: its clients look as if not connected" for one in found["silent"]]
+        return [*self._table.end(), *silent, *rest(self._shown, found["total"])]
+
+
+def _row(one: dict[str, Any], now: float) -> list[str]:
+    return [
+        cell(one["client"]),
+        _user(one),
+        one["gateway"] if one["connected"] else "not connected",
+        _ends(one, now),
+        f"{one['subscriptions']:,}",
+        "" if one["queued"] is None else f"{one['queued']:,}",
+        "" if one["inflight"] is None else f"{one['inflight']:,}",
+        ago(one["written"], now),
+        plain(one["problem"]),
     ]
-    heading = ["client", "user", "connected to", "ends", "subs", "queued", "in flight", "record written", ""]
-    silent = [f"gateway {one} has not answered: its clients look as if not connected" for one in found["silent"]]
-    return "\n".join(
-        [*table(heading, rows, "record written, user, in flight, subs"), *silent, *rest(found, "sessions")]
-    )
 
 
 def _user(one: dict[str, Any]) -> str:
@@ -420,7 +469,7 @@ VERBS: Final = (
         Listing,
         listed,
         "Show sessions, of clients that are connected or not: how much waits, and when they end.",
-        shown,
+        Parts("sessions", parts, ListText),
     ),
     Verb(
         "sessions.show",

@@ -164,7 +164,7 @@ def shown_subscriptions(found: dict[str, Any]) -> str:
         [
             *table(heading, rows, "identifier, retain as published, no local, gateway"),
             *below,
-            *rest(found, "subscriptions"),
+            *rest(len(found["subscriptions"]), found["total"]),
         ]
     )
 
@@ -197,7 +197,7 @@ def shown_groups(found: dict[str, Any]) -> str:
         for one in found["groups"]
     ]
     lines = table(["group", "filter", "connected members", "gateways"], rows, "gateways")
-    return "\n".join([*lines, *missing(found["silent"], "its members"), *rest(found, "groups")])
+    return "\n".join([*lines, *missing(found["silent"], "its members"), *rest(len(found["groups"]), found["total"])])
 
 
 async def topics(inbox: RequestInbox, asked: Topics) -> dict[str, Any]:
@@ -277,7 +277,11 @@ def shown_topics(found: dict[str, Any]) -> str:
     ]
     heading = ["topic", "stored messages", "retained", "used lately at"]
     return "\n".join(
-        [*table(heading, rows, "used lately at"), *missing(found["silent"], "its topics"), *rest(found, "topics")]
+        [
+            *table(heading, rows, "used lately at"),
+            *missing(found["silent"], "its topics"),
+            *rest(len(found["topics"]), found["total"]),
+        ]
     )
 
 
