@@ -23,7 +23,7 @@ from mqtt_nats.messages.terms import TERMS, TERMS_OLD, UNLIMITED, Terms
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.config.settings import Settings
+    from mqtt_nats.transport.listener_settings import ConnectionSettings
 
 NEVER: Final = 0xFFFFFFFF
 """Session expiry interval of a session that does not expire (section 3.1.2.11.2)."""
@@ -69,7 +69,7 @@ def terms(connect: Connect) -> Terms:
     )
 
 
-def session_expiry(connect: Connect, settings: Settings) -> int | None:
+def session_expiry(connect: Connect, settings: ConnectionSettings) -> int | None:
     """Return the session expiry interval in seconds; None = the session does not expire."""
     if not settings.durable_sessions:
         return 0
@@ -78,7 +78,7 @@ def session_expiry(connect: Connect, settings: Settings) -> int | None:
     return bounded_expiry((connect.properties or {}).get("session_expiry_interval", 0), settings)
 
 
-def bounded_expiry(asked: int, settings: Settings) -> int | None:
+def bounded_expiry(asked: int, settings: ConnectionSettings) -> int | None:
     """Return the session expiry interval that a 5.0 client gets, in seconds; None = the session does not expire."""
     most = settings.max_session_expiry_interval
     if most is not None:
@@ -86,7 +86,7 @@ def bounded_expiry(asked: int, settings: Settings) -> int | None:
     return None if asked == NEVER else asked
 
 
-def keep_alive(connect: Connect, settings: Settings) -> int:
+def keep_alive(connect: Connect, settings: ConnectionSettings) -> int:
     """Return the keep alive in seconds; 0 = no limit [MQTT-3.1.2-22] [MQTT-3.2.2-22] (5.0)."""
     longest = settings.server_keep_alive
     if connect.protocol_level != 5 or longest is None or 0 < connect.keepalive <= longest:

@@ -27,35 +27,24 @@ from mqtt_nats.base.limit_settings import (
     DURATION,
     MOST_BYTES,
     MOST_SECONDS,
-    ClientLimits,
     Count,
-    Inflight,
-    PacketSize,
     Seconds,
-    Sixteen,
-    at_listener,
 )
 from mqtt_nats.config.accounts import NatsSettings, TenantName, TenantSettings
 from mqtt_nats.config.admin_settings import AdminSettings
-from mqtt_nats.transport.listener_settings import Address, ListenerSettings, parse_address
+from mqtt_nats.transport.listener_settings import Address, ConnectionSettings, ListenerSettings, parse_address
 
 ENV_PREFIX = "MQTT_NATS_"
 
 TABLES = ("listeners", "authenticators", "plugins", "tenants", "mappings")
 """Settings that are tables or lists of tables; they have no flag."""
 
-_MIB = 1024 * 1024
-
-
-def _never_is_none(value: Any) -> Any:
-    return None if isinstance(value, str) and value.strip().lower() == "never" else value
-
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSettings):
+class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, BaseSettings):
     """All settings of a gateway. The constructor reads neither environment nor file; ``load`` does."""
 
     model_config = SettingsConfigDict(
@@ -90,27 +79,10 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         default=4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
     )
 
-    session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
-        default=None,
-        ge=1,
-        le=0xFFFFFFFE,
-        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); `never`: until "
-        "the client or an operator ends it. `max_sessions` bounds their number.",
-    )
-    max_session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
-        default=604_800,
-        ge=1,
-        le=0xFFFFFFFE,
-        description="Seconds for which the session of an absent 5.0 client is kept at most; CONNACK says so to one "
-        "that asks for more. `never`: for as long as it asks for.",
-    )
     session_of_other_user: Annotated[Literal["refuse", "separate"], BeforeValidator(_lower)] = Field(
         default="refuse",
         description="What becomes of a client that comes with the client id of a session that another user has: it is "
         "refused, or has a `separate` session of its own.",
-    )
-    durable_sessions: bool = Field(
-        default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
     )
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
         default=None,
@@ -138,36 +110,8 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         max_length=1000,
         description="Where 5.0 clients are sent by a gateway that stops (Server Reference, with reason 0x9C).",
     )
-    max_packet_size: PacketSize = Field(
-        default=ByteSize(_MIB),
-        description="Largest MQTT packet accepted, in bytes.",
-    )
-    connect_packet_size: PacketSize = Field(
-        default=ByteSize(8 * 1024),
-        description="Largest packet accepted before a CONNECT has been, in bytes: a connection holds no more until "
-        "then. Clients with larger wills need more.",
-    )
-    connect_timeout: Seconds = Field(
-        default=15.0,
-        description="Seconds in which a new connection must have sent its CONNECT.",
-    )
-    max_inflight: Inflight = Field(
-        default=100,
-        description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session. "
-        "A filter that ends in `/#` counts as two subscriptions, as it is two subjects of NATS (`s/#`: `s.>` and `s`). "
-        "With `shared_reader` a session has what its subscriptions have together.",
-    )
-    max_queued: Count = Field(
-        default=10_000, description="QoS 1 and 2 messages waiting in memory for a regular session."
-    )
-    max_outbound_bytes: ByteSize = Field(
-        default=ByteSize(16 * _MIB),
-        ge=64 * 1024,
-        le=MOST_BYTES,
-        description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
-    )
     max_unread_bytes: ByteSize = Field(
-        default=ByteSize(256 * _MIB),
+        default=ByteSize(256 * 1024 * 1024),
         ge=1024 * 1024,
         le=MOST_BYTES,
         description="Bytes that may wait in one gateway process for all clients that do not read or acknowledge; above "
@@ -178,33 +122,8 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         description="Seconds without reading after which a durable session's client is sent nothing more at QoS 1 and "
         "2 until it reads again; what waited is left to JetStream.",
     )
-    max_subscriptions: Count = Field(
-        default=10_000,
-        description="Subscriptions of one session. A durable session has room for fewer: one message of JetStream.",
-    )
-    receive_maximum: Sixteen = Field(
-        default=1024,
-        description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
-    )
-    topic_alias_maximum: int = Field(
-        default=32, ge=0, le=65535, description="Topic aliases that a 5.0 client may use for its publishes."
-    )
-    server_keep_alive: Annotated[int | None, DURATION] = Field(
-        default=None,
-        ge=1,
-        le=65535,
-        description="Longest keep alive in seconds: a 5.0 client that asks for a longer one or none is told this.",
-    )
-    response_information: str | None = Field(
-        default=None,
-        max_length=1000,
-        description="Response Information for 5.0 clients that request it; `%c` stands for the client id.",
-    )
     validate_payload_format: bool = Field(
         default=False, description="Refuse 5.0 publishes that say their payload is UTF-8 text when it is not."
-    )
-    max_topic_levels: int = Field(
-        default=128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
     )
     backlog: Count = Field(default=4096, description="Connections that the kernel queues before we accept them.")
 
@@ -242,9 +161,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         "gateway, and where they are is stored in batches, which is faster. `auto`: while no gateway runs that is too "
         "old for it, and nobody uses nats-server's own MQTT listener. Without effect where `$MQTT_msgs` has the "
         "retention `interest`.",
-    )
-    publish_client_id: bool = Field(
-        default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
     )
     plugins: dict[str, dict[str, Any]] = Field(
         default={},
@@ -308,11 +224,6 @@ class Settings(ClientLimits, AccessSettings, AdminSettings, NatsSettings, BaseSe
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
-
-    def at(self, listener: ListenerSettings) -> Self:
-        """Return the settings in force at a listener."""
-        changes = at_listener(dict(listener))
-        return self.model_copy(update=changes) if changes else self
 
     def of(self, tenant: str) -> Self:
         """Return the settings in force for a tenant; "" = the gateway's own account."""

@@ -21,7 +21,7 @@ from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mqtt_nats.config.settings import Settings
+    from mqtt_nats.transport.listener_settings import ConnectionSettings
 
 log = logging.getLogger("mqtt_nats.connection")
 
@@ -84,7 +84,7 @@ class Connection(ClientSocket):
         self,
         limits: Limits,
         round_: FlushRound,
-        settings: Settings,
+        settings: ConnectionSettings,
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:

@@ -22,12 +22,11 @@ from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
 from mqtt_nats.transport.connection import LINGER
-from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, parse_address
+from mqtt_nats.transport.listener_settings import Bound, ConnectionSettings, ListenerSettings, parse_address
 from mqtt_nats.transport.proxy import BadHeader, HeaderReader
 from mqtt_nats.transport.tls import certificate_end, make_context
 
 if TYPE_CHECKING:
-    from mqtt_nats.config.settings import Settings
     from mqtt_nats.transport.websocket import WebSocket
 
 log = logging.getLogger("mqtt_nats.listeners")
@@ -74,7 +73,7 @@ class Listener:
         StartupError: a certificate or key cannot be used.
     """
 
-    def __init__(self, settings: ListenerSettings, general: Settings, house: House) -> None:
+    def __init__(self, settings: ListenerSettings, general: ConnectionSettings, house: House) -> None:
         self.settings = settings
         self.general = general = general.at(settings)
         self.limits = decoder_limits(general)
@@ -295,7 +294,7 @@ class Listener:
 LET_IN: Final = (Verdict.IN, Verdict.LATER)
 
 
-def decoder_limits(settings: Settings) -> Limits:
+def decoder_limits(settings: ConnectionSettings) -> Limits:
     """Return the limits of a connection's decoder."""
     return Limits(
         max_packet_size=settings.max_packet_size,

@@ -8,10 +8,13 @@ from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, FilePath, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, FilePath, model_validator
 
 from mqtt_nats.base.limit_settings import (
+    DURATION,
+    MOST_BYTES,
     Bytes,
+    ClientLimits,
     Count,
     Inflight,
     Names,
@@ -22,6 +25,7 @@ from mqtt_nats.base.limit_settings import (
     Rules,
     Seconds,
     Sixteen,
+    at_listener,
 )
 
 Kind = Literal["tcp", "tls", "ws", "wss"]
@@ -45,7 +49,13 @@ ANY_PATH: Final = "*"
 
 _PORTS: Final = {"http": 80, "https": 443}
 
+_MIB: Final = 1024 * 1024
+
 INSTEAD: Final = "Here, in place of the gateway's."
+
+
+def _never_is_none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() == "never" else value
 
 
 def parse_address(value: str) -> tuple[str, int]:
@@ -224,6 +234,91 @@ class ListenerSettings(BaseModel):
     def web(self) -> bool:
         """Whether the listener uses WebSocket."""
         return self.type in ("ws", "wss")
+
+
+class ConnectionSettings(ClientLimits):
+    """Settings in force for the connections of a listener."""
+
+    model_config = ConfigDict(frozen=True)
+
+    session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
+        default=None,
+        ge=1,
+        le=0xFFFFFFFE,
+        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); `never`: until "
+        "the client or an operator ends it. `max_sessions` bounds their number.",
+    )
+    max_session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
+        default=604_800,
+        ge=1,
+        le=0xFFFFFFFE,
+        description="Seconds for which the session of an absent 5.0 client is kept at most; CONNACK says so to one "
+        "that asks for more. `never`: for as long as it asks for.",
+    )
+    durable_sessions: bool = Field(
+        default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
+    )
+    max_packet_size: PacketSize = Field(
+        default=ByteSize(_MIB),
+        description="Largest MQTT packet accepted, in bytes.",
+    )
+    connect_packet_size: PacketSize = Field(
+        default=ByteSize(8 * 1024),
+        description="Largest packet accepted before a CONNECT has been, in bytes: a connection holds no more until "
+        "then. Clients with larger wills need more.",
+    )
+    connect_timeout: Seconds = Field(
+        default=15.0,
+        description="Seconds in which a new connection must have sent its CONNECT.",
+    )
+    max_inflight: Inflight = Field(
+        default=100,
+        description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session. "
+        "A filter that ends in `/#` counts as two subscriptions, as it is two subjects of NATS (`s/#`: `s.>` and `s`). "
+        "With `shared_reader` a session has what its subscriptions have together.",
+    )
+    max_queued: Count = Field(
+        default=10_000, description="QoS 1 and 2 messages waiting in memory for a regular session."
+    )
+    max_outbound_bytes: ByteSize = Field(
+        default=ByteSize(16 * _MIB),
+        ge=64 * 1024,
+        le=MOST_BYTES,
+        description="Bytes waiting to be sent to one client; above this QoS 0 messages for it are dropped.",
+    )
+    max_subscriptions: Count = Field(
+        default=10_000,
+        description="Subscriptions of one session. A durable session has room for fewer: one message of JetStream.",
+    )
+    receive_maximum: Sixteen = Field(
+        default=1024,
+        description="QoS 1 and 2 publishes that a 5.0 client may have unacknowledged (Receive Maximum).",
+    )
+    topic_alias_maximum: int = Field(
+        default=32, ge=0, le=65535, description="Topic aliases that a 5.0 client may use for its publishes."
+    )
+    server_keep_alive: Annotated[int | None, DURATION] = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Longest keep alive in seconds: a 5.0 client that asks for a longer one or none is told this.",
+    )
+    response_information: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="Response Information for 5.0 clients that request it; `%c` stands for the client id.",
+    )
+    max_topic_levels: int = Field(
+        default=128, ge=1, le=1900, description="Levels in a topic or filter, counted by their slashes."
+    )
+    publish_client_id: bool = Field(
+        default=True, description="Name the publisher to NATS clients in the header `Nmqtt-Client`."
+    )
+
+    def at(self, listener: ListenerSettings) -> Self:
+        """Return the settings in force at a listener."""
+        changes = at_listener(dict(listener))
+        return self.model_copy(update=changes) if changes else self
 
 
 class Bound(NamedTuple):

@@ -20,10 +20,10 @@ from mqtt_nats.transport.write_buffer import FlushRound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mqtt_nats.config.settings import Settings
+    from mqtt_nats.transport.listener_settings import ConnectionSettings
 
 
-def paced(settings: Settings) -> bool:
+def paced(settings: ConnectionSettings) -> bool:
     """Return whether the settings have a rate."""
     return settings.message_rate is not None or settings.byte_rate is not None
 
@@ -37,7 +37,7 @@ class PacedConnection(Connection):
         self,
         limits: Limits,
         round_: FlushRound,
-        settings: Settings,
+        settings: ConnectionSettings,
         clock: Clock,
         made: Callable[[Connection], Handler | None],
     ) -> None:
