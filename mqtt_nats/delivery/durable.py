@@ -79,6 +79,7 @@ class DurableDelivery(StatefulDelivery):
         self._seeking: asyncio.Task[None] | None = None
         """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
+        self._sent, self._sent_bytes = client.path.fanout.sent, client.path.fanout.sent_bytes
         self._progress = asyncio.Event()
 
     @property
@@ -99,21 +100,33 @@ class DurableDelivery(StatefulDelivery):
         qos = delivery.qos
         if client.guarded is not None and not may_have(self, delivery, message, dup):
             return False
-        if client.checks_each or client.options or client.bridge or message.timed or message.identifier != delivery.id:
+        own = message.timed or message.identifier != delivery.id
+        if dup or own or client.checks_each or client.options or client.bridge:
             ids, kept = self.subscriber_properties(message, delivery)
             data = encode_publish(client, message, qos, delivery.id, ids=ids, retain=message.retain or kept, dup=dup)
             if not data:
                 return False
+            client.services.counters.send(qos, len(message.payload))
+            client.outlet.write(data)
         else:
-            if client.version == 5:
-                data = message.packets5[qos] or message.packet5(qos)
-            else:
-                data = message.packets[qos] or message.packet(qos)
-            if dup:
-                data = bytes((data[0] | 8,)) + data[1:]
-        client.services.counters.send(qos, len(message.payload))
-        client.outlet.write(data)
+            self.send_shared(message, qos)
         return True
+
+    def send_shared(self, message: Stored, qos: int) -> None:
+        """Send a stored message as the PUBLISH packet that is the same for all subscribers of a protocol version."""
+        client = self.client
+        self._sent[qos] += 1
+        self._sent_bytes[qos] += len(message.payload)
+        if client.version == 5:
+            data = message.packets5[qos] or message.packet5(qos)
+        else:
+            data = message.packets[qos] or message.packet(qos)
+        outlet = client.outlet
+        outlet.chunks.append(data)  # as `write` does, without a call
+        if outlet.clogged:
+            outlet.hold(len(data))
+        elif not outlet.dirty:
+            outlet.schedule()
 
     def ack(self, reply: bytes) -> None:
         """Acknowledge a message to JetStream, or remove what the token `reply` stands for."""
@@ -209,16 +222,13 @@ class DurableDelivery(StatefulDelivery):
         """Return the handler of a consumer's deliver subject."""
         client = self.client
         recent = client.path.recent
-        outlet = client.outlet
         machine = self.machine
         source = attachment.source
         shared = recent.messages
         wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
         looks = wild or client.bridge or client.checks_each or attachment.came is not None
-        five = client.version == 5
         attachments = self.attachments
         overlap = self.overlap
-        sent, octets = client.path.fanout.sent, client.path.fanout.sent_bytes
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             tokens = reply.split(b".")
@@ -229,37 +239,22 @@ class DurableDelivery(StatefulDelivery):
             message = shared.get(sequence)
             if message is None or message.stamp != tokens[7]:
                 message = recent.message(sequence, tokens[7], subject, headers, payload)
-            qos = message.qos
-            if len(attachments) == 1:
-                if source.qos < qos:
-                    qos = source.qos
-            else:
+            granted = source.qos
+            if len(attachments) != 1:
                 owner, granted = overlap.owner(message.subject, sequence)
                 if owner is not attachment:
-                    qos = 0
-                elif granted < qos:
-                    qos = granted
+                    granted = 0
+            qos = granted if granted < message.qos else message.qos
             place = int(tokens[6])
             if (
                 place != source.place
                 or not qos
                 or message.timed
-                or not machine.sent_at_once(source, sequence, qos, reply)
+                or not machine.sent_at_once(source, sequence, qos, reply, place + 1)
             ):
                 self._consider(attachment, wild, subject, reply, headers, payload)
-                return
-            source.await_delivery(place + 1)
-            sent[qos] += 1
-            octets[qos] += len(payload)
-            if five:
-                data = message.packets5[qos] or message.packet5(qos)
             else:
-                data = message.packets[qos] or message.packet(qos)
-            outlet.chunks.append(data)
-            if outlet.clogged:
-                outlet.hold(len(data))
-            elif not outlet.dirty:
-                outlet.schedule()
+                self.send_shared(message, qos)
 
         return arrived
 

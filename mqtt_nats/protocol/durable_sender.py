@@ -127,8 +127,13 @@ class DurableSender(OwedPubrels):
             if self.open:
                 self.pump()
 
-    def sent_at_once(self, source: SubscriptionState, sequence: int, qos: int, reply: bytes) -> bool:
+    def sent_at_once(
+        self, source: SubscriptionState, sequence: int, qos: int, reply: bytes, following: int = 0
+    ) -> bool:
         """Take a message that needs no further checks: a first delivery, in order, that may be sent now.
+
+        Args:
+            following: consumer sequence of the next delivery; 0 = the shared reader has brought the message.
 
         Returns:
             True when the caller has to send the PUBLISH packet; False when :meth:`arrived` has to decide.
@@ -151,8 +156,9 @@ class DurableSender(OwedPubrels):
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
             return False
-        source.deliver_to(sequence)
-        self._unsent.discard(sequence)
+        source.deliver_to(sequence, following)
+        if self._unsent:
+            self._unsent.discard(sequence)
         inflight[identifier] = Delivery(source, sequence, identifier, qos, None, reply, False, SENT)
         return True
 

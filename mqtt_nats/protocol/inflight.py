@@ -203,9 +203,15 @@ class SubscriptionState:
         """Note the last stream sequence that the consumer has delivered."""
         self.last = max(self.last, sequence)
 
-    def deliver_to(self, sequence: int) -> None:
-        """Note that all messages up to a stream sequence were delivered."""
+    def deliver_to(self, sequence: int, following: int = 0) -> None:
+        """Note that all messages up to a stream sequence were delivered.
+
+        Args:
+            following: consumer sequence of the delivery that has to come next; 0 = it stays as it is.
+        """
         self.first = self.last = sequence
+        if following:
+            self.place = following
 
     def settle(self, reply: bytes) -> None:
         """Note that a shared subscription's QoS 1 message is being acknowledged."""

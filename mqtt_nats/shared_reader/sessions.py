@@ -211,19 +211,7 @@ class SharedReaderSessions(SharedFeed):
             self._take(member, sequence, message, mark)
             return
         keeper.ledger.take(sequence, qos)
-        fanout = client.path.fanout
-        fanout.sent[qos] += 1
-        fanout.sent_bytes[qos] += len(message.payload)
-        if client.version == 5:
-            data = message.packets5[qos] or message.packet5(qos)
-        else:
-            data = message.packets[qos] or message.packet(qos)
-        outlet = client.outlet
-        outlet.chunks.append(data)
-        if outlet.clogged:
-            outlet.hold(len(data))
-        elif not outlet.dirty:
-            outlet.schedule()
+        side.send_shared(message, qos)
 
     def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""

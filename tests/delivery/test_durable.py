@@ -112,7 +112,7 @@ async def test_a_subscription_of_a_lower_qos(setup: Setup) -> None:
 
 async def test_a_client_that_does_not_read(setup: Setup) -> None:
     setup.bring("a", 6, 1)
-    setup.outlet.clogged = True
+    setup.outlet.clogged, setup.outlet.dirty = True, False
     setup.bring("a", 7, 2)
     assert (setup.outlet.fake_held, setup.outlet.dirty) == (8, False)
 
