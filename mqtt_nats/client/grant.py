@@ -35,6 +35,8 @@ from mqtt_streams.record_size import subscription_bytes
 from mqtt_streams.sessions import second_sid
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.client.client import Client
     from mqtt_nats.codec import Subscribe, Subscription
     from mqtt_nats.delivery.durable import DurableDelivery
@@ -73,47 +75,15 @@ async def grant(
         ApiError: JetStream does not store the record.
     """
     side = client.durable_side
-    record = client.record
     assert side is not None
-    assert record is not None
-    assert record.v5 is not None
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
         await leave_shared_reader(client, wholly=True)
-    created: list[tuple[str, ConsumerBinding]] = []
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, side.attach_pubrels)
     start_of = _Starts(side, await retry_until_answered(client, partial(place.position, client.services.nats.inbox)))
-    older = still_bringing(side)
-    for topic_filter, wish in wanted.items():
-        if topic_filter in lowered:
-            continue
-        qos, subjects, described = wish.qos, wish.subjects, wish.described(topic_filter)
-        for index, subject in enumerate(subjects):
-            key = subject if index == 0 else second_sid(subject)
-            known = record.cons.get(key)
-            if known is not None and qos:
-                source = side.attachments[known.durable_name].source
-                set_options(source, described)
-                if key in replays:
-                    replays[key].hold(source)
-                if source.qos != qos:
-                    # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
-                    until = max(each.last for each in side.machine.sources)
-                    source.regrant(qos, until)
-                    record.v5.was[key] = (source.was_qos, source.until)
-            elif qos:
-                record.v5.start[key] = start = start_of(subject)
-                record.cons[key] = consumer = _consumer(client, side, subject, start, record.v5.expiry)
-                source = SubscriptionState(qos, start, side.window())
-                set_options(source, described)
-                if key in replays:
-                    replays[key].hold(source)
-                source.created()
-                stand_behind(side, older, source, subject)
-                created.append((topic_filter, side.add(key, consumer, source, came)))
-        record.subs[subjects[0]] = qos
-        record.v5.options[subjects[0]] = described
+    others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
+    created = _put(side, others, replays, start_of, came)
     await save_record(client, client.epoch)
     if created:
         limit_in_flight(side)  # each new consumer adds its window
@@ -124,18 +94,70 @@ async def grant(
     return set(failed)
 
 
-def _consumer(client: Client, side: DurableDelivery, subject: str, start: int, expiry: int | None) -> ConsumerRef:
-    """Return the consumer of a new subscription as the session record has it."""
-    return subscription_consumer(
+def _put(
+    side: DurableDelivery,
+    wanted: dict[str, Wish],
+    replays: dict[str, Replay],
+    start_of: Callable[[str], int],
+    came: Came | None,
+) -> list[tuple[str, ConsumerBinding]]:
+    """Put subscriptions into the session record; return the consumers that are to be created, with their filters."""
+    record = side.client.record
+    assert record is not None
+    assert record.v5 is not None
+    created: list[tuple[str, ConsumerBinding]] = []
+    older = still_bringing(side)
+    for topic_filter, wish in wanted.items():
+        options = wish.described(topic_filter)
+        for index, subject in enumerate(wish.subjects if wish.qos else ()):
+            key = subject if index == 0 else second_sid(subject)
+            known = record.cons.get(key)
+            if known is None:
+                source = SubscriptionState(wish.qos, start_of(subject), side.window())
+            else:
+                source = side.attachments[known.durable_name].source
+            set_options(source, options)
+            if key in replays:
+                replays[key].hold(source)
+            if known is None:
+                stand_behind(side, older, source, subject)
+                created.append((topic_filter, side.add(key, _put_consumer(side, key, subject, source), source, came)))
+            elif source.qos != wish.qos:
+                _regrant(side, key, source, wish.qos)
+        record.subs[wish.subjects[0]] = wish.qos
+        record.v5.options[wish.subjects[0]] = options
+    return created
+
+
+def _put_consumer(side: DurableDelivery, key: str, subject: str, source: SubscriptionState) -> ConsumerRef:
+    """Put the consumer of a new subscription into the session record."""
+    client = side.client
+    record = client.record
+    assert record is not None
+    assert record.v5 is not None
+    record.v5.start[key] = source.start
+    record.cons[key] = consumer = subscription_consumer(
         client.hash,
         subject,
         name_nuid=client.services.identity.new_nuid(),
         deliver_nuid=client.services.identity.new_nuid(),
         max_ack_pending=side.window(),
-        start_seq=start,
-        inactive_threshold=backstop(expiry),
+        start_seq=source.start,
+        inactive_threshold=backstop(record.v5.expiry),
         client_id=client.client_id,
     )
+    source.created()
+    return consumer
+
+
+def _regrant(side: DurableDelivery, key: str, source: SubscriptionState, qos: int) -> None:
+    """Grant another QoS to a subscription that has a consumer; the session record notes the former QoS."""
+    record = side.client.record
+    assert record is not None
+    assert record.v5 is not None
+    # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
+    source.regrant(qos, max(each.last for each in side.machine.sources))
+    record.v5.was[key] = (source.was_qos, source.until)
 
 
 class _Starts:
