@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import ParseResult, urlparse
 
-from nats.aio.client import Client, Srv
+from nats.aio.client import Srv
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -29,15 +29,19 @@ FORMER_MOST: Final = 64
 """Maximum number of remembered addresses that are no longer announced."""
 
 
+DEFAULT_PORT: Final = 4222
+"""Port of a nats-server whose URL has none."""
+
+
 class Servers:
     """Servers to which one connection may connect.
 
     Args:
-        urls: configured URLs; they are never forgotten.
+        urls: configured URLs with scheme and host; they are never forgotten.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._configured = [Client._parse_server_uri(url) for url in urls]
+        self._configured = [_with_port(urlparse(url)) for url in urls]
         self._announced: list[str] = []
         self._former: list[str] = []
         self._found: dict[str, list[str]] = {}
@@ -129,6 +133,10 @@ async def resolve(host: str, port: int) -> list[str]:
     """Return all addresses of a name; raises OSError when there are none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _with_port(uri: ParseResult) -> ParseResult:
+    return uri._replace(netloc=f"{uri.netloc.rstrip(':')}:{DEFAULT_PORT}") if uri.port is None else uri
 
 
 def _announced_uri(address: str, base: ParseResult) -> ParseResult:

@@ -123,12 +123,11 @@ class NatsTransport(asyncio.Protocol):
         return b""
 
     def _parse(self, data: bytes, pos: int) -> int:
-        """Handle messages until the time is over; return the end of the handled data, incomplete data kept."""
+        """Handle messages until the time is over; return the end of the handled or kept data."""
         link = self.link
         handlers = link.handlers
         find = data.find
         end = len(data)
-        need = 0
         unseen = MESSAGES
         while pos < end:
             if not unseen:
@@ -138,7 +137,7 @@ class NatsTransport(asyncio.Protocol):
             unseen -= 1
             eol = find(b"\r\n", pos)
             if eol < 0:
-                break
+                return self._keep(data, pos, 0)
             first = data[pos]
             if first == 77 or first == 72:  # M(SG), H(MSG)
                 begin = pos
@@ -146,8 +145,7 @@ class NatsTransport(asyncio.Protocol):
                 start = eol + 2
                 stop = start + int(args[-1])
                 if stop + 2 > end:
-                    need = stop + 2 - pos
-                    break
+                    return self._keep(data, pos, stop + 2 - pos)
                 pos = stop + 2
                 handler = handlers.get(args[2])
                 if first == 77:
@@ -171,11 +169,18 @@ class NatsTransport(asyncio.Protocol):
             else:
                 link.control(data[pos:eol])
                 pos = eol + 2
-        if pos < end:
-            self._parts = [data[pos:] if pos else data]
-            self._held = end - pos
-            self._need = need
         return end
+
+    def _keep(self, data: bytes, pos: int, need: int) -> int:
+        """Keep the rest of the data for the next read; return its end.
+
+        Args:
+            need: bytes of the incomplete message; 0 = not known.
+        """
+        self._parts = [data[pos:] if pos else data]
+        self._held = len(data) - pos
+        self._need = need
+        return len(data)
 
     def _run(self, handler: RunHandler, data: bytes, pos: int, start: int, size: int, subject: bytes) -> int:
         """Pass on messages with payloads of one size and identical lines; return the end of the handled data."""

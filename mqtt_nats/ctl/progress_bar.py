@@ -15,9 +15,11 @@ from mqtt_nats.ctl.gateway_requests import PROGRESS
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
-
 CLEAR: Final = "\r\x1b[K"
 """Terminal control: back to the begin of the line, and clear it."""
+
+STEPS: Final = 1000
+"""Steps of the whole bar; the total number may change meanwhile."""
 
 
 class Bar:
@@ -26,7 +28,10 @@ class Bar:
     def __init__(self, label: str) -> None:
         self._label = label
         self._bar: ProgressBar[Any] | None = None
-        self._done = 0
+        self._position = ""
+        """The numbers beside the bar."""
+        self._steps = 0
+        """Steps of the bar that are shown."""
         self._counts = False
         """Whether the line with a number is shown."""
 
@@ -39,11 +44,15 @@ class Bar:
             return
         if self._bar is None:
             self._clear()
-            self._bar = click.progressbar(length=total, label=self._label, file=sys.stderr, show_pos=True)
+            self._bar = click.progressbar(
+                length=STEPS, label=self._label, file=sys.stderr, item_show_func=lambda _: self._position
+            )
             self._bar.__enter__()
-        self._bar.length = total
-        self._bar.update(max(min(done, total) - self._done, 0))
-        self._done = max(self._done, min(done, total))
+        done = min(done, total)
+        self._position = f"{done:,}/{total:,}"
+        steps = max(done * STEPS // total - self._steps, 0)
+        self._steps += steps
+        self._bar.update(steps)
 
     def close(self) -> None:
         """Close the bar and restore the terminal."""

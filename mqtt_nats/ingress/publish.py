@@ -192,41 +192,31 @@ def publish(
         path.received[qos] += 1
         path.received_bytes[qos] += size
     retain = retain and may_retain(client, size, qos)
-    lines = client.sender_header
+    lines = client.sender_header if more is None else client.sender_header + more.lines
     if qos or retain or more is not None or client.marked:
-        if more is not None:
-            lines += more.lines
         size += checked(HEADERS + len(lines) + len(route.hpub) + len(route.stated), qos != 0 or retain)
     if size > path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
         if qos == 0:
             if retain:
-                operation = RetainedOp(client.ingress.retained, None, not payload, client)
-                store_retained(client, route, payload, 0, operation, b"", more)
-                lines += RETAIN_LINE
+                lines += _retained(client, route, payload, 0, None, more)
             if retain or more is not None or client.marked:
                 bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
             else:
                 path.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 0, retain, more))
-        elif qos == 1:
-            # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
+        elif qos == 1:  # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
             receipt = Acknowledgement(client, 4, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
-                operation = RetainedOp(client.ingress.retained, receipt, not payload, client)
-                store_retained(client, route, payload, 1, operation, b"", more)
-                lines += RETAIN_LINE
+                lines += _retained(client, route, payload, 1, receipt, more)
             identity = path.ids.next()
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
-            headers = first + b"\r\n"
-            if path.with_ids:
-                headers = b"%bNats-Msg-Id:%b\r\n%b\r\n" % (first, identity, b"" if more is None else more.stay)
-            elif more is not None and more.ttl:
-                headers = first + more.stay + b"\r\n"
+            last = b"\r\n" if more is None else more.stay + b"\r\n"
+            headers = b"%bNats-Msg-Id:%b\r\n%b" % (first, identity, last) if path.with_ids else first + last
             path.store.put(route.msgs, headers, payload, receipt)
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 1, retain, more), identity)
@@ -235,6 +225,15 @@ def publish(
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
     bound(client)
+
+
+def _retained(
+    client: Publisher, route: Route, payload: bytes, qos: int, receipt: Acknowledgement | None, more: Extras | None
+) -> bytes:
+    """Store the retained copy of a publish; return the header line of the other copies that says so."""
+    operation = RetainedOp(client.ingress.retained, receipt, not payload, client)
+    store_retained(client, route, payload, qos, operation, b"", more)
+    return RETAIN_LINE
 
 
 def checked(size: int, stored: bool = True) -> int:

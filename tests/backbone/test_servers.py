@@ -54,8 +54,8 @@ def where(found: list[Srv]) -> list[str]:
 
 
 async def test_a_list(names: Names) -> None:
-    known = Servers(["nats://127.0.0.1:4222", "nats://127.0.0.2", "nats://[::1]:4224"])
-    assert set(where(await known.round())) == {"127.0.0.1:4222", "127.0.0.2:4222", "[::1]:4224"}
+    known = Servers(["nats://127.0.0.1:4222", "nats://127.0.0.2", "nats://127.0.0.3:", "nats://[::1]:4224"])
+    assert set(where(await known.round())) == {"127.0.0.1:4222", "127.0.0.2:4222", "127.0.0.3:4222", "[::1]:4224"}
     assert not names.asked
 
 

@@ -235,6 +235,7 @@ def test_the_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         told = PROGRESS.get()
         assert told is not None
         told(0, None)
+        told(1, 2)
         told(1, 4)
         told(4, 4)
     assert PROGRESS.get() is None
