@@ -21,7 +21,7 @@ from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.sessions.consumer_attach import CREATE_FAILED, CREATE_TRIES, STEP
+from mqtt_nats.sessions.consumer_attach import create_again
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -30,7 +30,6 @@ from mqtt_streams.consumers import (
     ConsumerRef,
     backstop,
     consumer_info,
-    create_consumer,
     delete_consumer,
     update_consumer,
 )
@@ -123,15 +122,7 @@ async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *
                 raise
     consumer = replace(consumer, start_seq=start)
     await delete_consumer(inbox, MESSAGES, consumer.durable_name)
-    for _ in range(CREATE_TRIES):
-        try:
-            await create_consumer(inbox, MESSAGES, consumer)
-            return consumer
-        except ApiError as error:
-            if error.err_code != CREATE_FAILED:
-                raise
-        await asyncio.sleep(STEP)
-    await create_consumer(inbox, MESSAGES, consumer)
+    await create_again(inbox, consumer)
     return consumer
 
 

@@ -40,10 +40,8 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Handler
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Delivery, Receiver
-    from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -305,30 +303,7 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
         return
     handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
     log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
-
-    def given() -> None:
-        attachment.end_passing()
-        if sid in services.nats.link.handlers:
-            services.nats.link.handlers[sid] = handler
-
-    def passed(last: bool) -> None:
-        services.counters.pass_over()
-        if last:
-            given()
-
-    attachment.begin_passing()
-    services.nats.link.handlers[sid] = _without(side.machine, attachment, handler, left, passed, given)
-
-
-def _without(
-    machine: DurableSender,
-    attachment: ConsumerBinding,
-    handler: Handler,
-    left: int,
-    passed: Callable[[bool], None],
-    given: Callable[[], None],
-) -> Handler:
-    source = attachment.source
+    source, machine = attachment.source, side.machine
     sent = SENT_MOST
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -337,17 +312,19 @@ def _without(
         if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
             handler(subject, reply, headers, payload)  # the client may have the message, or one before it is lost
             return
+        left -= 1
+        if not left:
+            attachment.end_passing()
+            if sid in services.nats.link.handlers:
+                services.nats.link.handlers[sid] = handler
         if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
             sent -= 1
-            left -= 1
-            if not left:
-                given()
             handler(subject, reply, headers, payload)
             return
         source.await_delivery(ack.consumer_seq + 1)
         source.began(ack.consumer_seq, True)
         machine.passed_over(source, ack.stream_seq, 1, reply)
-        left -= 1
-        passed(not left)
+        services.counters.pass_over()
 
-    return arrived
+    attachment.begin_passing()
+    services.nats.link.handlers[sid] = arrived

@@ -33,6 +33,7 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
@@ -221,14 +222,23 @@ async def make_anew(client: Session, side: SessionConsumers, attachment: Consume
         record.cons[attachment.key] = consumer
         record.v5.start[attachment.key] = source.start
         side.change_record()
+    return await create_again(services.nats.inbox, consumer)
+
+
+async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerInfo:
+    """Create a consumer of a name that another one had until now.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not create it.
+    """
     for _ in range(CREATE_TRIES):
         try:
-            return await create_consumer(services.nats.inbox, MESSAGES, consumer)
+            return await create_consumer(inbox, MESSAGES, consumer)
         except ApiError as error:
             if error.err_code != CREATE_FAILED:
                 raise
         await asyncio.sleep(STEP)
-    return await create_consumer(services.nats.inbox, MESSAGES, consumer)
+    return await create_consumer(inbox, MESSAGES, consumer)
 
 
 async def send_again(services: Services, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:

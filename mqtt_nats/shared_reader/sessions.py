@@ -224,16 +224,25 @@ class SharedReaderSessions(SharedFeed):
             log.info("%s has fallen behind: its consumers deliver its messages", member.client)
             self.give_back(member.client, member.side)
 
-    def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
-        """Give a session a message through the subscription that owns its subject, if there is one."""
+    def put_through(
+        self,
+        member: Member,
+        sequence: int,
+        message: Stored,
+        mark: bytes,
+        sources: set[SubscriptionState] | None = None,
+    ) -> None:
+        """Give a session a message through the subscription that owns its subject; ``sources``: only one of these."""
         side = member.side
         client = member.client
         keeper = side.keeper
         assert keeper is not None
         machine = side.machine
-        machine.read_to(sequence)
         own = bool(client.bridge or client.options) and message.sender == client.client_id
         owner, granted = side.overlap.owner(message.subject, sequence, own)
+        if sources is not None and (owner is None or owner.source not in sources):
+            return
+        machine.read_to(sequence)
         if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
             return
         qos = min(message.qos, granted)
@@ -475,14 +484,8 @@ class SharedReaderSessions(SharedFeed):
     def _take_kept(
         self, member: Member, sequence: int, message: Stored, sources: set[SubscriptionState] | None = None
     ) -> None:
-        """Give a session a message that was kept back; with ``sources``, only if one of them owns its subject."""
-        client = member.client
+        """Give a session a message that was kept back; ``sources``: see :meth:`put_through`."""
         try:
-            if sources is not None:
-                own = bool(client.bridge or client.options) and message.sender == client.client_id
-                owner, _ = member.side.overlap.owner(message.subject, sequence, own)
-                if owner is None or owner.source not in sources:
-                    return
-            self.put_through(member, sequence, message, TAKEN + b"%d" % sequence)
+            self.put_through(member, sequence, message, TAKEN + b"%d" % sequence, sources)
         except Exception as error:  # the messages that follow are given all the same
             self.failed(member, sequence, message.qos, error)
