@@ -22,7 +22,7 @@ from mqtt_nats.ingress.retained_replay import drop_gates
 from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import detach, leave_at_end
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -95,10 +95,8 @@ async def renew_backstops(side: DurableDelivery) -> None:
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
     """
-    record = side.client.record
-    assert record is not None
-    assert record.v5 is not None
-    threshold = backstop(record.v5.expiry)
+    record, v5 = claimed(side.client.record)
+    threshold = backstop(v5.expiry)
     for key, consumer in record.cons.items():
         record.cons[key] = replace(consumer, inactive_threshold=threshold)
     consumers = [one for one in record.cons.values() if one.durable_name in side.attachments]
@@ -162,13 +160,11 @@ def _close_session(client: Client, will: Done | None) -> None:
     Args:
         will: the publication of the will; None = there is no will, or the session goes on.
     """
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    _, v5 = claimed(client.record)
     if not client.durable:
         session(client.services.hooks, SESSION_TERMINATED, client.client_id, client.epoch)
         held = client.qos2 is not None and client.qos2.newest
-        if will is None and not held and not record.v5.groups:
+        if will is None and not held and not v5.groups:
             _delete_record(client)
         else:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")

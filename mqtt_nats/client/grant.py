@@ -25,7 +25,7 @@ from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
 from mqtt_nats.sessions.quotas import holder
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -102,9 +102,7 @@ def _put(
     came: Came | None,
 ) -> list[tuple[str, ConsumerBinding]]:
     """Put subscriptions into the session record; return the consumers that are to be created, with their filters."""
-    record = side.client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(side.client.record)
     created: list[tuple[str, ConsumerBinding]] = []
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
@@ -125,17 +123,15 @@ def _put(
             elif source.qos != wish.qos:
                 _regrant(side, key, source, wish.qos)
         record.subs[wish.subjects[0]] = wish.qos
-        record.v5.options[wish.subjects[0]] = options
+        v5.options[wish.subjects[0]] = options
     return created
 
 
 def _put_consumer(side: DurableDelivery, key: str, subject: str, source: SubscriptionState) -> ConsumerRef:
     """Put the consumer of a new subscription into the session record."""
     client = side.client
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    record.v5.start[key] = source.start
+    record, v5 = claimed(client.record)
+    v5.start[key] = source.start
     record.cons[key] = consumer = subscription_consumer(
         client.hash,
         subject,
@@ -143,7 +139,7 @@ def _put_consumer(side: DurableDelivery, key: str, subject: str, source: Subscri
         deliver_nuid=client.services.identity.new_nuid(),
         max_ack_pending=side.window(),
         start_seq=source.start,
-        inactive_threshold=backstop(record.v5.expiry),
+        inactive_threshold=backstop(v5.expiry),
         client_id=client.client_id,
     )
     source.created()
@@ -152,12 +148,10 @@ def _put_consumer(side: DurableDelivery, key: str, subject: str, source: Subscri
 
 def _regrant(side: DurableDelivery, key: str, source: SubscriptionState, qos: int) -> None:
     """Grant another QoS to a subscription that has a consumer; the session record notes the former QoS."""
-    record = side.client.record
-    assert record is not None
-    assert record.v5 is not None
+    _, v5 = claimed(side.client.record)
     # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
     source.regrant(qos, max(each.last for each in side.machine.sources))
-    record.v5.was[key] = (source.was_qos, source.until)
+    v5.was[key] = (source.was_qos, source.until)
 
 
 class _Starts:

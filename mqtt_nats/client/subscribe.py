@@ -52,7 +52,7 @@ from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
 from mqtt_nats.sessions.message_stream import Mark, mark
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
 from mqtt_streams.api import ApiError
@@ -478,14 +478,12 @@ def _forget(client: Client, filters: Set[str]) -> list[str]:
     side = client.durable_side
     if side is None:
         return []
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(client.record)
     gone: list[str] = []
     for topic_filter in filters:
         subjects = filter_to_subjects(topic_filter)
         record.subs.pop(subjects[0], None)
-        record.v5.options.pop(subjects[0], None)
+        v5.options.pop(subjects[0], None)
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
             if key in record.cons:

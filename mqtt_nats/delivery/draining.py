@@ -19,7 +19,7 @@ from mqtt_nats.ingress.retained_replay import close_gate
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -42,19 +42,17 @@ LOOK_AGAIN: Final = 1.0
 
 def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
     """Take a subscription out of the session record; return the record's `v5` part, and the consumer's binding."""
-    record = side.client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(side.client.record)
     consumer = record.cons.pop(key)
-    record.v5.start.pop(key, None)
-    record.v5.replay.pop(key, None)
-    record.v5.was.pop(key, None)
-    return record.v5, side.attachments[consumer.durable_name]
+    v5.start.pop(key, None)
+    v5.replay.pop(key, None)
+    v5.was.pop(key, None)
+    return v5, side.attachments[consumer.durable_name]
 
 
 def drain(side: DurableDelivery, key: str) -> Draining | None:
     """End a subscription's source; return its entry in the record, or None if its consumer can be deleted now."""
-    record, attachment = _strike(side, key)
+    v5, attachment = _strike(side, key)
     consumer = attachment.consumer
     side.settle()
     others = side.overlap.after(attachment)
@@ -77,7 +75,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
 
     inflight = side.machine.drain(source, keep)
     if source.live:  # the session's position has the messages in flight
-        record.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
+        v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, 0, source.end, source.start))
         return None
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
@@ -91,7 +89,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
         qos.append(max(source.qos, source.was_qos))
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
-    record.draining.append(draining)
+    v5.draining.append(draining)
     return draining if qos or side.machine.holds(source) else None
 
 
@@ -102,25 +100,22 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
         gates: keep the messages that come at QoS 0 until all messages of the consumer are sent.
         retained: whether a replay of retained messages that had begun goes on, at QoS 0.
     """
-    record, attachment = _strike(side, key)
+    v5, attachment = _strike(side, key)
     consumer = attachment.consumer
     source = attachment.source
     side.machine.lower(source, end, retained)
     attachment.lowered(list(gates))
     attachment.stand_before(side.overlap.after(attachment))
     qos = max(source.qos, source.was_qos)
-    record.draining.append(
-        Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True)
-    )
+    v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True))
     return attachment
 
 
 def unmatch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Take an ended subscription out of the overlap; the record notes the higher QoS that it leaves to others."""
-    record = side.client.record
+    _, v5 = claimed(side.client.record)
     for other in side.overlap.remove(attachment):
-        if record is not None and record.v5 is not None:
-            record.v5.was[other.key] = (other.source.was_qos, other.source.until)
+        v5.was[other.key] = (other.source.was_qos, other.source.until)
 
 
 def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: list[Gate]) -> None:

@@ -32,6 +32,7 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
 from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
 from mqtt_streams.headers import get_int
@@ -336,10 +337,8 @@ class DurableDelivery(StatefulDelivery):
 
     def point_anew(self) -> None:
         """Put new deliver subjects into the record; the caller writes the record before it changes the consumers."""
-        record = self.client.record
-        assert record is not None
-        assert record.v5 is not None
-        threshold = backstop(record.v5.expiry)
+        record, v5 = claimed(self.client.record)
+        threshold = backstop(v5.expiry)
         for key, consumer in record.cons.items():
             known = self.attachments.get(consumer.durable_name)
             if known is not None and known.source.live:
@@ -441,9 +440,8 @@ class DurableDelivery(StatefulDelivery):
             # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
             self.client.delivery.feed.refresh(self.client)
         await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
-        record = self.client.record
-        if record is not None and record.v5 is not None:
-            record.v5.forget_draining(names)
+        _, v5 = claimed(self.client.record)
+        v5.forget_draining(names)
         if self.keeper is not None and self.client.delivery.feed is not None:
             self.keeper.live.difference_update(names)
             self.keeper.ledger.change()

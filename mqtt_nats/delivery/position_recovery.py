@@ -22,6 +22,7 @@ from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import create_again
+from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -128,10 +129,8 @@ async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *
 
 async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
     """Change dormant consumers a little: nats-server removes consumers that are not used for long."""
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    threshold = backstop(record.v5.expiry)
+    _, v5 = claimed(client.record)
+    threshold = backstop(v5.expiry)
     for one in list(side.attachments.values()):
         if threshold and one.source.live and one.sid == b"":
             other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
@@ -198,9 +197,8 @@ async def _handed_over(client: Receiver, position: Position, written: float, ask
 
 def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) -> int:
     """Return the stream sequence up to which a stream that was replaced has the messages of the position."""
-    assert client.record is not None
-    assert client.record.v5 is not None
-    generations = {position.generation, client.record.v5.generation} - {""}
+    _, v5 = claimed(client.record)
+    generations = {position.generation, v5.generation} - {""}
     return EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
 
 
@@ -211,17 +209,15 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     services = client.services
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    if not record.v5.pos:
+    record, v5 = claimed(client.record)
+    if not v5.pos:
         return set()
     await client.delivery.handover.over(client.hash)
     asked: set[str] = set()
     for _ in range(ROUNDS):
         data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
-        if position is None or position.id != record.v5.pos:
+        if position is None or position.id != v5.pos:
             return set()
         if position.gateway not in asked and await _handed_over(client, position, written, asked):
             continue

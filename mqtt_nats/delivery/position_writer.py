@@ -16,6 +16,7 @@ from mqtt_nats.backbone.pending_stores import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.position import SessionPosition, Step
+from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.positions import Position, expected_block, position_subject
@@ -100,11 +101,9 @@ class PositionWriter:
         """Whether this writer has stopped for good."""
         self.moved = False
         """Whether it has stopped because the session has another owner."""
-        record = client.record
-        assert record is not None
-        assert record.v5 is not None
-        self._id = record.v5.pos
-        self._generation = record.v5.generation
+        _, v5 = claimed(client.record)
+        self._id = v5.pos
+        self._generation = v5.generation
         self._sequence = expected
         self._writing: bytes | None = None
         self._begun: Fresh | None = None

@@ -30,7 +30,7 @@ from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
 from mqtt_nats.sessions.message_stream import adopt, settle
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
 from mqtt_streams.consumers import consumer_info, existing_consumer
@@ -76,11 +76,9 @@ async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
     Raises:
         TimeoutError: NATS does not answer.
     """
-    record = client.record
-    assert record is not None
-    described = record.v5.options if record.v5 is not None else {}
+    record, v5 = claimed(client.record)
     for subject, qos in record.subs.items():
-        one = described.get(subject)
+        one = v5.options.get(subject)
         options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
         try:
             topic_filter = subject_to_filter(subject)
@@ -88,8 +86,7 @@ async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows filters that this gateway refuses
             log.warning("%s: its subscription %r is not resumed: %s", client, subject, error)
-    draining = record.v5.draining if record.v5 is not None else []
-    lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in draining if entry.whole]
+    lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in v5.draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
     await client.services.nodes.fence_filters(client.filters)
     return gates
@@ -118,11 +115,9 @@ async def resume(
     Returns:
         Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(client.record)
     adopt(client, side)
-    if record.v5.q2:
+    if v5.q2:
         await client.inbound.take_over(client, side.former, record)
     await _owe_pubrels(client, side)
     went = await restore_position(client, side)
@@ -131,7 +126,7 @@ async def resume(
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
         await withdraw(shares)
-    earlier = [entry.qos for entry in record.v5.draining] + [qos for qos, _ in record.v5.was.values()]
+    earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
     if side.machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
     attachments, unfinished = _add_sources(client, side, went)
@@ -168,9 +163,8 @@ async def _attach(client: Receiver, side: DurableDelivery, attachments: list[Con
     """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise."""
     await in_turn([partial(side.attach, attachment) for attachment in attachments])
     await note_kept(client, side)
-    assert client.record is not None
-    assert client.record.v5 is not None
-    settle(client.record.v5, max((one.source.last for one in side.attachments.values()), default=0))
+    _, v5 = claimed(client.record)
+    settle(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:
@@ -218,23 +212,21 @@ async def _start(
 
 def _add_sources(client: Receiver, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(client.record)
     attachments: list[ConsumerBinding] = []
     unfinished: list[Replay] = []
     for key, consumer in record.cons.items():
         subject = key.removesuffix(" fwc")
         first = subject if key == subject else f"{subject}.>"
         qos = record.subs.get(first, 0) or 1
-        was = record.v5.was.get(key, (0, 0))
-        source = SubscriptionState(qos, record.v5.start.get(key, 0), consumer.max_ack_pending, was=was)
+        was = v5.was.get(key, (0, 0))
+        source = SubscriptionState(qos, v5.start.get(key, 0), consumer.max_ack_pending, was=was)
         if consumer.durable_name in went:
             source.deliver_to(side.resumed_from)
-        described = record.v5.options.get(first)
+        described = v5.options.get(first)
         if described is not None:
             set_options(source, described)
-        if (cursor := record.v5.replay.get(key)) is not None:
+        if (cursor := v5.replay.get(key)) is not None:
             unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
             unfinished[-1].hold(source)
             side.machine.replayed(source, cursor)
@@ -246,12 +238,10 @@ async def _add_ended(
     client: Receiver, side: DurableDelivery, gates: list[Gate]
 ) -> tuple[list[ConsumerBinding], list[str]]:
     """Subscribe the deliver subjects of ended subscriptions; also return the names of consumers that can go."""
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    _, v5 = claimed(client.record)
     attachments: list[ConsumerBinding] = []
     done: list[str] = []
-    for entry in record.v5.draining:
+    for entry in v5.draining:
         ended = await _ended(client, side, entry, gates)
         if ended is None:
             done.append(entry.name)
@@ -310,7 +300,7 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
 
 async def _ended(client: Receiver, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
     """Return the consumer of an ended subscription; None = it has no message left, or the consumer is gone."""
-    services, record = client.services, client.record
+    services = client.services
     draining = (
         await existing_consumer(services.nats.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
     )
@@ -319,8 +309,8 @@ async def _ended(client: Receiver, side: DurableDelivery, entry: Draining, gates
     draining = replace(draining, deliver_subject=DELIVER_PREFIX + services.identity.new_nuid())
     source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end, whole=entry.whole)
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
-    options = record.v5.options if record is not None and record.v5 is not None else {}
-    described = options.get(subject) or options.get(f"{subject}.>")
+    _, v5 = claimed(client.record)
+    described = v5.options.get(subject) or v5.options.get(f"{subject}.>")
     if entry.whole and described is not None:
         set_options(source, described)
     attachment = side.add("", draining, source)

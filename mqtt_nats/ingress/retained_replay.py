@@ -22,7 +22,7 @@ from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.retained import PAGE_BYTES, RetainedMessage
 from mqtt_streams.sessions import Conflict
@@ -319,15 +319,13 @@ class Replay:
 
     async def _note(self, cursor: int | None) -> None:
         """Write the cursor into the session record; None = the client has all messages."""
-        record = self.client.record
-        assert record is not None
-        assert record.v5 is not None
+        _, v5 = claimed(self.client.record)
         side, source = self.client.consumers, self.source
         if side is None or source is None:  # a later subscription of the filter has its own cursor
             return
         if cursor is not None:
-            record.v5.replay[self.key] = cursor
-        elif record.v5.replay.pop(self.key, None) is None:
+            v5.replay[self.key] = cursor
+        elif v5.replay.pop(self.key, None) is None:
             return
         try:
             await save_record(self.client, self.client.epoch)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.inbox import GRACE
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
     ConsumerInfo,
@@ -191,9 +192,7 @@ async def make_anew(client: Session, side: SessionConsumers, attachment: Consume
     services = client.services
     source = attachment.source
     consumer = attachment.consumer
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(client.record)
     await services.stream.check()  # no consumer may be created in a stream in which the session does not count
     if not client.alive:
         raise MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY)
@@ -208,7 +207,7 @@ async def make_anew(client: Session, side: SessionConsumers, attachment: Consume
         source.begin_anew()
         side.machine.begin_anew()
         side.overlap.begin_anew(attachment)
-        record.v5.was.pop(attachment.key, None)
+        v5.was.pop(attachment.key, None)
     elif source.last:
         lost = "messages that the client has not acknowledged cannot be redelivered"
         start = min(source.last + 1, source.forgotten_from or source.last + 1)
@@ -220,7 +219,7 @@ async def make_anew(client: Session, side: SessionConsumers, attachment: Consume
     attachment.reconfigure(consumer)
     if attachment.key in record.cons:
         record.cons[attachment.key] = consumer
-        record.v5.start[attachment.key] = source.start
+        v5.start[attachment.key] = source.start
         side.change_record()
     return await create_again(services.nats.inbox, consumer)
 

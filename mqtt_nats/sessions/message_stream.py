@@ -23,6 +23,7 @@ from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.protocol.durable_sender import ID_SPACE
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import PREFIX
@@ -215,14 +216,12 @@ class StreamIdentity:
 def adopt(client: Session, side: SessionConsumers) -> None:
     """Continue a session in the present stream: its own, or the one that has replaced it."""
     stream = client.services.stream
-    assert client.record is not None
-    v5 = client.record.v5
-    assert v5 is not None
+    record, v5 = claimed(client.record)
     if v5.generation != stream.id and stream.id:
         if v5.generation:
             log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
             side.replace_stream(stream.floor)
-            if 2 in client.record.subs.values() or v5.draining or v5.was or v5.shared:
+            if 2 in record.subs.values() or v5.draining or v5.was or v5.shared:
                 v5.suspect_from(stream.floor + 1)
             v5.count_anew(stream.floor)
         v5.count_in(stream.id)

@@ -45,6 +45,13 @@ STREAM_NOT_FOUND: Final = 10059
 log = logging.getLogger("mqtt_nats.broker")
 
 
+def claimed(record: SessionRecord | None) -> tuple[SessionRecord, V5]:
+    """Return the record of a session that this connection has claimed, and the part that only gateways read."""
+    assert record is not None
+    assert record.v5 is not None
+    return record, record.v5
+
+
 async def save_record(client: Session, expected: int) -> int:
     """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); return its sequence, the epoch.
 
@@ -58,15 +65,13 @@ async def save_record(client: Session, expected: int) -> int:
         RequestTimeout, NoResponders: JetStream does not answer, and the session is not this connection's yet.
     """
     services = client.services
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    record, v5 = claimed(client.record)
     nonce = services.identity.new_nuid()
     record.sign(services.identity.id, nonce)
     if client.durable:  # to be stored before the first QoS 2 publish is held, which may come at any time
-        record.v5.hold_qos2()
+        v5.hold_qos2()
     if client.epoch:
-        record.v5.begin_at(client.epoch)
+        v5.begin_at(client.epoch)
     reply = claim_subject(client.hash, services.identity.id, nonce)
     try:
         sequence = await services.streams.sessions.save(record, expected=expected, reply=reply)

@@ -37,7 +37,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.record import leave_groups, stored_part, take_back
+from mqtt_nats.sessions.record import claimed, leave_groups, stored_part, take_back
 from mqtt_nats.sessions.shared_ownership import INEXACT, NAK, OwnershipChecks, answer, confirmed_at, room_of
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import Ack, backstop, parse_ack
@@ -138,11 +138,9 @@ class Membership:
             ApiError, NoResponders, RequestTimeout: JetStream does not do it.
         """
         client, services = self.client, self.client.services
-        record = client.record
-        assert record is not None
-        assert record.v5 is not None
+        _, v5 = claimed(client.record)
         groups = services.streams.groups
-        start, threshold = record.v5.shared[self.text].start, backstop(client.expiry)
+        start, threshold = v5.shared[self.text].start, backstop(client.expiry)
         register = partial(groups.join, self.group, client.hash, client.client_id, self.text, threshold)
         try:
             await register()
@@ -153,7 +151,7 @@ class Membership:
             services.tasks.spawn(retry_in_background(services.nats.online, later), f"a group of {client.client_id}")
             raise
         # A record write under way may be stored (then its nonce is known), or the record is still that of the epoch.
-        if present is not None and (present.nonce == record.v5.nonce or sequence == client.epoch):
+        if present is not None and (present.nonce == v5.nonce or sequence == client.epoch):
             self.begin()
         else:
             await leave_groups(services, client.hash, client.client_id, [self.text])

@@ -19,7 +19,7 @@ from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.message_stream import mark
-from mqtt_nats.sessions.record import discard_session, leave_groups, save_record
+from mqtt_nats.sessions.record import claimed, discard_session, leave_groups, save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
 from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams import stored
@@ -84,16 +84,14 @@ async def subscribe_shared(client: Session, wanted: dict[str, SharedSubscription
         ApiError: JetStream does not do it.
     """
     services = client.services
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
+    _, v5 = claimed(client.record)
     shares = client.make_shares()
     start = await retry_until_answered(client, partial(mark(services.nats).position, services.nats.inbox)) + 1
     members = []
     for text, one in wanted.items():
-        known = record.v5.shared.get(text)
+        known = v5.shared.get(text)
         one = replace(one, start=start if known is None else known.start)
-        record.v5.share(text, one)
+        v5.share(text, one)
         member = shares.get(text)
         if member is None:
             member = shares[text] = Membership(client, text, one)
@@ -125,12 +123,10 @@ async def unsubscribe_shared(client: Session, texts: list[str]) -> None:
 
 async def _leave_ended(client: Session) -> None:
     """Remove the registrations for ended subscriptions; the next owner, or the end of the session, completes it."""
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    leave = partial(leave_groups, client.services, client.hash, client.client_id, record.v5.leaving)
+    _, v5 = claimed(client.record)
+    leave = partial(leave_groups, client.services, client.hash, client.client_id, v5.leaving)
     await retry_until_answered(client, leave)
-    record.v5.forget_leaving()
+    v5.forget_leaving()
 
 
 def settled(client: Session, token: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import AT_ONCE, parts
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 
@@ -181,15 +181,13 @@ async def name_position(client: Receiver) -> None:
         ApiError: the record cannot be stored.
         Conflict: another connection has claimed the session.
     """
-    record = client.record
-    assert record is not None
-    assert record.v5 is not None
-    if not record.v5.pos:
-        record.v5.name_position(client.services.identity.new_nuid())
+    _, v5 = claimed(client.record)
+    if not v5.pos:
+        v5.name_position(client.services.identity.new_nuid())
         try:
             await save_record(client, client.epoch)
         except BaseException:
-            record.v5.name_position("")
+            v5.name_position("")
             raise
 
 
