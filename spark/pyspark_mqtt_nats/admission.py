@@ -110,4 +110,6 @@ def _by_sizes(connection: Connection, options: Options, found: Snapshot, most: i
 
 def _sizes(rows: Rows) -> pa.Array:
     """Sizes in bytes of messages that were delivered with headers only."""
-    return pa.array([len(block) + (headers.get_int(block, "Nats-Msg-Size") or 0) for block in rows.headers], pa.int64())
+    return pa.array(
+        [len(block) + (headers.get_int(block, "Nats-Msg-Size") or 0) for block in rows.headers.to_pylist()], pa.int64()
+    )

@@ -93,9 +93,9 @@ def last_messages(options: Options, snapshot: Snapshot, columns: tuple[str, ...]
             yield batches.batch(
                 pa.array([message.seq for message in found], pa.int64()),
                 pa.array([message.time_ns for message in found], pa.int64()),
-                [message.subject.encode() for message in found],
-                [message.headers for message in found],
-                [message.payload for message in found],
+                pa.array([message.subject.encode() for message in found], pa.binary()),
+                pa.array([message.headers for message in found], pa.binary()),
+                pa.array([message.payload for message in found], pa.binary()),
             )
 
 

@@ -52,6 +52,10 @@ def gateway_block(
     return block(*lines, *after)
 
 
+def binary(values: list[bytes]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
 def batch(
     columns: list[str], blocks: list[bytes], payloads: list[bytes] | None = None, **options: Any
 ) -> list[dict[str, Any]]:
@@ -61,9 +65,9 @@ def batch(
     found = Batches(columns, PREFIX, **options).batch(
         numbers,
         pa.array([1_700_000_000_123_456_789] * count, pa.int64()),
-        [f"{PREFIX}a.{index % 3}".encode() for index in range(count)],
-        blocks,
-        payloads or [b"%d" % index for index in range(count)],
+        binary([f"{PREFIX}a.{index % 3}".encode() for index in range(count)]),
+        binary(blocks),
+        binary(payloads or [b"%d" % index for index in range(count)]),
     )
     assert found.schema.equals(arrow_schema(columns))
     found.validate(full=True)
@@ -188,14 +192,16 @@ def test_no_block_fails_a_batch_and_each_is_read_by_itself(blocks: list[bytes]) 
 @example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID, b"Nats-Msg-Id:" + ID[1:], b"X:1"))
 def test_lines_that_vary_change_no_column(raw: bytes) -> None:
     assert decode_headers(without_varying(raw)) == decode_headers(raw)
-    (key,) = header_keys([raw]).to_pylist()
+    (key,) = header_keys(binary([raw])).to_pylist()
     assert decode_headers(key) == decode_headers(raw)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_messages_of_one_publisher_have_one_key(qos: int) -> None:
     """So they are decoded once, although each has an id of its own."""
-    keys = header_keys([gateway_block(qos, b"%032x" % number, "me", {"content_type": "a"}) for number in range(9)])
+    keys = header_keys(
+        binary([gateway_block(qos, b"%032x" % number, "me", {"content_type": "a"}) for number in range(9)])
+    )
     assert len(set(keys.to_pylist())) == 1
 
 
@@ -213,7 +219,7 @@ def test_messages_of_one_publisher_in_a_cluster_have_one_key(others: list[bytes]
     """There each has its identifier twice; whatever else is in the batch."""
     ids = [b"%032x" % number for number in range(9)]
     blocks = [gateway_block(1, one, "me", {"content_type": "a"}, False, b"Nats-Msg-Id:" + one) for one in ids]
-    keys = header_keys([*blocks, *others]).to_pylist()
+    keys = header_keys(binary([*blocks, *others])).to_pylist()
     assert len(set(keys[:9])) == 1
     assert len(set(keys)) == 1 + len(others)
     assert [decode_headers(one) for one in keys] == [decode_headers(one) for one in (*blocks, *others)]
@@ -222,7 +228,7 @@ def test_messages_of_one_publisher_in_a_cluster_have_one_key(others: list[bytes]
 @settings(deadline=None)
 @given(st.lists(ODD_BLOCK, max_size=6))
 def test_headers_in_bulk_are_the_headers_one_by_one(blocks: list[bytes]) -> None:
-    found = headers_column(blocks)
+    found = headers_column(binary(blocks))
     assert found.equals(pa.array(list(map(header_pairs, blocks)), COLUMNS[HEADERS].arrow_type))
 
 

@@ -66,5 +66,7 @@ def test_ids_of_blocks_of_every_kind() -> None:
 def column(blocks: list[bytes]) -> list[str | None]:
     count = len(blocks)
     numbers = pa.array(range(count), pa.int64())
-    found = Batches(["message_id"]).batch(numbers, numbers, [b"a"] * count, blocks, [b""] * count)
+    found = Batches(["message_id"]).batch(
+        numbers, numbers, *(pa.array(part, pa.binary()) for part in ([b"a"] * count, blocks, [b""] * count))
+    )
     return [row["message_id"] for row in found.to_pylist()]

@@ -71,18 +71,17 @@ class Batches:
         self._parts = Dictionary(decode_headers, parts) if parts else None
 
     def batch(
-        self, sequences: pa.Array, times: pa.Array, subjects: list[bytes], headers: list[bytes], payloads: list[bytes]
+        self, sequences: pa.Array, times: pa.Array, subjects: pa.Array, headers: pa.Array, payloads: pa.Array
     ) -> pa.RecordBatch:
-        """One batch; `sequences` int64, `times` int64 nanoseconds since 1970. It may have fewer rows than came in."""
+        """One batch of what `rows.Rows` has; it may have fewer rows than came in."""
         flags: list[int] = []
         if self._retained:
             kept, flags, payloads = _retained(headers, payloads)
             if len(kept) < len(headers):
                 rows = pa.array(kept, pa.int64())
                 sequences, times = sequences.take(rows), times.take(rows)
-                subjects = [subjects[row] for row in kept]
-                headers = [headers[row] for row in kept]
-        codes = self._topics.codes(pa.array(subjects, pa.binary())) if self._topics is not None else None
+                subjects, headers = subjects.take(rows), headers.take(rows)
+        codes = self._topics.codes(subjects) if self._topics is not None else None
         keep = self._topics.column(_VISIBLE, codes) if self._topics is not None and self._filtered else None
         parts = self._parts.codes(header_keys(headers)) if self._parts is not None else None
         arrays = []
@@ -92,7 +91,7 @@ class Batches:
             elif name == "timestamp":
                 array = pc.divide(times, 1000).cast(COLUMNS[name].arrow_type)
             elif name == "payload":
-                array = pa.array(payloads, pa.binary())
+                array = payloads
             elif name == HEADERS:
                 array = headers_column(headers)
             elif name == MESSAGE_ID:
@@ -112,27 +111,28 @@ class Batches:
         return batch if keep is None else batch.filter(keep)
 
 
-def _retained(headers: list[bytes], payloads: list[bytes]) -> tuple[list[int], list[int], list[bytes]]:
+def _retained(headers: pa.Array, payloads: pa.Array) -> tuple[list[int], list[int], pa.Array]:
     """Places of the records that retain something, with their QoS and payload."""
     found = [
         (place, message.qos, message.payload)
-        for place, (block, payload) in enumerate(zip(headers, payloads, strict=True))
+        for place, (block, payload) in enumerate(zip(headers.to_pylist(), payloads.to_pylist(), strict=True))
         if (message := retained.parse(StoredMessage("", 0, 0, block, payload))) is not None
     ]
-    return [place for place, _, _ in found], [qos for _, qos, _ in found], [payload for _, _, payload in found]
+    kept = pa.array([payload for _, _, payload in found], pa.binary())
+    return [place for place, _, _ in found], [qos for _, qos, _ in found], kept
 
 
-def header_keys(blocks: list[bytes]) -> pa.Array:
+def header_keys(array: pa.Array) -> pa.Array:
     """The blocks without what differs in each message of a gateway, so that few different ones are left to decode."""
-    array = pa.array(blocks, pa.binary())
     common = pc.and_(pc.starts_with(array, _COMMON), pc.equal(pc.binary_slice(array, _ID_END, _ID_END + 2), b"\r\n"))
     found = pc.sum(common).as_py() or 0
-    if found == len(blocks):
+    if found == len(array):
         keys = pc.binary_replace_slice(array, _PUB_END, _ID_END, b"")
-        if not any(_TWICE in block for block in (*blocks[:1], *blocks[-1:])):
+        if not any(_TWICE in block for block in (*array[:1].to_pylist(), *array[-1:].to_pylist())):
             return keys
         if pc.all(_ending_with_id(array)).as_py():
             return pc.binary_replace_slice(keys, _TWICE_START, -4, b"")
+    blocks = array.to_pylist()
     if not found:
         return pa.array(list(map(without_varying, blocks)), pa.binary())
     return pa.array(
@@ -150,30 +150,28 @@ def _ending_with_id(array: pa.Array) -> pa.Array:
     return pc.equal(pc.binary_slice(array, _TWICE_START), line)
 
 
-def ids_column(blocks: list[bytes]) -> pa.Array:
+def ids_column(array: pa.Array) -> pa.Array:
     """The column `message_id`: in bulk for blocks of the usual form, else each by itself."""
-    array = pa.array(blocks, pa.binary())
-    if blocks and pc.all(pc.starts_with(array, _COMMON)).as_py():
+    if len(array) and pc.all(pc.starts_with(array, _COMMON)).as_py():
         try:
             found = pc.binary_slice(array, len(_COMMON), _ID_END + 2).cast(pa.string())
             if pc.all(pc.match_substring_regex(found, "^[0-9a-f]{32}\r\n$")).as_py():
                 return pc.utf8_slice_codeunits(found, 0, 32)
         except pa.ArrowInvalid:  # not UTF-8
             pass
-    return pa.array(list(map(message_id, blocks)), pa.string())
+    return pa.array(list(map(message_id, array.to_pylist())), pa.string())
 
 
-def headers_column(blocks: list[bytes]) -> pa.Array:
+def headers_column(array: pa.Array) -> pa.Array:
     """The column `headers`: in bulk for blocks of the usual form, else each by itself."""
     kind = COLUMNS[HEADERS].arrow_type
-    array = pa.array(blocks, pa.binary())
     usual = pc.and_(pc.starts_with(array, b"NATS/1.0\r\n"), pc.ends_with(array, b"\r\n\r\n"))
     if pc.all(pc.or_(usual, pc.equal(array, b""))).as_py():
         try:
             return _headers_in_bulk(array, kind)
         except pa.ArrowInvalid:  # a name that is not UTF-8
             pass
-    return pa.array(list(map(header_pairs, blocks)), kind)
+    return pa.array(list(map(header_pairs, array.to_pylist())), kind)
 
 
 def _headers_in_bulk(array: pa.Array, kind: pa.DataType) -> pa.Array:

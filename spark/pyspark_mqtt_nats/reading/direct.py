@@ -18,7 +18,8 @@ from mqtt_streams import headers
 from pyspark_mqtt_nats.errors import ConnectError, SourceError
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.connection import Connection
-from pyspark_mqtt_nats.reading.frames import Block, Frames
+from pyspark_mqtt_nats.reading.bulk import Block
+from pyspark_mqtt_nats.reading.frames import Frames
 from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, anything_between
 from pyspark_mqtt_nats.reading.selection import without_covered
 
@@ -90,11 +91,8 @@ def _merged(cursors: list[_Cursor]) -> Rows | None:
     order = [places[sequence] for sequence in sorted(places)]
     rows = pa.array(order, pa.int64())
     times = pa.concat_arrays([part.times for part in parts])
-    lists = []
-    for index in range(2, len(Rows._fields)):
-        values = [value for part in parts for value in part[index]]
-        lists.append([values[place] for place in order])
-    return Rows(sequences.take(rows), times.take(rows), *lists)
+    others = (pa.concat_arrays([part[index] for part in parts]).take(rows) for index in range(2, len(Rows._fields)))
+    return Rows(sequences.take(rows), times.take(rows), *others)
 
 
 def _cut(rows: Rows, start: int, end: int) -> Rows:
@@ -193,7 +191,7 @@ def _rows(found: Block, count: int) -> Rows:
     """The first messages of an answer, their headers without what the server has added."""
     blocks: list[bytes] = []
     added: list[bytes] = []
-    for block in found.headers[:count]:
+    for block in found.headers[:count].to_pylist():
         at = block.rfind(_ADDED)
         added.append(block[at:])
         block = block[:at]
@@ -208,7 +206,7 @@ def _rows(found: Block, count: int) -> Rows:
     return Rows(
         sequences.cast(pa.string()).cast(pa.int64()),
         times.cast(pa.string()).cast(pa.timestamp("ns", "UTC")).cast(pa.int64()),
-        [line[start:] for line in lines[1::_LINES]],
-        blocks,
+        pa.array([line[start:] for line in lines[1::_LINES]], pa.binary()),
+        pa.array(blocks, pa.binary()),
         found.payloads[:count],
     )

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NATS protocol as it comes from the socket, split into messages in bulk.
 
-No sockets here: bytes in, lists out. Stored messages that a consumer delivers have a reply subject and go into parallel
-lists, one append per part; everything else is rare and becomes a `Loose` each.
+No sockets here: bytes in, arrays out. Stored messages that a consumer delivers have a reply subject. A chunk of them is
+taken at once (see `bulk`), as far as it goes. The rest is read frame after frame: such a message goes into parallel
+lists; everything else is rare and becomes a `Loose` each.
 """
 
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pyspark_mqtt_nats.errors import AccessError, ConnectError
+from pyspark_mqtt_nats.reading import bulk
+from pyspark_mqtt_nats.reading.bulk import Block
 
 LINE_MOST: Final = 1 << 20
 """Longest line in bytes; INFO of a large cluster is the longest that there is."""
@@ -16,6 +22,9 @@ _SIZES: Final = {b"%d" % size: size for size in range(2048)}
 """Looking up is faster than int()."""
 
 PONG: Final = b"PONG\r\n"
+
+_MANY: Final = 100
+"""Messages that must come at once for another try in the same chunk: looking at all of it is for nothing otherwise."""
 
 
 class Loose(NamedTuple):
@@ -27,8 +36,8 @@ class Loose(NamedTuple):
     payload: bytes
 
 
-class Block(NamedTuple):
-    """Messages in order, as parallel lists; `replies` means nothing where messages have no reply subject."""
+class _Lists(NamedTuple):
+    """A block that grows."""
 
     subjects: list[bytes]
     replies: list[bytes]
@@ -40,7 +49,7 @@ class Frames:
     """Splits what a connection receives.
 
     Args:
-        sid: the subscription whose messages go into the lists.
+        sid: the subscription whose messages go into blocks.
         bare: of those only the ones without a reply subject, and with headers; else only those with a reply subject.
 
     `loose` collects all other messages; whoever reads takes them out.
@@ -53,11 +62,13 @@ class Frames:
         self._kept: list[bytes] = []
         self._length = 0
         self._need = 0
-        self._block = Block([], [], [], [])
+        self._blocks: list[Block] = []
+        self._lists = _Lists([], [], [], [])  # behind the blocks
+        self._taken = 0  # messages in the blocks
         self._size = 0
 
     def __len__(self) -> int:
-        return len(self._block.replies)
+        return self._taken + len(self._lists.replies)
 
     @property
     def size(self) -> int:
@@ -67,18 +78,31 @@ class Frames:
     @property
     def last(self) -> tuple[bytes, bytes]:
         """Reply subject and header block of the last message collected; there must be one."""
-        return self._block.replies[-1], self._block.headers[-1]
+        if self._lists.replies:
+            return self._lists.replies[-1], self._lists.headers[-1]
+        block = self._blocks[-1]
+        return block.replies[-1].as_py(), block.headers[-1].as_py()
 
     def take(self, most: int) -> Block:
         """The first `most` messages collected, which are then forgotten here."""
-        block = self._block
-        if len(self) <= most:
-            self._block = Block([], [], [], [])
-            self._size = 0
-            return block
-        self._block = Block(*(part[most:] for part in block))
-        self._size = sum(map(len, self._block.headers)) + sum(map(len, self._block.payloads))
-        return Block(*(part[:most] for part in block))
+        self._gather()
+        whole = Block(*map(pa.concat_arrays, zip(*self._blocks, strict=True)))
+        taken = Block(*(part[:most] for part in whole))
+        self._blocks.clear()
+        self._taken = 0
+        self._size -= sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in (taken.headers, taken.payloads))
+        if len(whole.replies) > most:
+            self._add(Block(*(part[most:] for part in whole)))
+        return taken
+
+    def _add(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._taken += len(block.replies)
+
+    def _gather(self) -> None:
+        """Make a block of the lists."""
+        self._add(Block(*(pa.array(part, pa.binary()) for part in self._lists)))
+        self._lists = _Lists([], [], [], [])
 
     def rest(self) -> bytes:
         """The beginning of a frame that has not come whole, which is then forgotten here."""
@@ -99,19 +123,46 @@ class Frames:
         if self._kept:
             data = b"".join((*self._kept, data))
             self._kept.clear()
+        self._need = 0
+        answer, at = self._bulk(data)
+        more, at = self._frames(data, at, len(data))
+        rest = len(data) - at
+        if rest:
+            if not self._need and rest > LINE_MOST:
+                raise _no_protocol([data[at : at + 40]])
+            self._kept.append(data[at:])
+        self._length = rest
+        return answer + more
+
+    def _bulk(self, data: bytes) -> tuple[bytes, int]:
+        """Take what can be taken at once, and what is between: the server says when a request has ended."""
+        answer = b""
         at = 0
+        while len(data) - at >= bulk.LEAST:
+            found = bulk.messages(memoryview(data)[at:], self._sid, self._words)
+            if found is None:
+                break
+            self._gather()
+            self._add(found.block)
+            self._size += found.size
+            more, at = self._frames(data, at + found.end, at + found.end + 1)
+            answer += more
+            if len(found.block.replies) < _MANY:
+                break
+        return answer, at
+
+    def _frames(self, data: bytes, at: int, until: int) -> tuple[bytes, int]:
+        """Take frame after frame, those that begin before `until` and are whole.
+
+        Returns what has to be sent back, and where the first frame begins that was not taken.
+        """
         answer = b""
         find = data.find
         total = len(data)
         sid, count = self._sid, self._words
-        subjects, replies, headers, payloads = self._block
-        size = 0
+        subjects, replies, headers, payloads = self._lists
         known = _SIZES.get
-        self._need = 0
-        while True:
-            end = find(b"\r\n", at)
-            if end < 0:
-                break
+        while at < until and (end := find(b"\r\n", at)) >= 0:
             words = data[at:end].split(b" ")
             start = end + 2
             if len(words) == count and words[2] == sid and words[0] == b"HMSG":
@@ -129,7 +180,7 @@ class Frames:
                 replies.append(words[3])
                 headers.append(data[start:body])
                 payloads.append(data[body:stop])
-                size += stop - start
+                self._size += stop - start
                 at = stop + 2
                 continue
             kind = words[0].upper()
@@ -142,14 +193,7 @@ class Frames:
             else:
                 answer += self._control(kind, b" ".join(words[1:]))
                 at = start
-        self._size += size
-        rest = total - at
-        if rest:
-            if not self._need and rest > LINE_MOST:
-                raise _no_protocol([data[at : at + 40]])
-            self._kept.append(data[at:])
-        self._length = rest
-        return answer
+        return answer, at
 
     def _message(self, kind: bytes, words: list[bytes], data: bytes, start: int) -> int:
         """Collect a message that is not one of the usual; returns where it ends, 0 when that has not come yet."""
@@ -169,7 +213,7 @@ class Frames:
         block = data[start : start + head]
         payload = data[start + head : stop]
         if spare and words[2] == self._sid and self._words == 6:
-            for part, value in zip(self._block, (words[1], words[3], block, payload), strict=True):
+            for part, value in zip(self._lists, (words[1], words[3], block, payload), strict=True):
                 part.append(value)
             self._size += size
         else:

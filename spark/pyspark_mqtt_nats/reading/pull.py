@@ -19,14 +19,14 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv
 
 from mqtt_streams import headers
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import create_consumer, delete_consumer
-from pyspark_mqtt_nats.reading.frames import Block, Frames, Loose
+from pyspark_mqtt_nats.reading.bulk import Block, integers, split
+from pyspark_mqtt_nats.reading.frames import Frames, Loose
 from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, anything_between
 from pyspark_mqtt_nats.reading.selection import without_covered
 
@@ -258,23 +258,15 @@ def _no_delivery(reply: bytes) -> Interrupted:
     return Interrupted(f"not a delivery of JetStream: {reply[:60]!r}")
 
 
-def _numbers(replies: list[bytes]) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _numbers(replies: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Stream sequences, consumer sequences and times (ns) of acknowledgement subjects, in bulk."""
-    place = _place(replies[0].count(b".") + 1)
-    names = [f"f{place + offset}" for offset in range(3)]
+    first = replies[0].as_py()
+    count = first.count(b".") + 1
+    place = _place(count)
     try:
-        table = csv.read_csv(
-            pa.BufferReader(b"\n".join((*replies, b""))),  # a single line has to end, or it is taken for no table
-            read_options=csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=1 << 26),
-            parse_options=csv.ParseOptions(delimiter=".", quote_char=False, double_quote=False),
-            convert_options=csv.ConvertOptions(
-                include_columns=names, column_types={name: pa.int64() for name in names}, null_values=[]
-            ),
-        )
-        columns = [column.combine_chunks() for column in table.columns]
-    except (pa.ArrowInvalid, pa.ArrowKeyError):
-        raise _no_delivery(replies[0]) from None
-    if len(columns[0]) != len(replies):
-        raise _no_delivery(replies[0])
-    sequences, numbers, times = columns
+        sequences, numbers, times = map(integers, split(replies, b".", count, range(place, place + 3)))
+    except ValueError:
+        raise _no_delivery(first) from None
+    if len(sequences) != len(replies):
+        raise _no_delivery(first)
     return sequences, numbers, times

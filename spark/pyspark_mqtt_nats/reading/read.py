@@ -119,12 +119,12 @@ class _Reader:
         stream = self._snapshot.stream
         for rows in self._way(connection, stream, self._options.asked, self._next, end, self._bounds):
             if self._headers_only:
-                rows = rows._replace(headers=list(map(_without_size, rows.headers)))
+                rows = rows._replace(headers=pa.array(map(_without_size, rows.headers.to_pylist()), pa.binary()))
             self._watch.rows(rows.sequences)
             batch = self._batches.batch(*rows)
             self._next = rows.sequences[-1].as_py() + 1
             self._report.rows += batch.num_rows
-            self._report.bytes += sum(map(len, rows.payloads)) + sum(map(len, rows.headers))
+            self._report.bytes += rows.size
             if batch.num_rows:
                 yield batch
             if time.monotonic() - looked > LOOK:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_mqtt_nats.errors import SourceError
 from pyspark_mqtt_nats.nats.connection import Connection
@@ -12,13 +13,21 @@ from pyspark_mqtt_nats.nats.jetstream import get_message
 
 
 class Rows(NamedTuple):
-    """Messages in the order of their sequences. `sequences` and `times` are int64, times in ns since 1970."""
+    """Messages in the order of their sequences.
+
+    `sequences` and `times` are int64, times in ns since 1970. The others are binary.
+    """
 
     sequences: pa.Array
     times: pa.Array
-    subjects: list[bytes]
-    headers: list[bytes]
-    payloads: list[bytes]
+    subjects: pa.Array
+    headers: pa.Array
+    payloads: pa.Array
+
+    @property
+    def size(self) -> int:
+        """Bytes of headers and payloads."""
+        return sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in (self.headers, self.payloads))
 
 
 @dataclass(frozen=True, slots=True)
