@@ -26,15 +26,26 @@ def tree(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system CPU time of the process tree at ``pid``."""
-    total = 0
-    for each in tree(pid):
-        try:
-            stat = Path(f"/proc/{each}/stat").read_text()
-        except OSError:
-            continue
-        fields = stat[stat.rindex(")") + 2 :].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICK
+    return sum(sum(_ticks(each)[:2]) for each in tree(pid)) / _TICK
+
+
+def cpu_seconds_alone(pid: int) -> float:
+    """User and system CPU time of one process."""
+    return sum(_ticks(pid)[:2]) / _TICK
+
+
+def cpu_seconds_below(pid: int) -> float:
+    """User and system CPU time of all descendants of ``pid``, those that have ended included."""
+    return sum(sum(_ticks(each)) for each in tree(pid)) / _TICK - cpu_seconds_alone(pid)
+
+
+def _ticks(pid: int) -> list[int]:
+    """User and system time of a process, and both of its children that have ended; zeros for none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return [0] * 4
+    return list(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
 
 
 def machine_seconds() -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.spark``: how fast Spark reads stored messages, beside Parquet and nats-py, and writes them.
+"""``python -m benchmarks.spark``: how fast Spark reads stored messages, beside Parquet and nats-py.
 
 One nats-server, one Spark session of ``local[N]``, the same rows as messages and as Parquet files. The rounds are
-interleaved; the table has medians and ratios.
+interleaved; the tables have medians, ratios, and the CPU time of a row by process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks import peers, proc
 
@@ -31,6 +31,10 @@ ROOT = Path(__file__).parents[1]
 ALL = "all columns"
 FOUR = "four columns"
 FOUR_DDL = "sequence BIGINT, timestamp TIMESTAMP, topic STRING, payload BINARY"
+PROCESSES = ("nats-server", "JVM", "Python")
+CPU = "CPU"
+"""Beginning of the names of figures of CPU time."""
+
 TOPICS = 1000
 CLIENTS = 100
 FETCH = 100_000
@@ -77,11 +81,34 @@ def session(cores: int) -> SparkSession:
     return found
 
 
-def timed(frame: DataFrame, rows: int) -> float:
-    """Rows per second of reading all of it."""
+class Processes(NamedTuple):
+    """What takes part in a read, by process id."""
+
+    nats_server: int
+    jvm: int
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """What each has spent."""
+        return {
+            "nats-server": proc.cpu_seconds_alone(self.nats_server),
+            "JVM": proc.cpu_seconds_alone(self.jvm),
+            "Python": proc.cpu_seconds_below(self.jvm),
+        }
+
+
+def jvm(spark: SparkSession) -> int:
+    """Process id of a session's JVM."""
+    return int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
+
+
+def timed(frame: DataFrame, rows: int, processes: Processes) -> tuple[float, dict[str, float]]:
+    """Rows per second of reading all of it, and the CPU time of a row in us by process."""
+    before = processes.cpu_seconds()
     began = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
-    return rows / (time.perf_counter() - began)
+    rate = rows / (time.perf_counter() - began)
+    after = processes.cpu_seconds()
+    return rate, {name: (after[name] - before[name]) / rows * 1e6 for name in PROCESSES}
 
 
 def fetch(url: str) -> float:
@@ -146,9 +173,10 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def measure(url: str, options: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
-    """Every figure of every round."""
+def measure(url: str, server: int, options: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
+    """Every figure of every round; ``server`` is the process id of nats-server."""
     spark = session(options.cores)
+    processes = Processes(server, jvm(spark))
     rows = options.messages
 
     def stored(columns: str) -> DataFrame:
@@ -162,19 +190,25 @@ def measure(url: str, options: argparse.Namespace, directory: Path) -> dict[str,
 
     def note(name: str, value: float) -> None:
         found.setdefault(name, []).append(value)
-        print(f"  {name}: {value:,.0f}", file=sys.stderr)
+        print(f"  {name}: {value:,.{2 if name.startswith(CPU) else 0}f}", file=sys.stderr)
+
+    def read(name: str, frame: DataFrame) -> None:
+        rate, spent = timed(frame, rows, processes)
+        note(name, rate)
+        for process, value in spent.items():
+            note(f"{CPU}, {name}, {process}", value)
 
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         for columns in (ALL, FOUR):
             with Memory() as memory:
-                note(f"Spark, stored messages, {columns}", timed(stored(columns), rows))
+                read(f"Spark, stored messages, {columns}", stored(columns))
             half = len(memory.seen) // 2
             if half:
                 note(f"MiB of a reader, first half, {columns}", max(memory.seen[:half]) / 2**20)
                 note(f"MiB of a reader, second half, {columns}", max(memory.seen[half:]) / 2**20)
             frame = spark.read.parquet(parquet)
-            note(f"Spark, Parquet, {columns}", timed(frame.select(*names) if columns == FOUR else frame, rows))
+            read(f"Spark, Parquet, {columns}", frame.select(*names) if columns == FOUR else frame)
         note("nats-py, fetch loop", fetch(url))
     count = stored(ALL).count()
     if count != rows:
@@ -188,13 +222,20 @@ def table(found: dict[str, list[float]]) -> str:
     middle = {name: statistics.median(values) for name, values in found.items()}
     lines = ["| what | median per second | lowest | highest |", "|---|---|---|---|"]
     for name, values in found.items():
-        lines.append(f"| {name} | {middle[name]:,.0f} | {min(values):,.0f} | {max(values):,.0f} |")
+        if not name.startswith(CPU):
+            lines.append(f"| {name} | {middle[name]:,.0f} | {min(values):,.0f} | {max(values):,.0f} |")
     lines += ["", "| ratio | |", "|---|---|"]
     for columns in (ALL, FOUR):
         ratio = middle[f"Spark, stored messages, {columns}"] / middle[f"Spark, Parquet, {columns}"]
         lines.append(f"| stored messages / Parquet, {columns} | {ratio:.2f} |")
     ratio = middle[f"Spark, stored messages, {ALL}"] / middle["nats-py, fetch loop"]
     lines.append(f"| stored messages, {ALL} / nats-py | {ratio:.1f} |")
+    lines += ["", f"| CPU of a row, us | {' | '.join(PROCESSES)} | together |", "|---|---|---|---|---|"]
+    for source in ("stored messages", "Parquet"):
+        for columns in (ALL, FOUR):
+            spent = [middle[f"{CPU}, Spark, {source}, {columns}, {process}"] for process in PROCESSES]
+            cells = " | ".join(f"{value:.2f}" for value in (*spent, sum(spent)))
+            lines.append(f"| {source}, {columns} | {cells} |")
     return "\n".join(lines)
 
 
@@ -208,11 +249,11 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-spark-")))
-        url = stack.enter_context(peers.nats_server())
+        url, _, server = stack.enter_context(peers.monitored_nats_server())
         began = time.perf_counter()
         fill(url, options.messages, options.payload)
         print(f"{options.messages:,} messages stored in {time.perf_counter() - began:.0f} s", file=sys.stderr)
-        print(table(measure(url, options, directory)))
+        print(table(measure(url, server, options, directory)))
 
 
 if __name__ == "__main__":
