@@ -15,7 +15,7 @@ from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Refused
 from pyspark_mqtt_nats.rules import metrics, ruleset
 from pyspark_mqtt_nats.rules.definitions import FILE_MOST, Rule, load
-from pyspark_mqtt_nats.rules.planning import Reads, sink_options
+from pyspark_mqtt_nats.rules.planning import Reads, sink_options, source_options
 from pyspark_mqtt_nats.rules.running import Figures
 from pyspark_mqtt_nats.rules.stateful import HysteresisProcessor, SilenceProcessor
 from pyspark_mqtt_nats.rules.templates import parse
@@ -55,6 +55,21 @@ def test_what_a_file_says(file: Path) -> None:
         "password": "p",
         "deadLetterTopic": "rules/failed",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"numPartitions": "1", "maxMessagesPerTrigger": "100000"}),
+        ({"numpartitions": "4", "MAXBYTESPERTRIGGER": "1m"}, {}),
+    ],
+)
+def test_a_rule_reads_in_one_task(file: Path, given: dict[str, str], expected: dict[str, str]) -> None:
+    """Tasks publish side by side, so with several a retained message could be replaced by an older one."""
+    found = load(file)
+    made = source_options(found, found.rules["hot"], Reads({"servers": "nats://x", **given}))
+    read = {"servers": "nats://x", "topics": '["#"]', "decoders": '{"site/+/temp":"number"}'}
+    assert made == {**read, **given, **expected}
 
 
 @pytest.mark.parametrize(

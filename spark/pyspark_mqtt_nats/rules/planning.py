@@ -53,7 +53,7 @@ def plan(spark: SparkSession, definitions: Definitions, rule: Rule, reads: Reads
         session.conf.set(name, value)
     for name, table in definitions.shared.tables.items():
         register(session, name, _table(session, definitions, table, f"tables.{name}.path"))
-    views = Views(session, make_views(_source(definitions, rule, reads), reads.streams, follow=True).values())
+    views = Views(session, make_views(source_options(definitions, rule, reads), reads.streams, follow=True).values())
     try:
         found = views.query(rule.query)
     except Exception as error:
@@ -63,6 +63,22 @@ def plan(spark: SparkSession, definitions: Definitions, rule: Rule, reads: Reads
     made = messages(stateful.apply(found, rule, key), rule, key)
     _check(made, rule.mode, key)
     return made.observe(OBSERVED, F.count(F.lit(1)).alias("rows"))
+
+
+def source_options(definitions: Definitions, rule: Rule, reads: Reads) -> dict[str, str]:
+    """Return the options of the source: what is given for all rules, what the file says, and defaults.
+
+    One task reads unless more are asked for: tasks publish side by side, so several would change the order of a topic.
+    """
+    found = dict(reads.source) | {"topics": orjson.dumps(rule.topics).decode()}
+    if definitions.shared.decoders:
+        found["decoders"] = orjson.dumps(definitions.shared.decoders).decode()
+    given = {name.lower() for name in found}
+    if not {"maxmessagespertrigger", "maxbytespertrigger"} & given:
+        found["maxMessagesPerTrigger"] = str(BATCH)
+    if "numpartitions" not in given:
+        found["numPartitions"] = "1"
+    return found
 
 
 def sink_options(definitions: Definitions, rule: Rule, source: Mapping[str, str]) -> dict[str, str]:
@@ -121,15 +137,6 @@ def _expand(frame: DataFrame, text: str, key: str) -> Column:
         else:
             raise JobError(f"{key}: the query has no column {column}; it has {', '.join(frame.columns)}")
     return F.concat(*found) if found else F.lit("")
-
-
-def _source(definitions: Definitions, rule: Rule, reads: Reads) -> dict[str, str]:
-    found = dict(reads.source) | {"topics": orjson.dumps(rule.topics).decode()}
-    if definitions.shared.decoders:
-        found["decoders"] = orjson.dumps(definitions.shared.decoders).decode()
-    if not {"maxmessagespertrigger", "maxbytespertrigger"} & {name.lower() for name in found}:
-        found["maxMessagesPerTrigger"] = str(BATCH)
-    return found
 
 
 def _table(session: SparkSession, definitions: Definitions, table: Table, key: str) -> DataFrame:
