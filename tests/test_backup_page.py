@@ -52,7 +52,9 @@ async def test_all_streams_are_restored_into_a_new_server(
     async with (
         await RawClient5.connect5(gateway.port, "absent", session_expiry_interval=KEEP) as absent,
         await RawClient5.connect5(gateway.port, "exact", session_expiry_interval=KEEP) as exact,
-        await RawClient.connect(gateway.port, "there", clean=False, will=Will("gone/there", b"lost", 1, False)) as there,
+        await RawClient.connect(
+            gateway.port, "there", clean=False, will=Will("gone/there", b"lost", 1, False)
+        ) as there,
         await RawClient.connect(gateway.port, "publisher") as publisher,
     ):
         assert await absent.subscribe5(Subscription("home/#", 1), Subscription("gone/#", 1)) == (1, 1)
