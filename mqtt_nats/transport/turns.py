@@ -4,9 +4,10 @@
 `Hold` has the reasons for which nothing is read from a client, waiting for a turn among them.
 
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
-client are handled for `SLICE_S` at once, the packets of all clients for `TURN_S` in a turn, and the packets of waiting
-clients for as long again. A client that again and again sends more than is handled at once is busy: all other clients
-come before it. So a client that sends little only waits for its turn, however much other clients send.
+client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the clients that
+wait have their turn. A client that again and again sends more than is handled at once is busy: all other clients come
+before it. So a client that sends little only waits for its turn, however much other clients send. What its packets have
+caused leaves before those of waiting clients are handled.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ if TYPE_CHECKING:
     from mqtt_nats.transport.connection import Connection
 
 TURN_S: Final = 0.02
-"""Seconds in one turn of the event loop for new reads, and the same again for waiting packets.
+"""Seconds in one turn of the event loop for packets of clients, and the same again for reads that did not fit.
 
-Reads that do not fit wait, which costs each of them two system calls: 500 clients with a message each fit.
+Reads that do not fit wait, which costs each of them two system calls: 500 clients with a message each fit. Clients that
+had a turn before get the time that is left, at least `SLICE_S`.
 """
 
 SLICE_S: Final = 0.005
-"""Seconds for one client in a turn, and for the ends of connections that wait."""
+"""Maximum seconds for one client in a turn, and for the ends of connections that wait."""
+
+SHARE_S: Final = 0.001
+"""Minimum seconds for one client in a turn, where many clients wait and share `TURN_S`."""
 
 EXCESS_S: Final = 1.0
 """Seconds that an excess costs a client; a client that owes more than this is busy."""
@@ -84,11 +89,18 @@ MOVED: Final = Hold.STANDSTILL | Hold.LEASE
 class Turns:
     """The present turn, and the connections that wait for a turn."""
 
-    __slots__ = ("_begun", "_busy", "_fresh", "_lost", "_others", "_present", "_schedule", "_until")
+    __slots__ = ("_begun", "_busy", "_fresh", "_leave", "_lost", "_others", "_present", "_schedule", "_share", "_until")
 
-    def __init__(self, schedule: Callable[[Callable[[], None]], object]) -> None:
-        """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
+    def __init__(
+        self, schedule: Callable[[Callable[[], None]], object], leave: Callable[[], None] = lambda: None
+    ) -> None:
+        """``schedule`` runs a function at the end of the turn (``loop.call_soon``).
+
+        Args:
+            leave: writes what packets have caused to NATS and to clients; called before waiting packets are handled.
+        """
         self._schedule = schedule
+        self._leave = leave
         self._begun = False
         self._until = 0.0
         self._fresh: deque[Connection] = deque()
@@ -101,14 +113,18 @@ class Turns:
         """Time at which a connection's excess is balanced, on the system's monotonic clock in seconds."""
         self._present: Connection | None = None
         """Connection whose turn it is; None = no such connection."""
+        self._share = SLICE_S
+        """Seconds for one client in the present turn."""
 
     def until(self, now: float, connection: Connection) -> float:
         """Return the end of the time for packets that are read now, monotonic; 0 = they wait for another turn."""
+        if connection is self._present:
+            return now + self._share
         if not self._begun:
             self._begin(now)
-        if now >= self._until or (self._busy and connection is not self._present and self._is_busy(connection, now)):
+        if now >= self._until or (self._busy and self._is_busy(connection, now)):
             return 0.0
-        return now + SLICE_S
+        return now + self._share
 
     def wait(self, connection: Connection, fresh: bool) -> None:
         """Call :meth:`Connection.go_on` in the connection's turn; ``fresh``: no packet of it was handled yet."""
@@ -146,34 +162,47 @@ class Turns:
             del busy[first]
         self._begun = True
         self._until = now + TURN_S
+        self._share = min(SLICE_S, max(SHARE_S, TURN_S / (self.waiting or 1)))
         self._schedule(self._end)
 
     def _end(self) -> None:
         """End the turn: serve the waiting connections, at least one that had a turn before, and one that is lost."""
-        self._begun = False
+        try:
+            if self._fresh or self._others or self._lost:
+                self._leave()
+                self._serve()
+        finally:
+            if self._fresh or self._others or self._lost:
+                self._begin(monotonic())
+            else:
+                self._begun = False
+
+    def _serve(self) -> None:
         fresh, others, lost = self._fresh, self._others, self._lost
-        if not fresh and not others and not lost:
-            return
         now = monotonic()
         end = now + TURN_S
         while fresh and now < end:
-            fresh.popleft().go_on(now + SLICE_S)
-            now = monotonic()
+            now = self._go_on(fresh.popleft(), now)
+        end = max(self._until, now + SLICE_S)
         for _ in range(len(others)):
-            self._present = others.popleft()
-            self._present.go_on(now + SLICE_S)
-            now = monotonic()
+            now = self._go_on(others.popleft(), now)
             if now >= end:
                 break
-        self._present = None
         end = now + SLICE_S
         while lost:
             lost.popleft().end()
             now = monotonic()
             if now >= end:
                 break
-        if (fresh or others or lost) and not self._begun:
-            self._begin(now)
+
+    def _go_on(self, connection: Connection, now: float) -> float:
+        """Give a connection its slice of the turn; return the time afterwards."""
+        self._present = connection
+        try:
+            connection.go_on(now + self._share)
+        finally:
+            self._present = None
+        return monotonic()
 
 
 class Clock:

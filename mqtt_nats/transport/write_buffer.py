@@ -221,7 +221,7 @@ class FlushRound:
         """``schedule`` runs a function at the end of the turn (``loop.call_soon``)."""
         self._schedule = schedule
         self._scheduled = False
-        self.turns = Turns(schedule)
+        self.turns = Turns(schedule, self._leave)
         """Turns in which packets of the round's clients are handled."""
         self.dirty: list[WriteBuffer] = []
         self.dropped = 0
@@ -271,6 +271,12 @@ class FlushRound:
         if self.dirty and not self._scheduled:
             self._scheduled = True
             self._schedule(self.flush)
+
+    def _leave(self) -> None:
+        """Write what is collected for NATS, and for few clients: more work follows in this turn of the event loop."""
+        self.ahead()
+        if len(self.dirty) <= FEW:  # many would be written to twice in this turn
+            self.flush()
 
     def flush(self) -> None:
         """Write the data of every dirty outlet."""

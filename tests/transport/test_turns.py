@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import cast
 
 import pytest
 
-from mqtt_nats.codec import Limits, MqttError, Packet, Publish, PublishRun, ReasonCode
+from mqtt_nats.codec import PublishRun, ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
 from mqtt_nats.transport.rate_limited import PacedConnection
@@ -21,101 +19,12 @@ from mqtt_nats.transport.turns import PACKETS, SLICE_S, TURN_S, Turns
 from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
+from tests.transport.slow_handlers import LIMITS, Pulse, Slow, Witness, greeted, handled, messages, pair
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = Limits(
-    max_packet_size=4096, connect_packet_size=1024, max_topic_levels=8, max_filters=8, max_user_properties=0
-)
 LONG = 0.25
 """Seconds of a turn at most, on a machine that is shared with other tests: far less than what is sent takes."""
-
-
-class Slow:
-    """A handler that takes its time for each message, and notes when."""
-
-    def __init__(self, each: float) -> None:
-        self.each = each
-        self.found: list[bytes] = []
-        self.errors: list[ReasonCode] = []
-        self.ends = 0
-        self.connection: Connection | None = None
-        self.close_at = -1
-
-    def packets(self, packets: list[Packet]) -> None:
-        for packet in packets:
-            if isinstance(packet, Publish | PublishRun):
-                for payload in packet.payloads() if isinstance(packet, PublishRun) else [packet.payload]:
-                    begun = monotonic()
-                    while monotonic() < begun + self.each:
-                        pass
-                    self.found.append(payload)
-                    if len(self.found) == self.close_at and self.connection is not None:
-                        self.connection.close()
-
-    def broken(self, error: MqttError) -> None:
-        self.errors.append(error.reason)
-
-    def lost(self) -> None:
-        assert not self.ends
-        self.ends += 1
-
-
-@contextlib.contextmanager
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair()
-    with theirs:  # the other one is the event loop's, which closes it
-        for each in (ours, theirs):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        theirs.setblocking(False)
-        yield ours, theirs
-
-
-async def connected(ours: socket.socket, slow: Slow, round_: FlushRound, clock: Clock) -> Connection:
-    connection = Connection(LIMITS, round_, Settings(), clock, lambda _: slow)
-    await asyncio.get_running_loop().create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
-    return connection
-
-
-async def greeted(
-    ours: socket.socket, theirs: socket.socket, slow: Slow, round_: FlushRound, clock: Clock
-) -> Connection:
-    connection = await connected(ours, slow, round_, clock)
-    theirs.send(raw.connect())
-    await aeventually(lambda: connection.decoder.version == 4)
-    slow.connection = connection
-    return connection
-
-
-class Pulse:
-    """The longest time between two turns of the event loop."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.longest = 0.0
-        self.turns = 0
-        self._clock = clock
-        self._last = monotonic()
-        self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_soon(self._beat)
-
-    def _beat(self) -> None:
-        now = self._clock.read = monotonic()
-        self.longest = max(self.longest, now - self._last)
-        self._last = now
-        self.turns += 1
-        self._handle = self._loop.call_soon(self._beat)
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-
-def messages(count: int, kind: str) -> tuple[bytes, list[bytes]]:
-    """Packets on one topic, as a run, or one by one; and their payloads."""
-    payloads = [b"%05d" % number for number in range(count)]
-    if kind == "run":
-        return b"".join(raw.publish("a", one) for one in payloads), payloads
-    topics = ("a", "b")
-    return b"".join(raw.publish(topics[at % 2], one, qos=1) for at, one in enumerate(payloads)), payloads
 
 
 @pytest.mark.parametrize("kind", ["run", "single"])
@@ -172,24 +81,6 @@ async def test_who_sends_little_comes_first() -> None:
             one.abort()
         connection.abort()
         await aeventually(lambda: all(slow.ends for _, _, slow in crowd) and light.ends == 1)
-
-
-class Witness(Slow):
-    """Notes how many messages of others had been handled when its own was."""
-
-    def __init__(self, others: Sequence[Slow]) -> None:
-        super().__init__(0.0)
-        self.others = others
-        self.counts: list[int] = []
-
-    def packets(self, packets: list[Packet]) -> None:
-        super().packets(packets)
-        self.counts += [sum(len(one.found) for one in self.others)] * (len(self.found) - len(self.counts))
-
-
-def handled(those: Sequence[Slow], count: int) -> bool:
-    """Whether each has had so many messages."""
-    return all(len(one.found) == count for one in those)
 
 
 async def test_who_sends_much_once_is_not_busy() -> None:
