@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -43,7 +43,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.delivery.draining import drain
-from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
+from mqtt_nats.delivery.resume import STEP_JOINS, keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
@@ -69,7 +69,7 @@ audit = logging.getLogger("mqtt_nats.audit")
 FAILURE: Final = 0x80
 
 JOINS_AT_ONCE: Final = 32
-"""Filters that are added to the routing table in one turn of the event loop."""
+"""Filters that a SUBSCRIBE packet adds to the routing table before the next packet is handled."""
 
 
 class Subscribing:
@@ -133,12 +133,15 @@ class Subscribing:
         self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
 
     async def _join_all(self, *, higher: bool = False) -> None:
-        """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in turns of the event loop."""
+        """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in turns that all jobs share."""
         left = [text for text, wish in self.wanted.items() if text not in self.gates and (wish.qos or not higher)]
-        for start in range(0, len(left), JOINS_AT_ONCE):
-            if start:
-                await asyncio.sleep(0)
-            self._join(left[start : start + JOINS_AT_ONCE])
+        await self.client.path.round.turns.run(self._joining(left))
+
+    def _joining(self, filters: list[str]) -> Iterator[None]:
+        for at, topic_filter in enumerate(filters):
+            if at and not at % STEP_JOINS:
+                yield
+            self._join([topic_filter])
 
     def _join(self, filters: list[str]) -> None:
         """Add filters to the routing table: from now on core NATS brings the messages that no consumer brings."""

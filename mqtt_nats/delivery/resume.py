@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Iterator, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -45,13 +45,16 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-    from mqtt_streams.sessions import Draining
+    from mqtt_streams.sessions import V5, Draining, SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
 ATTEMPTS: Final = 3
 """Times that a consumer is made to send its pending messages again before it is attached once more."""
 
+
+STEP_JOINS: Final = 8
+"""Filters that are added to the routing table, or consumers to a session, in one step of long work."""
 
 MANY: Final = AT_ONCE
 """Consumers of a session; with more, the client is served before all of them are attached."""
@@ -77,7 +80,17 @@ async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
         TimeoutError: NATS does not answer.
     """
     record, v5 = claimed(client.record)
-    for subject, qos in record.subs.items():
+    await client.path.round.turns.run(_joining(client, record, v5, denied))
+    lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in v5.draining if entry.whole]
+    gates = [open_gate(client, found) for found in meeting(client, lowered)]
+    await client.services.nodes.fence_filters(client.filters)
+    return gates
+
+
+def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) -> Iterator[None]:
+    for at, (subject, qos) in enumerate(list(record.subs.items())):
+        if at and not at % STEP_JOINS:
+            yield
         one = v5.options.get(subject)
         options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
         try:
@@ -86,10 +99,6 @@ async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
                 client.join(topic_filter, qos, options)
         except ValueError as error:  # nats-server's listener allows filters that this gateway refuses
             log.warning("%s: its subscription %r is not resumed: %s", client, subject, error)
-    lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in v5.draining if entry.whole]
-    gates = [open_gate(client, found) for found in meeting(client, lowered)]
-    await client.services.nodes.fence_filters(client.filters)
-    return gates
 
 
 async def note_kept(client: Receiver, side: DurableDelivery) -> None:
@@ -129,7 +138,7 @@ async def resume(
     earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
     if side.machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
         await side.attach_pubrels()
-    attachments, unfinished = _add_sources(client, side, went)
+    attachments, unfinished = await _add_sources(client, side, went)
     ended, done = await _add_ended(client, side, gates)
     for gate in gates:
         close_gate(client, gate)
@@ -210,12 +219,27 @@ async def _start(
     start_replays(client, unfinished, held)
 
 
-def _add_sources(client: Receiver, side: DurableDelivery, went: Set[str]) -> tuple[list[ConsumerBinding], list[Replay]]:
+async def _add_sources(
+    client: Receiver, side: DurableDelivery, went: Set[str]
+) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
-    record, v5 = claimed(client.record)
     attachments: list[ConsumerBinding] = []
     unfinished: list[Replay] = []
-    for key, consumer in record.cons.items():
+    await client.path.round.turns.run(_adding(client, side, went, attachments, unfinished))
+    return attachments, unfinished
+
+
+def _adding(
+    client: Receiver,
+    side: DurableDelivery,
+    went: Set[str],
+    attachments: list[ConsumerBinding],
+    unfinished: list[Replay],
+) -> Iterator[None]:
+    record, v5 = claimed(client.record)
+    for at, (key, consumer) in enumerate(list(record.cons.items())):
+        if at and not at % STEP_JOINS:
+            yield
         subject = key.removesuffix(" fwc")
         first = subject if key == subject else f"{subject}.>"
         qos = record.subs.get(first, 0) or 1
@@ -231,7 +255,6 @@ def _add_sources(client: Receiver, side: DurableDelivery, went: Set[str]) -> tup
             unfinished[-1].hold(source)
             side.machine.replayed(source, cursor)
         attachments.append(side.add(key, consumer, source))
-    return attachments, unfinished
 
 
 async def _add_ended(

@@ -12,8 +12,9 @@ caused leaves before those of waiting clients are handled.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,7 @@ had a turn before get the time that is left, at least `SLICE_S`.
 """
 
 SLICE_S: Final = 0.005
-"""Maximum seconds for one client in a turn, and for the ends of connections that wait."""
+"""Maximum seconds in a turn for one client, for the ends of connections that wait, and for long work of jobs."""
 
 SHARE_S: Final = 0.001
 """Minimum seconds for one client in a turn, where many clients wait and share `TURN_S`."""
@@ -89,7 +90,19 @@ MOVED: Final = Hold.STANDSTILL | Hold.LEASE
 class Turns:
     """The present turn, and the connections that wait for a turn."""
 
-    __slots__ = ("_begun", "_busy", "_fresh", "_leave", "_lost", "_others", "_present", "_schedule", "_share", "_until")
+    __slots__ = (
+        "_begun",
+        "_busy",
+        "_fresh",
+        "_jobs",
+        "_leave",
+        "_lost",
+        "_others",
+        "_present",
+        "_schedule",
+        "_share",
+        "_until",
+    )
 
     def __init__(
         self, schedule: Callable[[Callable[[], None]], object], leave: Callable[[], None] = lambda: None
@@ -109,6 +122,8 @@ class Turns:
         """Waiting connections that are busy, or of which packets were handled already."""
         self._lost: deque[Connection] = deque()
         """Connections whose end waits."""
+        self._jobs: deque[tuple[Iterator[None], asyncio.Future[None]]] = deque()
+        """Steps of jobs that take long, with the futures for which the jobs wait."""
         self._busy: dict[Connection, float] = {}
         """Time at which a connection's excess is balanced, on the system's monotonic clock in seconds."""
         self._present: Connection | None = None
@@ -151,6 +166,23 @@ class Turns:
         self._lost.append(connection)
         return False
 
+    async def run(self, steps: Iterator[None]) -> None:
+        """Run long work of a job, in steps: all jobs have `SLICE_S` in a turn; without others the first step is now.
+
+        Raises:
+            Exception: what a step raises.
+        """
+        if not self._jobs:
+            for _ in steps:
+                break
+            else:
+                return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._jobs.append((steps, done))
+        if not self._begun:
+            self._begin(monotonic())
+        await done
+
     @property
     def waiting(self) -> int:
         """Number of waiting connections."""
@@ -166,16 +198,20 @@ class Turns:
         self._schedule(self._end)
 
     def _end(self) -> None:
-        """End the turn: serve the waiting connections, at least one that had a turn before, and one that is lost."""
+        """End the turn: serve those that wait, at least one connection that had a turn before, one lost, one job."""
         try:
-            if self._fresh or self._others or self._lost:
+            if self._waited_for():
                 self._leave()
                 self._serve()
         finally:
-            if self._fresh or self._others or self._lost:
+            if self._waited_for():
                 self._begin(monotonic())
             else:
                 self._begun = False
+
+    def _waited_for(self) -> bool:
+        """Whether anything waits for a turn."""
+        return bool(self._fresh or self._others or self._lost or self._jobs)
 
     def _serve(self) -> None:
         fresh, others, lost = self._fresh, self._others, self._lost
@@ -194,6 +230,10 @@ class Turns:
             now = monotonic()
             if now >= end:
                 break
+        end = now + SLICE_S
+        while self._jobs and now < end:
+            self._step()
+            now = monotonic()
 
     def _go_on(self, connection: Connection, now: float) -> float:
         """Give a connection its slice of the turn; return the time afterwards."""
@@ -203,6 +243,20 @@ class Turns:
         finally:
             self._present = None
         return monotonic()
+
+    def _step(self) -> None:
+        """Make the next step of the first job, which then is the last."""
+        steps, done = self._jobs.popleft()
+        if done.done():  # the job was cancelled
+            return
+        try:
+            next(steps)
+        except StopIteration:
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            self._jobs.append((steps, done))
 
 
 class Clock:

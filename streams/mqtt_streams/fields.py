@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checked reading of values from a stored JSON object, whose values may have any type."""
 
+import re
 from typing import Any, Final
 
 MAX_SEQUENCE: Final = 2**63 - 1
-_NOT_IN_SUBJECTS: Final = " \t\r\n\f\v\0\x7f"
+
+_TOKEN: Final = r"(?:[^.*> \t\r\n\f\v\0\x7f]+|\*)"
+_SUBJECT: Final = re.compile(rf"(?:{_TOKEN}(?:\.{_TOKEN})*(?:\.>)?|>)")
 
 
 class PoisonedRecord(Exception):
@@ -70,15 +73,7 @@ class Fields:
 
 def is_subject(text: str) -> bool:
     """Whether NATS accepts a text as a subject to subscribe."""
-    tokens = text.split(".")
-    last = len(tokens) - 1
-    return all(
-        token
-        and not any(char in _NOT_IN_SUBJECTS for char in token)
-        and ((token == ">" and index == last) or ">" not in token)
-        and (token == "*" or "*" not in token)
-        for index, token in enumerate(tokens)
-    )
+    return _SUBJECT.fullmatch(text) is not None
 
 
 def is_literal(text: str) -> bool:

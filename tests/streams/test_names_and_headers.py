@@ -2,12 +2,14 @@
 """Hashes, subject tokens and header blocks."""
 
 import re
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams import hashing, headers
+from mqtt_streams.fields import is_literal, is_subject, is_token
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
@@ -127,3 +129,22 @@ def test_percent_encoding(value: str) -> None:
     assert headers.percent_decode(encoded) == value
     assert re.fullmatch(r"[A-Za-z0-9_.~%-]*", encoded)
     headers.build([("a", encoded)])
+
+
+def subject_of(tokens: list[str]) -> bool:
+    """What NATS accepts, token by token: `>` at the end only, `*` alone, nothing that ends a word."""
+    plain = all(token and not set(token) & set(" \t\r\n\f\v\0\x7f") for token in tokens)
+    wild = all(token == "*" for token in tokens if "*" in token) and all(
+        token == ">" for token in tokens if ">" in token
+    )
+    return plain and wild and ">" not in tokens[:-1]
+
+
+def test_what_is_a_subject() -> None:
+    for size in range(6):
+        for signs in product("aé.*> \n", repeat=size):
+            one = "".join(signs)
+            assert is_subject(one) == subject_of(one.split(".")), one
+            assert is_literal(one) == (is_subject(one) and not set(one) & set("*>")), one
+            assert is_token(one) == (is_literal(one) and "." not in one), one
+    assert not any(is_subject(f"a{sign}b") for sign in "\t\r\f\v\0\x7f")

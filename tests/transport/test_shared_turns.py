@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from functools import partial
+from time import monotonic
 
 import pytest
 
 from mqtt_nats.codec import Packet
 from mqtt_nats.transport.connection import Clock
-from mqtt_nats.transport.turns import SLICE_S
+from mqtt_nats.transport.turns import SLICE_S, Turns
 from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
@@ -88,3 +90,61 @@ async def test_what_a_client_has_caused_leaves_before_waiting_packets_are_handle
         await aeventually(lambda: busy.ends == light.ends == 1)
     at_once = [one for one, other in zip(light.counts, to_client, strict=True) if one == other and one in to_nats]
     assert len(at_once) >= 5, (light.counts, to_client, to_nats)  # a turn that ends meanwhile has the rest wait
+
+
+class Work:
+    """Work of a job in steps, each of which takes a fifth of a slice."""
+
+    def __init__(self, count: int, fails: bool = False) -> None:
+        self.done = 0
+        self._count = count
+        self._fails = fails
+
+    def steps(self) -> Iterator[None]:
+        for at in range(self._count):
+            if at:
+                yield
+            begun = monotonic()
+            while monotonic() < begun + SLICE_S / 5:
+                pass
+            self.done += 1
+        if self._fails:
+            raise ValueError("it is not to be")
+
+
+async def test_long_work_of_many_jobs_has_one_slice_of_each_turn() -> None:
+    turns = Turns(asyncio.get_running_loop().call_soon)
+    works = [Work(20) for _ in range(20)]
+    jobs = [asyncio.ensure_future(turns.run(work.steps())) for work in works]
+    most = last = 0
+    while not all(job.done() for job in jobs):
+        await asyncio.sleep(0)
+        done = sum(work.done for work in works)
+        most, last = max(most, done - last), done
+        some = [work.done for work in works]
+        assert max(some) <= min(some) + 2, "all have their share"
+    assert last == 20 * 20
+    assert 2 <= most <= 6
+
+
+async def test_short_work_is_done_at_once() -> None:
+    scheduled: list[object] = []
+    turns = Turns(scheduled.append)
+    work = Work(1)
+    await turns.run(work.steps())
+    assert work.done == 1
+    assert not scheduled
+
+
+async def test_work_that_fails_or_is_cancelled_leaves_the_others_their_turns() -> None:
+    turns = Turns(asyncio.get_running_loop().call_soon)
+    failing, cancelled, other = Work(3, fails=True), Work(50), Work(10)
+    jobs = [asyncio.ensure_future(turns.run(work.steps())) for work in (failing, cancelled, other)]
+    await aeventually(lambda: cancelled.done > 1)
+    jobs[1].cancel()
+    with pytest.raises(ValueError, match="it is not to be"):
+        await jobs[0]
+    await jobs[2]
+    await asyncio.gather(*jobs, return_exceptions=True)
+    assert other.done == 10
+    assert cancelled.done < 50
