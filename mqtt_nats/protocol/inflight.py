@@ -45,6 +45,7 @@ class SubscriptionState:
         "qos",
         "reach",
         "settled",
+        "settled_before",
         "start",
         "until",
         "was_qos",
@@ -105,8 +106,10 @@ class SubscriptionState:
     left: deque[int]
     """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
     settled: deque[bytes] | None
-    """Acknowledgement subjects of a shared subscription's QoS 1 messages that were acknowledged last: they are used
-    again after a loss; None = there are none."""
+    """Acknowledgement subjects of a shared subscription's QoS 1 messages that were acknowledged last; None = there are
+    none. See :meth:`doubtful`."""
+    settled_before: deque[bytes] | None
+    """The same from before the last :meth:`trust`; None = there are none."""
 
     def __init__(
         self, qos: int, start: int, window: int, end: int = 0, *, whole: bool = False, was: tuple[int, int] = (0, 0)
@@ -127,7 +130,7 @@ class SubscriptionState:
         self.backlog = deque()
         self.done = deque(maxlen=max(window, self.KNOWN_LEAST))
         self.left = deque(maxlen=max(window, self.KNOWN_LEAST))
-        self.settled = None
+        self.settled = self.settled_before = None
 
     # -- what was granted -----------------------------------------------------------------------
 
@@ -218,6 +221,14 @@ class SubscriptionState:
         if self.settled is None:
             self.settled = deque(maxlen=self.KNOWN_LEAST)
         self.settled.append(reply)
+
+    def trust(self) -> None:
+        """Note that the consumer's leader has had everything from before the last call, and keeps it."""
+        self.settled, self.settled_before = None, self.settled
+
+    def doubtful(self) -> list[bytes]:
+        """Return the acknowledgement subjects of QoS 1 messages whose acknowledgement a loss may concern, in order."""
+        return [*(self.settled_before or ()), *(self.settled or ())]
 
     def seen(self, sequence: int, attempt: int) -> None:
         """Note a delivery: the ``attempt``-th one of a message, from 1."""

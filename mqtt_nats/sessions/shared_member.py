@@ -197,7 +197,7 @@ class Membership:
 
     def ask_again(self) -> None:
         """Ask again: the last request was lost, and so may be the last acknowledgements at QoS 1."""
-        for reply in self.source.settled or ():
+        for reply in self.source.doubtful():
             answer(self.client.services, reply, b"")
         self.asked = 0
         self.ask()
@@ -254,7 +254,8 @@ class Membership:
             if gone and client.alive and self.inbox and not self.restoring:
                 self.restoring = True
                 client.do(self._restore())
-            elif headers[9:12] in (b"404", b"408"):  # the request has expired without messages
+            elif headers[9:12] in (b"404", b"408"):  # the request has expired without further messages
+                self.source.trust()  # one leader has served the whole request
                 self.ask()
             return
         if self.asked:

@@ -252,6 +252,33 @@ async def test_slow_members_get_more_time(client: FakeClient, monkeypatch: pytes
     looking.cancel()
 
 
+async def test_a_new_leader_gets_the_last_acknowledgements(client: FakeClient) -> None:
+    """Those of before a request that one leader has served for half a minute are not sent again."""
+    client.durable_side, client.regular_side = None, TransientSender(10, 10, lambda data: None)
+    await subscribe(client)
+    assert client.shares is not None
+    member = client.shares[TEXT]
+    acknowledged(as_client(client))
+
+    def repeated() -> list[bytes]:
+        client.services.fake_link.out.clear()
+        ask_groups_again(as_services(client.services), {GROUP})
+        return [frame.split(b" ")[1] for frame in client.services.fake_link.out if frame.startswith(b"PUB $JS.ACK.")]
+
+    def expire() -> None:
+        client.services.fake_link.fake_bring(member.address, headers=b"NATS/1.0 408 Request Timeout\r\n\r\n")
+
+    member.source.settle(b"$JS.ACK.one")
+    assert repeated() == [b"$JS.ACK.one"]
+    expire()
+    member.source.settle(b"$JS.ACK.two")
+    assert repeated() == [b"$JS.ACK.one", b"$JS.ACK.two"]
+    expire()
+    assert repeated() == [b"$JS.ACK.two"]
+    expire()
+    assert repeated() == []
+
+
 # -- messages that are assigned to a client -----------------------------------------------------------
 
 
