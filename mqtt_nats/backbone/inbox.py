@@ -35,9 +35,12 @@ REPEATABLE = re.compile(r"\S+?\.(?:STREAM\.INFO|STREAM\.MSG\.GET|CONSUMER\.INFO|
 GRACE = 0.25
 
 # Seconds after an election in which others may be under way, and seconds without a reply after which a request is sent
-# again meanwhile; for as long after the election of its own leader it is sent again after `GRACE`.
+# again meanwhile: no advisory tells of the leader of metadata.
 ELECTIONS = 15.0
-REPEAT = 1.0
+REPEAT = 0.5
+
+# Seconds after the election of its own leader in which a request is sent again after `GRACE`.
+ANNOUNCED = 1.0
 
 
 class _Request:
@@ -244,7 +247,7 @@ class RequestInbox:
 
     def _repeat(self, now: float) -> None:
         """Send requests again that a new leader has not had; those that may not be repeated fail."""
-        self._elected = {name: at for name, at in self._elected.items() if now - at < REPEAT}
+        self._elected = {name: at for name, at in self._elected.items() if now - at < ANNOUNCED}
         for future, request in self._deadlines.items():
             waited = now - request.sent
             if future.done() or waited < GRACE:

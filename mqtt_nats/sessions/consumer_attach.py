@@ -68,6 +68,10 @@ EXPIRED: Final = 5.0
 LOOK_AGAIN: Final = 25
 """Steps between two looks at how many messages are still pending."""
 
+EARLY: Final = 10
+"""Steps between two looks at whether any pending message has yet to come; the state of a new leader counts when two
+looks agree."""
+
 BRING_BACK: Final = 20
 """Attempts to have pending messages sent again; the consumer may lose its leader during an attempt."""
 
@@ -287,10 +291,15 @@ async def bring_back(
         """Whether this connection does not listen to the deliver subject any more."""
         return attachment.missed or attachment.wire is not services.nats.link.wire
 
-    for _ in range(int(patience / STEP)):
+    calm = 0
+    for step in range(1, int(patience / STEP) + 1):
         if source.collected or deaf():
             break
         await asyncio.sleep(STEP)
+        if not step % EARLY and not source.collected:
+            calm = calm + 1 if await _all_have_come(side, attachment) else 0
+            if calm > 1:
+                return True
     refused: ApiError | None = None
     for _ in range(attempts):
         if deaf():
@@ -306,6 +315,12 @@ async def bring_back(
         raise refused
     log.warning("consumer %s does not redeliver all its pending messages", name)
     return False
+
+
+async def _all_have_come(side: SessionConsumers, attachment: ConsumerBinding) -> bool:
+    """Whether no message is pending that has not come: a new leader may have counted acknowledged ones, too."""
+    info = await consumer_info(side.session.services.nats.inbox, MESSAGES, attachment.consumer.durable_name)
+    return info is None or info.num_ack_pending <= outstanding(side.machine, attachment.source)
 
 
 async def _ask_again(
