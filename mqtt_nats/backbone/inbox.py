@@ -21,6 +21,11 @@ from mqtt_streams.gateway_subjects import GATEWAYS
 Waiter = Callable[[bytes, bytes], None]
 """``waiter(headers, payload)``: called once for the reply."""
 
+PULL = ".CONSUMER.MSG.NEXT."
+
+DELIVERY = b"$JS.ACK."
+"""Beginning of the reply subject of a consumer's message."""
+
 NO_RESPONDERS = b"NATS/1.0 503"
 STREAM_NOT_FOUND = b'"err_code":10059,'
 
@@ -71,10 +76,13 @@ class _Request:
 class _Replies:
     """Replies that wait for the reader of a :meth:`RequestInbox.stream`."""
 
-    __slots__ = ("come", "lost", "replies", "subject")
+    __slots__ = ("_link", "come", "ended", "lost", "replies", "subject")
 
-    def __init__(self, subject: str) -> None:
+    def __init__(self, link: NatsConnection, subject: str) -> None:
+        self._link = link
         self.subject = subject
+        self.ended = False
+        """Whether the reader takes no more replies."""
         self.replies: deque[Reply] = deque()
         self.come = asyncio.Event()
         self.lost = False
@@ -82,6 +90,9 @@ class _Replies:
 
     def arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Add a reply."""
+        if self.ended:
+            self._give_back(reply)
+            return
         if not self.replies:
             self.come.set()
         self.replies.append(Reply(subject.decode(errors="surrogateescape"), headers, payload, reply.decode()))
@@ -90,6 +101,17 @@ class _Replies:
         """End the wait for replies."""
         self.lost = True
         self.come.set()
+
+    def end(self) -> None:
+        """Give messages that the reader has not taken back to their consumer, and those that still arrive."""
+        self.ended = True
+        while self.replies:
+            self._give_back(self.replies.popleft().reply.encode())
+
+    def _give_back(self, reply: bytes) -> None:
+        if reply.startswith(DELIVERY):
+            self._link.out.append(b"PUB %b 4\r\n-NAK\r\n" % reply)
+            self._link.kick()
 
 
 class RequestInbox:
@@ -152,7 +174,7 @@ class RequestInbox:
         self._elected[f"{stream}.{consumer}" if consumer else stream] = now
         if not consumer:
             return
-        pulled = f".CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        pulled = f"{PULL}{stream}.{consumer}"
         for replies in self._streams:
             if replies.subject.endswith(pulled):
                 replies.lose()
@@ -266,7 +288,7 @@ class RequestInbox:
         Raises:
             RequestTimeout: ``timeout`` seconds passed without a reply, or the leader or the connection was lost.
         """
-        replies = _Replies(subject)
+        replies = _Replies(self.link, subject)
         # A subscription of its own: messages of a pull consumer arrive under their stream subject.
         inbox = b"%bs%b" % (self.prefix[:-1], self.token())
         sid = self.link.subscribe_raw(inbox, replies.arrived)
@@ -284,7 +306,11 @@ class RequestInbox:
                 yield answer
         finally:
             self._streams.discard(replies)
-            self.link.unsubscribe_raw(sid)
+            replies.end()
+            if PULL in subject:
+                self.link.unsubscribe_later(sid)
+            else:
+                self.link.unsubscribe_raw(sid)
 
     async def _next(self, replies: _Replies, timeout: float) -> None:
         """Wait for the next reply of a stream.

@@ -55,6 +55,9 @@ WRITE_LOW_WATER = 1024 * 1024
 # Maximum seconds for a server's greeting, and for sending the rest when the connection is closed.
 CONNECT_TIMEOUT = LINGER = 5.0
 
+# Seconds for which messages of an ended subscription may still arrive.
+ON_ITS_WAY: Final = 2.0
+
 # Seconds between two rounds of attempts to connect, and after a connection that lasted no longer.
 ROUND_PAUSE = 0.25
 
@@ -197,6 +200,12 @@ class NatsConnection(Client):
         if self.handlers.pop(sid, None) is not None:
             self.out.append(b"UNSUB %b\r\n" % sid)
             self.kick()
+
+    def unsubscribe_later(self, sid: bytes) -> None:
+        """As :meth:`unsubscribe_raw`, but messages on their way still go to the handler, for `ON_ITS_WAY` seconds."""
+        self.out.append(b"UNSUB %b\r\n" % sid)
+        self.kick()
+        asyncio.get_running_loop().call_later(ON_ITS_WAY, self.handlers.pop, sid, None)
 
     async def fence(self, timeout: float = 5.0) -> None:
         """Return when the server has handled everything sent so far (PING/PONG).

@@ -64,9 +64,6 @@ PULL_NS: Final = 30_000_000_000
 OVERDUE: Final = 40.0
 """Seconds after which a request that was neither served nor ended counts as lost."""
 
-LATE: Final = 2.0
-"""Seconds for which messages that still arrive for a member that has left are given back to the group."""
-
 
 class Membership:
     """A client's membership in one group of a shared subscription."""
@@ -209,9 +206,7 @@ class Membership:
         for sid in self.queues:
             services.nats.shared.unsubscribe_raw(sid)
         if self.inbox:
-            # Messages on their way are given back for a while; then the handler can go.
-            services.nats.link.out.append(b"UNSUB %b\r\n" % self.inbox)
-            asyncio.get_running_loop().call_later(LATE, services.nats.link.handlers.pop, self.inbox, None)
+            services.nats.link.unsubscribe_later(self.inbox)  # messages on their way are given back
         self.queues, self.inbox = [], b""
         if client.consumers is not None:
             back = client.consumers.machine.unshare(self.source, all_=all_)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, parse_ack
 
 STREAM: Final = "$MQTT_timers"
@@ -121,7 +121,8 @@ class TimerStore:
     async def fetch(self, wait: float, most: int) -> list[FiredTimer]:
         """Take up to `most` fired timers; wait up to `wait` seconds for the first.
 
-        A timer without `done` is redelivered after 30 s. Raises OthersWait, NoResponders, RequestTimeout, ApiError.
+        A timer without `done` is redelivered after 30 s. Raises OthersWait, NoResponders, RequestTimeout, ApiError, but
+        not after timers were taken.
         """
         found: list[FiredTimer] = []
         # The first request takes the timers that have fired; only without any does the second wait for one.
@@ -133,7 +134,7 @@ class TimerStore:
                     ack = parse_ack(reply.reply.encode())
                     if ack is None or not reply.subject.startswith(FIRED_PREFIX):
                         code = headers.status(reply.headers)
-                        if _TOO_MANY in reply.headers:
+                        if _TOO_MANY in reply.headers and not found:
                             raise OthersWait
                         if code not in _NOTHING:
                             raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
@@ -145,6 +146,9 @@ class TimerStore:
                     )
                     if len(found) >= body["batch"]:
                         break
+            except (ApiError, NoResponders, RequestTimeout):
+                if not found:
+                    raise
             finally:
                 await answers.aclose()
             if found:

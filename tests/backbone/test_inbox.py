@@ -40,15 +40,18 @@ class FakeLink:
     def unsubscribe_raw(self, sid: bytes) -> None:
         del self.handlers[sid]
 
+    def unsubscribe_later(self, sid: bytes) -> None:
+        """Messages on their way still reach the handler."""
+
     def renew(self, sid: bytes, subject: bytes) -> None:
         self.out.append(b"SUB %b %b" % (subject, sid))
 
-    def reply(self, payload: bytes, headers: bytes = b"") -> None:
-        """Answer the last request."""
+    def reply(self, payload: bytes, headers: bytes = b"", *, delivery: bytes = b"") -> None:
+        """Answer the last request; ``delivery``: how a consumer's message is acknowledged."""
         subject = self.out[-1].split(b" ")[2]
         for pattern, handler in list(self.handlers.values()):
             if subject == pattern or (pattern.endswith(b"*") and subject.startswith(pattern[:-1])):
-                handler(subject, b"", headers, payload)
+                handler(subject, delivery, headers, payload)
 
 
 @pytest.fixture
@@ -268,3 +271,19 @@ async def test_what_came_before_the_leader_went(link: FakeLink, inbox: RequestIn
     assert [(await first).payload, (await anext(replies)).payload] == [b"1", b"2"]
     with pytest.raises(RequestTimeout):
         await anext(replies)
+
+
+async def test_messages_that_nobody_takes_any_more_go_back(link: FakeLink, inbox: RequestInbox) -> None:
+    """Those that the reader has not taken, and those that were on their way when the pull request ended."""
+    replies = inbox.stream("$JS.API.CONSUMER.MSG.NEXT.$MQTT_timers.gateways")
+    first = asyncio.ensure_future(anext(replies))
+    await asyncio.sleep(0)
+    for number in (b"1", b"2"):
+        link.reply(number, delivery=b"$JS.ACK." + number)
+    assert (await first).payload == b"1"
+    answer = link.handlers[b"2"][1]
+    await replies.aclose()
+    assert link.out[1:] == [b"PUB $JS.ACK.2 4\r\n-NAK\r\n"]
+    answer(b"", b"$JS.ACK.3", b"", b"late")
+    answer(b"", b"", b"NATS/1.0 408 Request Timeout\r\n\r\n", b"")
+    assert link.out[2:] == [b"PUB $JS.ACK.3 4\r\n-NAK\r\n"]

@@ -64,6 +64,9 @@ class FakeLink:
     def unsubscribe_raw(self, sid: bytes) -> None:
         self.handlers.pop(sid, None)
 
+    def unsubscribe_later(self, sid: bytes) -> None:
+        """Messages on their way still reach the handler."""
+
     def renew(self, sid: bytes, subject: bytes) -> None:
         self.fake_renewed.append((sid, subject))
 

@@ -3,12 +3,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from mqtt_streams import headers
-from mqtt_streams.api import NoResponders
+from mqtt_streams.api import NoResponders, Reply, RequestTimeout
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.timers import EXPIRY, TimerStore, schedule_block, timer_subject
 from tests.streams.support import NatsPyJetStream, StreamsServer, eventually
@@ -47,6 +48,32 @@ async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> 
     info = await js.client.jetstream().stream_info("$MQTT_timers")
     assert info.state.messages == 0
     assert await store.cancel(EXPIRY, "A4a1Bsn5", 17) is False
+
+
+async def test_timers_that_were_taken_when_the_leader_went(
+    monkeypatch: pytest.MonkeyPatch, js: NatsPyJetStream
+) -> None:
+    """They are dealt with: JetStream would bring them again half a minute later."""
+    store = await store_of(js)
+    await store.schedule(EXPIRY, "a", time.time() - 3600, 1)
+    stream = js.stream
+
+    async def lost(subject: str, body: bytes, **options: Any) -> AsyncGenerator[Reply, None]:
+        async for reply in stream(subject, body, **options):
+            if reply.headers.startswith(b"NATS/1.0 4"):
+                raise RequestTimeout("the leader has gone")
+            yield reply
+
+    monkeypatch.setattr(js, "stream", lost)
+
+    async def taken() -> bool:
+        try:
+            (timer,) = await store.fetch(0.1, 2)
+        except RequestTimeout:
+            return False
+        return timer.key == "a"
+
+    await eventually(taken)
 
 
 async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:

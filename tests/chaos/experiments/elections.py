@@ -246,7 +246,8 @@ class Scene:
         self._judge_load(self.load, "", began, ended, reference)
         self._judge_load(self.exact, ", QoS 2", began, ended, reference, HELD, PUBRELS)
         events = self.load.events()
-        since = reference(RETAINED, HELD)
+        # A retained message is stored when its client's session is known to be here: the gateway may have lost NATS.
+        since = reference(RETAINED, HELD, "$MQTT_sess")
         self._note("retained", since, _acknowledged(events, [self.retainer], began, ended).values())
         due = {(one.who, one.n): one.t + one.delay * 1_000_000_000 for one in events if one.what == "will"}
         timers = _first(events, [self.watcher.client_id])
@@ -259,7 +260,8 @@ class Scene:
         """Note how long publishers and receivers of one workload have waited; ``more``: streams that its QoS needs."""
         events = load.events()
         acked = _acknowledged(events, load.publishers, began, ended)
-        self._note(f"publisher{text}", reference(*more[:1]), acked.values())
+        # While one of `$MQTT_msgs` and `$MQTT_rmsgs` has no leader, nothing is stored in either.
+        self._note(f"publisher{text}", reference(RETAINED, *more[:1]), acked.values())
         shared, own = load.subscribers[1].client_id, load.subscribers[0].client_id
         members = [one.client_id for one in load.members]
         for kind, whom, since in (
