@@ -113,7 +113,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
     client.opened()
     if client.durable_side is not None and idle:
         await attach_idle(client, client.durable_side, idle)
-    if client.durable_side is not None and client.delivery.feed is not None:
+    if client.durable_side is not None:
         client.delivery.feed.soon(client)
 
 
@@ -387,8 +387,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         v5.count_in(client.services.stream.id)
         record = _new_record(client, v5)
         v5 = record.upgrade()
-    live = client.delivery.feed
-    if live is not None and live.allowed and not v5.pos:
+    if client.delivery.feed.allowed and not v5.pos:
         v5.name_position(client.services.identity.new_nuid())
     client.begin_session(record, durable=True)
     side = DurableDelivery(client, had.former)

@@ -237,7 +237,7 @@ class Subscribing:
         start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
             ask_again(client)
-        if client.durable_side is not None and client.delivery.feed is not None:
+        if client.durable_side is not None:
             client.delivery.feed.soon(client)
 
 

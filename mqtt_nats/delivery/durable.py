@@ -436,13 +436,12 @@ class DurableDelivery(StatefulDelivery):
                 services.nats.link.unsubscribe_raw(attachment.sid)
                 self.machine.forget(attachment.source)
                 unmatch(self, attachment)
-        if self.keeper is not None and self.client.delivery.feed is not None:
-            # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
-            self.client.delivery.feed.refresh(self.client)
+        # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
+        self.client.delivery.feed.refresh(self.client)
         await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
         _, v5 = claimed(self.client.record)
         v5.forget_draining(names)
-        if self.keeper is not None and self.client.delivery.feed is not None:
+        if self.keeper is not None:
             self.keeper.live.difference_update(names)
             self.keeper.ledger.change()
         self.machine.pump()
@@ -451,9 +450,8 @@ class DurableDelivery(StatefulDelivery):
 
     def settle(self) -> None:
         """Set `last` of live subscriptions to the stream sequence that the shared reader has reached."""
-        live = self.client.delivery.feed
-        if self.live and live is not None:
-            reached = live.reached(self)
+        if self.live:
+            reached = self.client.delivery.feed.reached(self)
             self.machine.read_to(reached)
             for attachment in self.attachments.values():
                 if attachment.source.live:

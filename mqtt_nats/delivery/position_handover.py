@@ -126,8 +126,7 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     services = client.services
     keeper = side.keeper
     stop(side)
-    if client.delivery.feed is not None:
-        client.delivery.feed.forget(client)
+    client.delivery.feed.forget(client)
     side.change(DeliveryEvent.ENDED)
     if keeper is None or keeper.lost:
         return

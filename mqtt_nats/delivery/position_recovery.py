@@ -64,11 +64,10 @@ def stop(side: DurableDelivery) -> None:
     keeper = side.keeper
     if keeper is None or not side.live:
         return
-    live = side.client.delivery.feed
-    if live is not None:
-        keeper.ledger.reach(live.reached(side))
-        live.end_catching(side)
-        live.remove(side.client)
+    feed = side.client.delivery.feed
+    keeper.ledger.reach(feed.reached(side))
+    feed.end_catching(side)
+    feed.remove(side.client)
     keeper.ledger.change()
     side.change(DeliveryEvent.LEFT_READER)
 

@@ -178,9 +178,8 @@ class PositionWriter:
         services = self.client.services
         ledger = self.ledger
         side = self.client.durable_side
-        feed = self.client.delivery.feed
-        if feed is not None and side is not None and side.live and side.keeper is self:
-            ledger.reach(feed.reached(side))
+        if side is not None and side.live and side.keeper is self:
+            ledger.reach(self.client.delivery.feed.reached(side))
         self.look_back()
         reached, pending, released = ledger.begin()
         position = Position(

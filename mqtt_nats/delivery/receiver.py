@@ -42,7 +42,7 @@ class CatchUp:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SharedFeed:
-    """The shared reader, as the delivery to its sessions uses it; abstract: `SharedReaderSessions`."""
+    """The shared reader, as the delivery uses it; this class does nothing: see `SharedReaderSessions`."""
 
     def __init__(self) -> None:
         self.allowed = False
@@ -52,35 +52,28 @@ class SharedFeed:
         """Allow that positions are stored, or forbid it."""
         self.allowed = allowed
 
-    @abstractmethod
     def reached(self, side: DurableDelivery) -> int:
         """Return the stream sequence up to which a session has been given every message."""
+        return 0
 
-    @abstractmethod
     def remove(self, client: Receiver) -> None:
         """Take no more messages for a session."""
 
-    @abstractmethod
     def refresh(self, client: Receiver) -> None:
         """Update the filters of a session whose subscriptions have ended."""
 
-    @abstractmethod
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
 
-    @abstractmethod
     def later(self, client: Receiver) -> None:
         """Leave a session to its own consumers for a while."""
 
-    @abstractmethod
     def soon(self, client: Receiver) -> None:
         """Try soon to make subscriptions of a session live."""
 
-    @abstractmethod
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""
 
-    @abstractmethod
     def elected(self, consumer: str) -> None:
         """Note that a consumer of the stream of messages, or with an empty name the stream, has a new leader."""
 
@@ -97,7 +90,7 @@ class Delivery:
         handover: PositionHandover,
         reconciling: Reconciling,
         writers: set[PositionWriter],
-        feed: SharedFeed | None,
+        feed: SharedFeed,
         resets: bool,
     ) -> None:
         self.services = services
@@ -107,7 +100,7 @@ class Delivery:
         self.writers = writers
         """Writers of sessions' positions."""
         self.feed = feed
-        """The shared reader; None = it is not used."""
+        """The shared reader."""
         self.resets = resets
         """Whether nats-server can set the position of a consumer."""
 

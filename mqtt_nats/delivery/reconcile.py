@@ -52,13 +52,9 @@ ATTEMPTS: Final = 10
 
 
 class Reconciling:
-    """Checks consumers whose deliveries or acknowledgements may be lost, and has them attached anew.
+    """Checks consumers whose deliveries or acknowledgements may be lost, and has them attached anew."""
 
-    Args:
-        feed: the shared reader; None = it is not used.
-    """
-
-    def __init__(self, services: Services, registry: Registry[Receiver], feed: SharedFeed | None) -> None:
+    def __init__(self, services: Services, registry: Registry[Receiver], feed: SharedFeed) -> None:
         self._services, self._registry, self._feed = services, registry, feed
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._groups: set[str] = set()
@@ -71,8 +67,7 @@ class Reconciling:
         services = self._services
         stream, _, name = subject.partition(b".LEADER_ELECTED.")[2].decode().partition(".")
         services.nats.inbox.elected(stream, name)
-        if self._feed is not None:
-            self._feed.elected(name)
+        self._feed.elected(name)
         if not name:
             services.nats.store.elected(stream)
             return

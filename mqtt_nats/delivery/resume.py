@@ -396,8 +396,7 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     """Move a session that has left the shared reader to its own consumers."""
     if side.state is not DeliveryState.LEAVING:
         return
-    if client.delivery.feed is not None:
-        client.delivery.feed.later(client)
+    client.delivery.feed.later(client)
     if await store_positions_in_consumers(client, side):
         side.change(DeliveryEvent.CONSUMERS_SET)
         try:

@@ -21,7 +21,7 @@ from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.control.server import Control
 from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.delivery.position_handover import PositionHandover
-from mqtt_nats.delivery.receiver import Delivery
+from mqtt_nats.delivery.receiver import Delivery, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.gateway.desired_state import Fleet
 from mqtt_nats.hooks.registry import Hooks
@@ -115,10 +115,11 @@ class Broker:
         receivers = cast("Registry[Receiver]", registry)
         self.live = SharedReaderSessions(services, receivers) if positions else None
         """Sessions of the shared reader; None = the shared reader is not used."""
-        reconciling = Reconciling(services, receivers, self.live)
+        feed = SharedFeed() if self.live is None else self.live
+        reconciling = Reconciling(services, receivers, feed)
         resets = server_version(nats.link) >= RESETS
         handover = PositionHandover(services)
-        delivery = Delivery(services, receivers, handover, reconciling, set(), self.live, resets)
+        delivery = Delivery(services, receivers, handover, reconciling, set(), feed, resets)
         self.account = _account(place, registry, ingress, delivery)
         """The services of the account for its clients."""
         services.hooks.call_on_change(partial(changed, self.account))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
@@ -34,7 +35,7 @@ class FakeDelivery:
     def __init__(self) -> None:
         self.writers: set[PositionWriter] = set()
         self.reconciling = FakeReconciling()
-        self.feed = None
+        self.feed = SharedFeed()
         self.resets = True
 
 

@@ -11,6 +11,7 @@ import pytest
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import reconcile as reconciling
+from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.durable_sender import DurableSender
@@ -61,7 +62,7 @@ class Bench:
             attachments={"name": self.attachment},
         )
         self.client.durable_side = self.side
-        self.reconciling = Reconciling(as_services(self.services), self.services.registry, None)
+        self.reconciling = Reconciling(as_services(self.services), self.services.registry, SharedFeed())
         self.machine.arrived(self.source, 8, 1, b"r", None, 1)
 
         async def info(*_: object) -> ConsumerInfo:
@@ -149,7 +150,7 @@ async def test_who_is_not_answered_holds_up_no_others(monkeypatch: pytest.Monkey
     answered: asyncio.Future[ConsumerInfo] = asyncio.get_running_loop().create_future()
     monkeypatch.setattr(patience, "LONGEST", 0.05)
     monkeypatch.setattr(reconciling, "AT_ONCE", 1)
-    bench.reconciling = Reconciling(as_services(bench.services), bench.services.registry, None)
+    bench.reconciling = Reconciling(as_services(bench.services), bench.services.registry, SharedFeed())
     asked = 0
 
     async def info(*_: object) -> ConsumerInfo:

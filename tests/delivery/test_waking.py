@@ -12,6 +12,7 @@ import pytest
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.draining import returned, spend
+from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.delivery.states import DeliveryState
@@ -76,7 +77,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         collect=nothing,
     )
     client.durable_side = side
-    client.delivery.reconciling = found = Reconciling(as_services(services), services.registry, None)
+    client.delivery.reconciling = found = Reconciling(as_services(services), services.registry, SharedFeed())
     spend(side, ended)
     found.due(client, "ended")
     async with asyncio.timeout(5):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.shared_reader import eligibility as company
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.gateways import POSITIONS, GatewayStore
 from tests.base.support import PATIENCE, Inside, running
@@ -149,5 +150,6 @@ def test_always_and_never(nats_server: NatsServer) -> None:
                 assert client.subscribe(("company", 1)) == [1]
                 if found:
                     eventually(lambda: live(inside, wanted), PATIENCE)  # noqa: B023
-                assert (inside.gateway.account.delivery.feed is not None) is found  # type: ignore[union-attr]
+                feed = inside.gateway.account.delivery.feed  # type: ignore[union-attr]
+                assert isinstance(feed, SharedReaderSessions) is found
             do(inside, registered(inside, None))

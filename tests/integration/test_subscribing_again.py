@@ -11,6 +11,7 @@ import pytest
 
 from mqtt_nats.client import subscribe as subscribing
 from mqtt_nats.ingress.retained_replay import prepare
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
@@ -53,7 +54,7 @@ def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
     side: Any = inside.client(client_id).durable_side
     account = inside.gateway.account
     assert account is not None
-    if account.delivery.feed is not None and account.services.settings.shared_reader == "always":
+    if isinstance(account.delivery.feed, SharedReaderSessions) and account.services.settings.shared_reader == "always":
         eventually(lambda: side.live, PATIENCE)
     return side
 
