@@ -34,6 +34,7 @@ from mqtt_nats.codec import (
     MqttError,
     Publish,
     PublishRun,
+    ReasonCode,
     Suback,
     Subscribe,
     Subscription,
@@ -111,8 +112,12 @@ class OpenDoor:
         return ADMINISTRATOR
 
     async def begin(self, method: str, client_id: str, connection: Connection) -> Exchange:
-        """Refuse enhanced authentication: pages of the dashboard have no method."""
-        raise NotImplementedError(method)
+        """Refuse enhanced authentication: pages of the dashboard have no method.
+
+        Raises:
+            MqttError: always.
+        """
+        raise MqttError("the authentication method is not supported", ReasonCode.BAD_AUTHENTICATION_METHOD)
 
 
 class Bridge:
