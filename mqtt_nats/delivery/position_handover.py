@@ -132,7 +132,7 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
         return
     machine = side.machine
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
-    keeper.note_sent(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
+    keeper.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
     consumers = [one.consumer for one in side.dormant]
     client.delivery.handover.add(
         client.hash, services.tasks.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
@@ -140,7 +140,6 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
 
 
 async def _farewell(client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
-    keeper.end_in_order()
     try:
         written = asyncio.get_running_loop().time()
         if await keeper.flush() and not client.taken:

@@ -144,13 +144,15 @@ class PositionWriter:
         """Note that every message that the previous owner may have sent has come."""
         self.perhaps = 0
 
-    def note_sent(self, unsent: list[int], most: int) -> None:
-        """Note what was taken and never sent, and after which sequence no message was sent (-1: not known)."""
-        self.unsent, self.most = unsent, most
+    def end_in_order(self, unsent: list[int], most: int) -> None:
+        """Note that the connection has ended in order; a conflicting position stands.
 
-    def end_in_order(self) -> None:
-        """Note that the connection has ended in order; a conflicting position stands."""
+        Args:
+            unsent: stream sequences that were taken and never sent.
+            most: stream sequence after which no message was sent; -1 = not known.
+        """
         self.clean = self.strict = True
+        self.unsent, self.most = unsent, most
 
     def forget(self, mark: bytes) -> None:
         """Remove a complete message (`TAKEN`) or PUBREL (`OWED`) from the position."""

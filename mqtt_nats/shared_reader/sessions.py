@@ -201,7 +201,6 @@ class SharedReaderSessions(SharedFeed):
         qos = message.qos
         if source.qos < qos:
             qos = source.qos
-        machine.read_to(sequence)
         if (
             sequence <= attachment.since
             or not source.live
