@@ -84,7 +84,8 @@ def test_from_open_to_closed(nats_server: NatsServer, tmp_path: Path) -> None:
     assert terminal.run(users) == (0, "ann added\nlamp added\n")
     status, output = terminal.run(certificate)
     assert status == 0, output
-    gateway = terminal.start(serve.strip(), "gateway.log")
+    assert serve == "mqtt-nats serve --embedded --config gateway.toml\n"
+    gateway = terminal.start("mqtt-nats serve --config gateway.toml", "gateway.log")  # with the nats-server of the test
     watcher: LoggedProcess | None = None
     try:
         wait_ready(gateway, r"\bMQTTS +127\.0\.0\.1:(\d+)", PATIENCE)

@@ -25,6 +25,9 @@ KEEP: Final = 3600
 WAITING: Final = [b"%d" % number for number in range(50)]
 """Messages that wait for an absent client."""
 
+WILL: Final = Will("gone/there", b"lost", 1, False)
+"""Will of a client that is connected during the backup."""
+
 LEASE: Final = ("--gateway-lease", "2")
 
 
@@ -52,9 +55,7 @@ async def test_all_streams_are_restored_into_a_new_server(
     async with (
         await RawClient5.connect5(gateway.port, "absent", session_expiry_interval=KEEP) as absent,
         await RawClient5.connect5(gateway.port, "exact", session_expiry_interval=KEEP) as exact,
-        await RawClient.connect(
-            gateway.port, "there", clean=False, will=Will("gone/there", b"lost", 1, False)
-        ) as there,
+        await RawClient.connect(gateway.port, "there", clean=False, will=WILL) as there,
         await RawClient.connect(gateway.port, "publisher") as publisher,
     ):
         assert await absent.subscribe5(Subscription("home/#", 1), Subscription("gone/#", 1)) == (1, 1)

@@ -63,6 +63,8 @@ class Connection:
         self._stream = stream
         self._wake = wake
         self._decoder = ClientDecoder(LIMITS, version)
+        self._accepted = False
+        """Whether CONNACK has come."""
         self._early: list[Packet] = []
         """Packets that have arrived together with CONNACK: a session's messages may follow it at once."""
         self._keep_alive = 0.0
@@ -80,6 +82,7 @@ class Connection:
             if time.monotonic() >= deadline:
                 raise ClientError(f"no CONNACK within {ANSWER_WAIT_S:.0f} s")
             packets = self.receive(deadline).packets
+        self._accepted = True
         connack, *self._early = packets
         if not isinstance(connack, Connack):
             raise ClientError(f"the server has sent {type(connack).__name__} before CONNACK")
@@ -182,7 +185,8 @@ class Connection:
         if data is None:
             return []
         if not data:
-            raise ClientError("the server has ended the connection")
+            early = "" if self._accepted else " before CONNACK; a listener for TLS needs --cafile or --tls"
+            raise ClientError(f"the server has ended the connection{early}")
         packets = self._decoder.feed(data)
         self._pinged_at = None
         if self._decoder.error is not None and not packets:

@@ -207,11 +207,21 @@ def test_messages_together_with_connack() -> None:
 
 
 def test_a_server_that_leaves() -> None:
+    """Before CONNACK, as a listener for TLS does that gets a CONNECT without TLS, or later."""
+
     def leave(peer: socket.socket) -> None:
         peer.recv(65536)
 
+    def leave_later(peer: socket.socket) -> None:
+        leave(peer)
+        peer.sendall(CONNACK)
+        leave(peer)
+
     with server(leave) as port:
-        assert failed(*PUB, "-p", str(port)) == "the server has ended the connection"
+        early = "the server has ended the connection before CONNACK; a listener for TLS needs --cafile or --tls"
+        assert failed(*PUB, "-p", str(port)) == early
+    with server(leave_later) as port:
+        assert failed(*PUB, "-q", "1", "-p", str(port)) == "the server has ended the connection"
 
 
 def test_a_server_that_does_not_answer_pings() -> None:
