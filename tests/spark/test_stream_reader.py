@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How micro-batches are planned: limits, streams that are not what they were, release. No Spark session."""
 
+import gc
 import logging
 import shutil
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
@@ -20,6 +24,7 @@ from pyspark_mqtt_nats.streaming import NOTHING
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
 from tests.spark.planning import Query
+from tests.spark.reading import consumers
 from tests.spark.storing import Store
 
 ALL = ReadAllAvailable()
@@ -335,3 +340,27 @@ def test_a_query_that_never_reached_nats_does_not_wait_for_it(nats_factory: Nats
 def test_options_that_a_stream_does_not_take(store: Store, options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Query(store, **options)
+
+
+def test_a_query_of_many_small_batches_keeps_nothing(store: Store) -> None:
+    """One message a batch, as a query of ten minutes at a message a second has them; Spark's own part is left out."""
+    query = Query(store, startingOffsets="earliest", maxMessagesPerTrigger=1, numPartitions=1)
+    process = psutil.Process()
+    held: list[tuple[int, int, int]] = []
+
+    def batches(number: int) -> None:
+        for one in store.put(range(number)):
+            assert query.batch() == [one]
+        gc.collect()
+        held.append((tracemalloc.get_traced_memory()[0], pa.total_allocated_bytes(), process.num_fds()))
+
+    tracemalloc.start()
+    try:
+        for number in (100, 250, 250):
+            batches(number)
+    finally:
+        tracemalloc.stop()
+    (_, arrow, files), (python, _, _), (python_at_end, arrow_at_end, files_at_end) = held
+    assert python_at_end - python < 250 * 100  # less than 100 bytes for each batch
+    assert (arrow_at_end, files_at_end) == (arrow, files)
+    assert consumers(store) == []
