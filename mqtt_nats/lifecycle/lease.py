@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 import time
@@ -45,8 +46,8 @@ RENEWALS: Final = 4
 """Number of renewals in the time that a lease lasts."""
 
 WATCHING: Final = 4
-"""Number of gateways that look at the leases of all others between two renewals, on average: not every gateway does, as
-the cost would grow with the square of their number."""
+"""Number of gateways that look for lapsed leases between two renewals, on average: not every gateway does, as the cost
+would grow with their number."""
 
 KNOWN_S: Final = 0.5
 """Seconds, for each registered gateway, in which :meth:`Lease.registered` reads all of them once.
@@ -96,6 +97,10 @@ class Lease:
         self._renewing = False
         self._healthy_since: float | None = None
         self._renewed = 0.0
+        self._gateways = 1.0
+        """Estimate of how many gateways renew their leases, this one included."""
+        self.proven = -math.inf
+        """Loop time in seconds of the last renewal after which the stream of messages had a leader."""
         self._refusal = ""
         """Reason why the last renewal failed; empty = it succeeded."""
         self._known: list[Entry] = []
@@ -183,21 +188,20 @@ class Lease:
                 log.exception("the lease could not be kept")
 
     async def _look(self) -> None:
-        """Check the stream of messages, and the leases of the other gateways."""
+        """Check the stream of messages, and the oldest leases of other gateways."""
         try:
+            begun = asyncio.get_running_loop().time()
             await self._services.stream.check()
-            if await self.watches():
+            if self._services.stream.has_leader:
+                self.proven = begun
+            if self.watches(WATCHING):
                 await self._judge()
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("leases of other gateways: %s", error)
 
-    async def watches(self) -> bool:
-        """Whether this gateway reads the leases of all others now, as `WATCHING` of all gateways do on average.
-
-        Raises:
-            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
-        """
-        return random.random() * await self.store.count() < WATCHING
+    def watches(self, gateways: float) -> bool:
+        """Whether this gateway looks at others now, as so many of all ``gateways`` do on average."""
+        return random.random() * self._gateways < gateways
 
     async def registered(self) -> list[Entry]:
         """Return all registered gateways, as read at most `KNOWN_S` seconds ago for each of them.
@@ -299,7 +303,12 @@ class Lease:
         while True:
             begun = time.monotonic(), elapsed()
             try:
-                self._sequence = await self.store.hold(identity, identity, self._sequence, self.ttl)
+                former, self._sequence = (
+                    self._sequence,
+                    await self.store.hold(identity, identity, self._sequence, self.ttl),
+                )
+                # Between two renewals every gateway writes its lease and its registration.
+                self._gateways = max(1.0, (self._sequence - former) / 2) if former else 1.0
                 alive, told = converted(begun[1]), self.info["records"]
                 self._registration = await self.store.register(identity, alive, self.info, self._registration)
                 self._announced = told
@@ -346,7 +355,7 @@ class Lease:
         since = self._healthy_since
         if since is None or time.monotonic() - since < self.ttl:
             return
-        for entry in await self.store.entries():
+        for entry in await self.store.oldest():
             if entry.lapsed and entry.identity != self._services.identity.id and entry.identity not in self._reaping:
                 if not self._can_read(entry):
                     continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import FULL, FULL_CODES
@@ -29,10 +30,10 @@ PROBE: Final = f"{PREFIX}probe"
 """A key that is never written: its removal changes nothing, but needs the agreement of a majority."""
 
 EVERY: Final = 5.0
-"""Seconds between two probes."""
+"""Seconds for which an answer counts, and the same with `SOON` before there is a probe: a lease in time needs none."""
 
 SOON: Final = 1.0
-"""Seconds between two probes after one without an answer."""
+"""Seconds between two looks, and between two probes after one without an answer."""
 
 
 NO_SPACE: Final = "no space left on device"
@@ -52,13 +53,19 @@ class Readiness:
         self.reason = ""
 
     async def keep(self) -> None:
-        """Probe JetStream again and again, for as long as the gateway runs."""
+        """Look at JetStream again and again, for as long as the gateway runs."""
+        loop = asyncio.get_running_loop()
+        answered = -math.inf
         while True:
-            self._answer = await self._ask()
-            until = asyncio.get_running_loop().time() + (SOON if self._answer else EVERY)
-            while asyncio.get_running_loop().time() < until:
-                self._judge()
-                await asyncio.sleep(SOON)
+            proven = max(answered, self._lease.proven)
+            if self._nats.store.outages or loop.time() > proven + EVERY + SOON:
+                begun = loop.time()
+                self._answer = await self._ask()
+                answered = begun if not self._answer else -math.inf
+            else:
+                self._answer = ""
+            self._judge()
+            await asyncio.sleep(SOON)
 
     async def _ask(self) -> str:
         nats = self._nats

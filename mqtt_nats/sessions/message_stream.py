@@ -166,6 +166,11 @@ class StreamIdentity:
         nats.reconnect.subscribe(ADVISORIES, self._advised)
         nats.reconnect.register(Phase.REQUESTS, self._begin_look)
 
+    @property
+    def has_leader(self) -> bool:
+        """Whether the stream had a leader when it was last checked."""
+        return self._store.has_leader
+
     def call_on_replaced(self, replaced: Callable[[], None]) -> None:
         """Call ``replaced`` when the stream was replaced, before the connections of durable sessions end."""
         self._replaced.append(replaced)

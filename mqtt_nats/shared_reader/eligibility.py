@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 EVERY: Final = 5.0
-"""Maximum seconds between two checks; an advisory causes a check at once."""
+"""Maximum seconds between two checks while the shared reader is not used, or all claims are heard."""
+
+SELDOM: Final = 30.0
+"""Maximum seconds between two other checks; an advisory, or a gateway that connects, causes one at once."""
+
+READING: Final = 1.0
+"""Number of gateways that read the registrations of all others between two checks, on average."""
 
 QUIET: Final = 30.0
 """Seconds without a reason against the shared reader before the shared reader is used again."""
@@ -55,8 +61,8 @@ class Registration(Protocol):
     async def told(self) -> None:
         """Wait until all gateways can know what this gateway writes."""
 
-    async def watches(self) -> bool:
-        """Whether the leases of other gateways are to be read again."""
+    def watches(self, gateways: float) -> bool:
+        """Whether this gateway looks at others now, as so many of all ``gateways`` do on average."""
 
 
 class PositionSupport:
@@ -68,14 +74,14 @@ class PositionSupport:
         self._claims = claims
         self._doubted = asyncio.get_running_loop().time()
         """Loop time in seconds at which claims may have come whose subjects do not name the bucket."""
-        self._bucketless = False
-        """Whether the claims of another gateway do not name the bucket, as last seen."""
+        self._bucketless: list[str] = []
+        """Gateways whose claims do not name the bucket, as last seen."""
         self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
         self._why = ""
         self._since = 0.0
-        self._older = ""
-        """Gateway that cannot resume sessions with a position, as last seen; empty = none."""
+        self._older: list[str] = []
+        """Gateways that cannot resume sessions with a position, as last seen."""
         self._heard = asyncio.Event()
         live.services.nats.reconnect.register(Phase.REQUESTS, self._doubt)
 
@@ -127,12 +133,13 @@ class PositionSupport:
         """Check every `EVERY` seconds for as long as the gateway runs."""
         while self._wanted == "auto":
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY):
+                settled = self._live.allowed and not self._claims.hears_all
+                async with asyncio.timeout(SELDOM if settled else EVERY):
                     await self._heard.wait()
             heard = self._heard.is_set()
             self._heard.clear()
             try:
-                await self._look(everybody=heard or await self._lease.watches())
+                await self._look(everybody=heard or self._lease.watches(READING) or await self._have_gone())
                 if self._why:
                     self._live.allow(False)
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
@@ -140,13 +147,18 @@ class PositionSupport:
                     await self._lease.told()
                     await self._look(everybody=True)
                     self._live.allow(not self._why)
-                if self._claims.hears_all and asyncio.get_running_loop().time() - self._doubted > QUIET:
+                if self._hears_without_need():
                     await self._look(everybody=True)
-                    if asyncio.get_running_loop().time() - self._doubted > QUIET:
+                    if self._hears_without_need():
                         self._claims.hear_concerned()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = asyncio.get_running_loop().time()
                 log.debug("other gateways cannot be listed: %s", error)
+
+    def _hears_without_need(self) -> bool:
+        """Whether all claims are heard although there was no reason for a while."""
+        quiet = asyncio.get_running_loop().time() - self._doubted
+        return self._claims.hears_all and not self._bucketless and quiet > QUIET
 
     async def _look(self, *, everybody: bool) -> None:
         """Look for a reason against the shared reader; without ``everybody`` the gateways are those seen before."""
@@ -164,7 +176,7 @@ class PositionSupport:
         """Return why sessions have to stay with their own consumers; empty when there is no reason."""
         services = self._live.services
         if self._older:
-            return f"gateway {self._older} is too old for it"
+            return f"gateway {self._older[0]} is too old for it"
         for name in await consumer_names(services.nats.inbox, RETAINED, RETAINED + "_"):
             info = await consumer_info(services.nats.inbox, RETAINED, name)
             if info is not None and info.push_bound:
@@ -174,9 +186,23 @@ class PositionSupport:
     async def _look_at_gateways(self) -> None:
         """Look for gateways that cannot resume sessions with a position, or whose claims do not name the bucket."""
         own = self._live.services.identity.id
-        others = [entry for entry in await self._gateways.entries() if not entry.lapsed and entry.identity != own]
-        self._older = next((entry.identity for entry in others if not entry.info.get(POSITIONS)), "")
-        self._bucketless = any(not entry.info.get(CLAIM_BUCKETS) for entry in others)
+        found = await self._gateways.registrations()
+        older = [
+            one for one, info in found.items() if one != own and not (info.get(POSITIONS) and info.get(CLAIM_BUCKETS))
+        ]
+        living = [one for one in older if (await self._gateways.lease(one))[1]]
+        self._older = [one for one in living if not found[one].get(POSITIONS)]
+        self._bucketless = [one for one in living if not found[one].get(CLAIM_BUCKETS)]
+
+    async def _have_gone(self) -> bool:
+        """Whether all older gateways, or all whose claims do not name the bucket, have gone since they were seen."""
+        for names in (self._older, self._bucketless):
+            present = bool(names)
+            while names and not (await self._gateways.lease(names[0]))[1]:
+                del names[0]
+            if present and not names:
+                return True
+        return False
 
 
 def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:

@@ -7,12 +7,13 @@ then puts a marker in place of the lease. Of the gateways that want to deal with
 succeeds: the first that replaces the marker by its sequence.
 """
 
+from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.api import ApiError, JetStream, publish
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "KV_MQTT_gateways"
@@ -29,6 +30,9 @@ WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 _PAGE_MESSAGES: Final = 256
 _PAGE_BYTES: Final = 1024 * 1024
+
+_OLDEST_MESSAGES: Final = 64
+"""Messages of a page of `oldest`: leases and registrations of 32 gateways."""
 
 
 class LeaseTaken(Exception):
@@ -93,28 +97,59 @@ class GatewayStore:
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}gateway.{identity}")
         return 0 if message is None else message.seq
 
-    async def count(self) -> int:
-        """Return about how many gateways are registered: each has two subjects, and a marker may be left of one."""
-        info = await call(self._js, f"STREAM.INFO.{STREAM}")
-        return (int(info["state"].get("num_subjects", 0)) + 1) // 2
-
     async def entries(self) -> list[Entry]:
         """Return every registered gateway."""
         leases: dict[str, StoredMessage] = {}
         found: dict[str, StoredMessage] = {}
-        start = 1
-        more = True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + ">", {"seq": start}, messages=_PAGE_MESSAGES, size=_PAGE_BYTES
-            )
+        async for page in self._pages(">", _PAGE_MESSAGES):
             for message in page:
-                kind, _, identity = message.subject.removeprefix(PREFIX).partition(".")
+                kind, identity = _key(message)
                 (leases if kind == "lease" else found)[identity] = message
-                start = message.seq + 1
         return [
             _entry(identity, message, leases.get(identity)) for identity, message in found.items() if message.payload
         ]
+
+    async def oldest(self) -> list[Entry]:
+        """Return the gateways with the oldest registrations: all that have stopped to renew them, and a few others.
+
+        The stream is in the order of renewals, so it is not read behind the first page that has a living gateway.
+        """
+        leases: dict[str, StoredMessage | None] = {}
+        found: list[Entry] = []
+        async for page in self._pages(">", _OLDEST_MESSAGES):
+            leases |= {identity: one for one in page for kind, identity in [_key(one)] if kind == "lease"}
+            entries = []
+            for message in page:
+                kind, identity = _key(message)
+                if kind == "lease" or not message.payload:
+                    continue
+                if identity not in leases:
+                    leases[identity] = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
+                entries.append(_entry(identity, message, leases[identity]))
+            found += entries
+            if any(not one.lapsed and not one.reaper for one in entries):
+                break
+        return found
+
+    async def registrations(self) -> dict[str, dict[str, Any]]:
+        """Return the descriptions of all registered gateways by their ids, also of those whose lease has lapsed."""
+        return {
+            _key(message)[1]: _info(message)[0]
+            async for page in self._pages("gateway.*", _PAGE_MESSAGES)
+            for message in page
+            if message.payload
+        }
+
+    async def _pages(self, keys: str, most: int) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of keys (wildcards allowed) in the order of the stream, at most `most` at a time."""
+        start, more = 1, True
+        while more:
+            page, more = await stored.direct_page(
+                self._js, STREAM, PREFIX + keys, {"seq": start}, messages=most, size=_PAGE_BYTES
+            )
+            if page:
+                start = page[-1].seq + 1
+                yield page
 
     async def remove(self, identity: str) -> None:
         """Remove a gateway's registration and lease: it has stopped in order, or its clients have been dealt with."""
@@ -131,12 +166,23 @@ def _holder(message: StoredMessage) -> str:
         return ""
 
 
-def _entry(identity: str, message: StoredMessage, lease: StoredMessage | None) -> Entry:
+def _key(message: StoredMessage) -> tuple[str, str]:
+    """Return the kind of a key, `gateway` or `lease`, and the id of its gateway."""
+    kind, _, identity = message.subject.removeprefix(PREFIX).partition(".")
+    return kind, identity
+
+
+def _info(registration: StoredMessage) -> tuple[dict[str, Any], float]:
+    """Return a gateway's description, and the Unix time in seconds at which the gateway was alive."""
     try:
-        info = orjson.loads(message.payload)
-        alive = float(info.get("alive", 0.0))
+        info = orjson.loads(registration.payload)
+        return info, float(info.get("alive", 0.0))
     except (ValueError, TypeError, AttributeError):
-        info, alive = {}, message.time_ns / 1e9
+        return {}, registration.time_ns / 1e9
+
+
+def _entry(identity: str, message: StoredMessage, lease: StoredMessage | None) -> Entry:
+    info, alive = _info(message)
     holder = _holder(lease) if lease is not None else ""
     sequence = lease.seq if lease is not None else 0
     return Entry(identity, alive, info, sequence, not holder, "" if holder == identity else holder)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, JetStream, call, publish
+from mqtt_streams.api import ApiError, JetStream, call, has_leader, publish
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -59,6 +59,8 @@ class GenerationStore:
         self._js = js
         self._clock = clock
         self._seen = Mark("", "", 0, 0)
+        self.has_leader = False
+        """Whether the stream had a leader in the last answer."""
         self.heard = 0.0, 0.0, 0.0
         """Unix time in seconds of nats-server's clock in its last answer, and `clock` before and after that request."""
 
@@ -80,6 +82,7 @@ class GenerationStore:
                     return None
                 raise
             self.heard = stored.time_ns(info["ts"]) / 1e9, asked, self._clock()
+            self.has_leader = has_leader(info)
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
             if known is None or message is None:
                 mark = Mark(new_id, created, last, last)

@@ -32,6 +32,7 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 @pytest.fixture
 def inside(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     monkeypatch.setattr(company, "EVERY", 0.2)
+    monkeypatch.setattr(company, "SELDOM", 0.2)
     monkeypatch.setattr(company, "QUIET", 0.5)
     with running(server.url) as found:
         yield found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often the leases of all others are read: the cost does not grow with the square of the number of gateways."""
+"""How often leases of others are read, and how many: the cost does not grow with the square of their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.lifecycle.lease import KNOWN_S, WATCHING
-from mqtt_streams.gateways import Entry
+from mqtt_streams import stored
+from mqtt_streams.gateways import PREFIX, STREAM, Entry
 from tests.harness.inprocess import running
 from tests.harness.nats import NatsServer
 from tests.lifecycle.test_busy import lease_of
@@ -19,22 +20,56 @@ from tests.lifecycle.test_busy import lease_of
 def test_a_few_of_many(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, gateways: int, least: float, most: float
 ) -> None:
+    """How many there are follows from what is written between two renewals: nobody asks for it."""
     settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0"})
     with running(settings) as gateway:
         lease = lease_of(gateway)
-        assert gateway.run(lease.store.count()) == 1, "this gateway is registered"
 
-        async def count() -> int:
-            return gateways
+        async def others_renew() -> None:
+            for number in range(gateways - 1):
+                sequence, _ = await lease.store.lease(f"other{number}")
+                await lease.store.hold(f"other{number}", f"other{number}", sequence, 20)
+                registration = await lease.store.registered(f"other{number}")
+                await lease.store.register(f"other{number}", 0.0, {}, registration)
 
-        monkeypatch.setattr(lease.store, "count", count)
+        gateway.run(lease.renew())
+        gateway.run(others_renew())
+        gateway.run(lease.renew())
         monkeypatch.setattr(random, "random", random.Random(7).random)
         times = 20_000
+        looks = sum(lease.watches(WATCHING) for _ in range(times))
+        assert least <= looks / times <= most
 
-        async def looks() -> int:
-            return sum([await lease.watches() for _ in range(times)])
 
-        assert least <= gateway.run(looks()) / times <= most
+def test_the_dead_are_found_without_reading_all(nats_server: NatsServer) -> None:
+    """Their registrations are the oldest ones, whether a marker is in place of their lease or nothing any more."""
+    settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0"})
+    with running(settings) as gateway:
+        store = lease_of(gateway).store
+        inbox = gateway.account.services.nats.inbox
+
+        async def fill() -> None:
+            for entry in await store.entries():
+                await store.remove(entry.identity)
+            for number in range(40):  # more than a page has
+                await store.hold(f"dead{number}", f"dead{number}", 0, 20)
+                await store.register(f"dead{number}", 0.0, {"version": "0"}, 0)
+                if number < 38:
+                    await stored.purge(inbox, STREAM, f"{PREFIX}lease.dead{number}")
+            await store.hold("dead0", "reaper", 0, 20)
+            for number in range(200):
+                await store.hold(f"living{number}", f"living{number}", 0, 20)
+                await store.register(f"living{number}", 0.0, {}, 0)
+
+        gateway.run(fill())
+        found = gateway.run(store.oldest())
+        assert {one.identity for one in found if one.lapsed} == {f"dead{number}" for number in range(1, 38)}
+        assert found[0].reaper == "reaper"
+        assert found[1].info["version"] == "0"
+        assert {one.identity for one in found} >= {"dead38", "dead39"}
+        assert len(found) < 100
+        every = gateway.run(store.entries())
+        assert [one for one in every if one.lapsed] == [one for one in found if one.lapsed]
 
 
 def test_administrators_who_ask_all_the_time(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class FakeLease:
     async def told(self) -> None:
         self.fake_told += 1
 
-    async def watches(self) -> bool:
+    def watches(self, gateways: float) -> bool:
         return self.fake_watches
 
 
@@ -149,6 +149,31 @@ async def test_an_older_gateway_comes_and_goes(monkeypatch: pytest.MonkeyPatch) 
             messages[:] = [one for one in messages if not one.subject.endswith(subject)]
         await aeventually(lambda: setup.live.allowed)
         assert setup.lease.fake_told >= 1
+    finally:
+        keeping.cancel()
+
+
+async def test_only_the_older_gateway_is_looked_at_until_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All registrations are read again when the last older gateway that was seen has gone, and not before."""
+    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET", -1.0)
+    setup = Setup()
+    inbox = setup.services.fake_inbox
+    for name in ("old1", "old2", "new"):
+        await setup.gateway(name, positions=name == "new", buckets=name == "new")
+    await setup.support.begin()
+    reads: list[str] = []
+    inbox.before = lambda subject: reads.append(subject) if ".DIRECT.GET." in subject else None
+    keeping = asyncio.create_task(setup.support.keep())
+    try:
+        await setup.lease.store.remove("old1")
+        looks = len(inbox.asked)
+        await aeventually(lambda: len(inbox.asked) > looks + 20)
+        assert reads == []
+        assert not setup.live.allowed
+        await setup.lease.store.remove("old2")
+        await aeventually(lambda: setup.live.allowed)
+        assert reads
     finally:
         keeping.cancel()
 
