@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stubs send what idle gateways send: the messages of a minute are compared, by kind and number."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from benchmarks.gateways import stubs
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.nats import NatsServer
+
+pytestmark = pytest.mark.processes
+
+SETTLE_S = 40.0
+"""Seconds after which a gateway hears claims that concern it, and checks what it checks seldom."""
+
+CAPTURE_S = 60.0
+"""Seconds for which messages are counted: the longest time between two messages of one kind."""
+
+VARIABLE = re.compile(r"(?<=lease\.).*|(?<=gateway\.).*|(?<=brokers\.)[^.]*")
+"""What is different in subjects of one kind: the id of the gateway."""
+
+OTHERS = ("$MQTT.gateways.here", "$JS.EVENT.", "_INBOX.")
+"""Subjects of messages that one gateway sends for all on its nats-server, or that nats-server sends."""
+
+
+async def captured(server: NatsServer) -> Counter[str]:
+    """Count the messages of `CAPTURE_S` seconds by their kind."""
+    found: Counter[str] = Counter()
+
+    async def count(message: Msg) -> None:
+        if not message.subject.startswith(OTHERS):
+            found[VARIABLE.sub("*", message.subject)] += 1
+
+    client = await nats.connect(server.url)
+    try:
+        await asyncio.sleep(SETTLE_S)
+        await client.subscribe(">", cb=count)
+        await asyncio.sleep(CAPTURE_S)
+    finally:
+        await client.close()
+    return found
+
+
+def test_a_stub_sends_what_a_gateway_sends(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """Beside a gateway of its own on another server, of which the messages are taken off."""
+    alone, beside = nats_factory(), nats_factory()
+    gateway_factory(alone)
+    gateway_factory(beside)
+
+    async def both() -> tuple[Counter[str], Counter[str]]:
+        return await asyncio.gather(captured(alone), captured(beside))
+
+    with stubs(1, beside.url):
+        real, together = asyncio.run(both())
+    assert len(real) > 40
+    assert real.keys() == together.keys()
+    for kind, number in real.items():
+        assert together[kind] - number == pytest.approx(number, rel=0.2, abs=2), (kind, real, together)
