@@ -16,6 +16,7 @@ from mqtt_nats.codec import (
     Properties,
     ReasonCode,
     UnsupportedProtocolVersion,
+    UseAnotherServer,
     connack_code,
     encode,
 )
@@ -182,16 +183,6 @@ def connack_error(error: MqttError, agreed: Terms) -> bytes:
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.2.2-19] (5.0)
         data = encode(Connack(False, reason), 5)
     return data if len(data) <= agreed.maximum_packet_size else b""
-
-
-class UseAnotherServer(MqttError):
-    """The gateway stops; ``reference`` is the Server Reference that names other gateways to the client."""
-
-    reason = ReasonCode.USE_ANOTHER_SERVER
-
-    def __init__(self, text: str, reference: str) -> None:
-        super().__init__(text)
-        self.reference = reference
 
 
 def goodbye(error: MqttError, agreed: Terms) -> bytes:

@@ -23,6 +23,7 @@ from mqtt_nats.codec.errors import (
     TopicFilterInvalid,
     TopicNameInvalid,
     UnsupportedProtocolVersion,
+    UseAnotherServer,
 )
 from mqtt_nats.codec.properties import Properties
 from mqtt_nats.codec.publish import Publish, PublishRun, encode_publish, publish_head
@@ -75,6 +76,7 @@ __all__ = [
     "Unsuback",
     "Unsubscribe",
     "UnsupportedProtocolVersion",
+    "UseAnotherServer",
     "Will",
     "ack_bytes",
     "ack_run_bytes",

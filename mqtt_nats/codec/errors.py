@@ -117,5 +117,15 @@ class QosNotSupported(MqttError):
     reason = ReasonCode.QOS_NOT_SUPPORTED
 
 
+class UseAnotherServer(MqttError):
+    """The server stops; `reference` is the Server Reference that names other servers to the client."""
+
+    reason = ReasonCode.USE_ANOTHER_SERVER
+
+    def __init__(self, text: str, reference: str) -> None:
+        super().__init__(text)
+        self.reference = reference
+
+
 class EncodeError(ValueError):
     """The packet has no legal encoding: a value out of range, a string or packet too long, a property out of place."""

@@ -20,8 +20,7 @@ from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.client.authorization import change_rules, revoke
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
-from mqtt_nats.client.negotiation import UseAnotherServer
-from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.codec import MqttError, ReasonCode, UseAnotherServer
 from mqtt_nats.config.access_control import AccessControl
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.process_limits import within_process
