@@ -55,6 +55,9 @@ PUB_LINES: Final = (b"Nmqtt-Pub:0\r\n", b"Nmqtt-Pub:1\r\n", b"Nmqtt-Pub:2\r\n")
 PUB_BLOCKS: Final = tuple(START + line + END for line in PUB_LINES)
 """Header block by QoS that contains only the header `PUB`."""
 
+_UNRESERVED: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
+"""Characters that `percent_encode` leaves as they are."""
+
 
 def parse(block: bytes) -> list[tuple[str, str]]:
     """Return the headers of a raw block, in order, repetitions included, values stripped; no UTF-8 becomes U+FFFD."""
@@ -121,7 +124,7 @@ def message_id(time_us: int, gateway48: int, counter16: int) -> str:
 
 def percent_encode(text: str) -> str:
     """Encode any text as a header value: every character except `A-Za-z0-9_.-~` is percent-encoded."""
-    return quote(text, safe="")
+    return text if _UNRESERVED.issuperset(text) else quote(text, safe="")
 
 
 def percent_decode(value: str) -> str:
