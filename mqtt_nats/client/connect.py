@@ -143,9 +143,11 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
     if not client.account.banning.quiet:
         await client.account.banning.admit(client, client_id, known=False)
-    await admit(client, connect, client_id)
+    if client.services.hooks.in_use:
+        await admit(client, connect, client_id)
     granted = await authenticate(client, connect, client_id)
-    await hand_over(client, client_id)
+    if client.granted.tenant is not None:
+        await hand_over(client, client_id)
     if not client.account.banning.quiet:
         await client.account.banning.admit(client, client_id, known=True)
     client.name(client_id)  # [MQTT-3.1.3-2] (3.1.1, 5.0)
@@ -162,9 +164,11 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         connect = replace(connect, will=permitted_will(client, connect.will))
     if connect.will is not None:
         check_will(client, connect.will)
-    client.account.claims.listen(client)
-    await client.account.lease.confirmed(client)
-    await client.account.claims.turn(client)
+    earlier = client.account.claims.listen(client)
+    if not client.account.lease.lasts():
+        await client.account.lease.confirmed(client)
+    if earlier:
+        await client.account.claims.turn(client)
     present = await _claim(client, connect)
     if connect.will is not None:
         await keep_will(client, connect.will)
@@ -199,7 +203,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
         had = known.v5 if known is not None and known.v5 is not None else V5()
         wills, quota = had.wills, had.quota
         written = known.time_ns if known is not None else 0
-        present = _prepare(client, connect, known, await has_expired(client, known, expected))
+        present = _prepare(client, connect, known, known is not None and await has_expired(client, known, expected))
         await _count(client, known, quota, present=present)
         if client.durable_side is not None and client.record is not None and client.record.v5 is not None:
             client.record.v5.follow(expected)

@@ -178,10 +178,10 @@ async def _may_release(client: Session, record: SessionRecord) -> bool:
     return True
 
 
-async def has_expired(client: Session, known: SessionRecord | None, sequence: int) -> bool:
+async def has_expired(client: Session, known: SessionRecord, sequence: int) -> bool:
     """Whether a session has expired: its timer has fired, although no gateway may have handled it yet."""
-    expiry = known.v5.expiry if known is not None and known.v5 is not None else None
-    if known is None or expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
+    expiry = known.v5.expiry if known.v5 is not None else None
+    if expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
         return False
     return await client.services.streams.timers.fired(EXPIRY, known.key) == sequence
 

@@ -217,12 +217,12 @@ class Lease:
     @property
     def obstacle(self) -> str:
         """Reason why new clients are not let in; empty while the lease is renewed in time."""
-        return self._complaint() if self._refusal and not self._lasts() else ""
+        return self._complaint() if self._refusal and not self.lasts() else ""
 
     def _complaint(self) -> str:
         return "the lease of the gateway is not renewed" + (f": {self._refusal}" if self._refusal else "")
 
-    def _lasts(self) -> bool:
+    def lasts(self) -> bool:
         """Whether the lease lasts for at least the time between two renewals, by both clocks."""
         left = self.ttl / RENEWALS
         return time.monotonic() + left <= self._until[0] and elapsed() + left <= self._until[1]
@@ -233,7 +233,7 @@ class Lease:
         Raises:
             RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
         """
-        while not self._lasts():
+        while not self.lasts():
             self._held.clear()
             if not self._renewing:
                 self.wake.set()

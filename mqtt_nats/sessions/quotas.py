@@ -143,7 +143,8 @@ class Quotas:
 
     def left(self, key: str) -> None:
         """Forget the note and the reservation of a session whose connection has ended; its stored note stays."""
-        self._release(key)
+        if key in self._reserved:
+            self._release(key)
         self._starts.pop(key, None)
         self.consumers -= self._noted.pop(key, ("", 0))[1]
 

@@ -45,6 +45,9 @@ TURN: Final = 5.0
 AT_ONCE: Final = 64
 """Sessions whose records are read at the same time."""
 
+IDLE_BUCKETS_MOST: Final = 256
+"""Most buckets without sessions of this gateway whose claims are still heard, of 62 × 62 buckets."""
+
 
 class Claims:
     """The connections of this gateway that have claimed a session, or are about to."""
@@ -65,6 +68,8 @@ class Claims:
         """Number of those that hear the claims of a bucket, by bucket."""
         self._sids: dict[str, bytes] = {}
         """Subscriptions by bucket; none while all claims are heard."""
+        self._idle: dict[str, None] = {}
+        """Buckets that are still subscribed although nobody hears their claims, oldest first: clients connect again."""
         self._all = nats.link.subscribe_raw(SIGNALS, self._heard)
         """Subscription of all claims; empty = those of :attr:`_buckets` are heard."""
         self.named(identity)
@@ -88,6 +93,7 @@ class Claims:
         for sid in self._sids.values():
             self._nats.link.unsubscribe_raw(sid)
         self._sids.clear()
+        self._idle.clear()
         return True
 
     def hear_concerned(self) -> None:
@@ -117,16 +123,26 @@ class Claims:
     def _hear(self, key: str) -> None:
         bucket = claim_bucket(key)
         count = self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
-        if count == 1 and not self._all:
+        if count > 1 or self._all:
+            return
+        if bucket in self._idle:
+            del self._idle[bucket]
+        else:
             self._subscribe(bucket)
 
     def _ignore(self, key: str) -> None:
         bucket = claim_bucket(key)
         count = self._buckets[bucket] = self._buckets[bucket] - 1
-        if not count:
-            del self._buckets[bucket]
-            if not self._all:
-                self._nats.link.unsubscribe_raw(self._sids.pop(bucket))
+        if count:
+            return
+        del self._buckets[bucket]
+        if self._all:
+            return
+        self._idle[bucket] = None
+        if len(self._idle) > IDLE_BUCKETS_MOST:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            self._nats.link.unsubscribe_raw(self._sids.pop(oldest))
 
     def doubt_second_keys(self) -> None:
         """Note that sessions may have second keys: signals of writes were missed."""
@@ -140,10 +156,12 @@ class Claims:
             self.second_keys = found or writes != self._second_writes
         return self.second_keys
 
-    def listen(self, client: Session) -> None:
-        """Add a connection that is about to claim its session."""
+    def listen(self, client: Session) -> bool:
+        """Add a connection that is about to claim its session; return whether earlier ones are here: see `turn`."""
         self._hear(client.hash)
-        self._clients[client.hash] = (*self._clients.get(client.hash, ()), client)
+        earlier = self._clients.get(client.hash, ())
+        self._clients[client.hash] = (*earlier, client)
+        return bool(earlier)
 
     async def turn(self, client: Session) -> None:
         """Wait until the packets of a client's earlier connections are handled: a takeover would drop them."""
@@ -174,7 +192,8 @@ class Claims:
 
     def leave(self, client: Session) -> None:
         """Remove a connection that has ended."""
-        self.served(client.hash)
+        if self._served:
+            self.served(client.hash)
         clients = self._clients.get(client.hash, ())
         if client not in clients:
             return

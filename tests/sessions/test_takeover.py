@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.connect import Phase, Reconnect
-from mqtt_nats.sessions.takeover import SIGNALS, Claims
+from mqtt_nats.sessions.takeover import IDLE_BUCKETS_MOST, SIGNALS, Claims
 from mqtt_streams.hashing import second_key
 from mqtt_streams.sessions import claim_subject
 
@@ -185,9 +185,31 @@ def test_only_claims_that_concern_the_gateway_are_heard() -> None:
     setup.leave(first)
     setup.leave(first)
     setup.leave(other)
-    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*"}
     setup.leave(second)
-    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*"}
+    assert len(subjects) == 4, "clients that connect again need no new subscription"
+    third = setup.client("Cone0000", 5)
+    for number in range(IDLE_BUCKETS_MOST - 2):
+        setup.leave(setup.client(f"a{chr(0x100 + number)}000000", 5))
+    assert {b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"} < set(subjects)
+    setup.leave(setup.client("b0000000", 5))
+    assert b"$MQTT.JSA.Bo.SP.*.*" not in subjects, "the oldest is given up"
+    setup.leave(setup.client("b1000000", 5))
+    assert b"$MQTT.JSA.Ao.SP.*.*" not in subjects
+    setup.leave(third)
+    assert len(subjects) == IDLE_BUCKETS_MOST + 1
+
+
+def test_a_bucket_that_is_used_again_is_not_given_up() -> None:
+    setup = Setup()
+    setup.claims.hear_concerned()
+    setup.leave(setup.client("Aone0000", 5))
+    again = setup.client("Atwo0000", 5)
+    client = setup.client("Aone0000", 5)
+    for number in range(IDLE_BUCKETS_MOST + 1):
+        setup.leave(setup.client(f"a{chr(0x100 + number)}000000", 5))
+    setup.leave(again)
+    setup.link.handlers[b"$MQTT.JSA.Ao.SP.*.*"](claim_subject("Aone0000", "foreign0", "x").encode(), b"", b"", ACK % 6)
+    assert client.taken == 1
 
 
 def test_claims_whose_subjects_name_the_bucket() -> None:
