@@ -90,13 +90,16 @@ def admits(log: logging.Logger, level: int, kind: str) -> bool:
     """
     if not log.isEnabledFor(level):
         return False
-    handlers = _handlers()
-    for handler in handlers:
-        if not handler.exhausted(kind):
-            return True
-    for handler in handlers:
-        handler.omit(kind)
-    return not handlers
+    exhausted = False
+    for handler in logging.root.handlers:
+        if isinstance(handler, Budgeted):
+            if not handler.exhausted(kind):
+                return True
+            exhausted = True
+    if exhausted:
+        for handler in _handlers():
+            handler.omit(kind)
+    return not exhausted
 
 
 def log_failure(

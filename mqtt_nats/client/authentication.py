@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from time import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore, Success
+from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore, Success
 from mqtt_nats.authenticators.admission_queue import WAIT
 from mqtt_nats.base.errors import describe, ends_task
 from mqtt_nats.base.logs import about, log_failure
@@ -55,25 +55,25 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
     Raises:
         MqttError: access is denied.
     """
-    client.begin_authentication()
+    immediate = client.access.immediate
+    waits = client.authentication is not None or client.services.hooks.in_use or not immediate
+    if waits:
+        client.begin_authentication()
     try:
-        return await _authenticate(client, connect, client_id)
+        if client.authentication is not None:
+            return await client.authentication.open(connect, client_id)
+        credentials = Credentials(client_id, connect.username, connect.password, client.connection)
+        verdict = await verdict_of_hooks(client, credentials) if client.services.hooks.in_use else IGNORE
+        if isinstance(verdict, Ignore):
+            verdict = await _decision(client.access.authenticate(credentials), TURN, immediate=immediate)
+        if isinstance(verdict, Denied):
+            _log_denial(client, client_id, verdict)
+            raise MqttError("access denied", verdict.reason)
+        admit(client, verdict)
+        return None
     finally:
-        client.end_authentication()
-
-
-async def _authenticate(client: Client, connect: Connect, client_id: str) -> Properties | None:
-    if client.authentication is not None:
-        return await client.authentication.open(connect, client_id)
-    credentials = Credentials(client_id, connect.username, connect.password, client.connection)
-    verdict = await verdict_of_hooks(client, credentials)
-    if isinstance(verdict, Ignore):
-        verdict = await _decision(client.access.authenticate(credentials), TURN, immediate=client.access.immediate)
-    if isinstance(verdict, Denied):
-        _log_denial(client, client_id, verdict)
-        raise MqttError("access denied", verdict.reason)
-    admit(client, verdict)
-    return None
+        if waits:
+            client.end_authentication()
 
 
 def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:

@@ -27,7 +27,8 @@ def identify(client: Client) -> None:
     """Set the permissions of an identified client by the present rules and hooks."""
     client.forget_decisions()
     rules, own = client.account.rules.present, client.granted.rules
-    asking = client.services.hooks.deciding(CLIENT_AUTHORIZE) is not None
+    hooks = client.services.hooks
+    asking = hooks.in_use and hooks.deciding(CLIENT_AUTHORIZE) is not None
     if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):
         client.guard_by(None)
         return

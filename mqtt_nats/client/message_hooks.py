@@ -98,14 +98,14 @@ def arrange(account: Account) -> None:
 
 def entered(client: Client) -> Handler:
     """Return the packet handler of a new connection: the client, or its tap."""
-    if not client.services.hooks.empty:
+    if client.services.hooks.in_use:
         _fit_spout(client)
     return MessageHooks(client) if _tapped(client.account) else client
 
 
 def _tapped(account: Account) -> bool:
-    hooks = account.services.hooks
-    return bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED) or account.ingress.takers)
+    hooks, takers = account.services.hooks, account.ingress.takers
+    return bool(takers) or (hooks.in_use and bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED)))
 
 
 def fit(client: Client) -> None:

@@ -39,6 +39,8 @@ class Hooks:
         self._changed: Callable[[Point], None] = lambda point: None
         self._chains: dict[Point, Any] = {}
         """The chain of each point: a `NoticeChain` or a `DecisionChain`."""
+        self.in_use = False
+        """True while any point has callbacks. Whoever asks often asks this first: it is no call."""
 
     def call_on_change(self, changed: Callable[[Point], None]) -> None:
         """Call ``changed`` when a callback was added to or removed from a point."""
@@ -90,6 +92,7 @@ class Hooks:
             chain = NoticeChain(point, self._spawn) if isinstance(point, Notice) else DecisionChain(point)
             self._chains[point] = chain
         chain.add(entry)
+        self.in_use = True
         self._changed(point)
         return entry
 
@@ -101,6 +104,7 @@ class Hooks:
         chain.remove(entry)
         if not chain.entries:
             del self._chains[entry.point]
+            self.in_use = bool(self._chains)
         self._changed(entry.point)
         return True
 
@@ -108,11 +112,6 @@ class Hooks:
         """Remove all callbacks of ``owner`` and return their number."""
         entries = [entry for chain in self._chains.values() for entry in chain.entries if entry.owner == owner]
         return sum(self.remove(entry) for entry in entries)
-
-    @property
-    def empty(self) -> bool:
-        """True when no point has callbacks."""
-        return not self._chains
 
     def deciding(self, point: Decision[E, V]) -> DecisionChain[E, V] | None:
         """Return the chain of a decision; None without callbacks."""

@@ -38,6 +38,6 @@ DISCONNECTS: Final = ("client", "taken over", "lost", *dict.fromkeys(CAUSES.valu
 
 def session(hooks: Hooks, point: Notice[Session], client_id: str, epoch: int) -> None:
     """Emit a notice about a session."""
-    chain = hooks.noticing(point)
+    chain = hooks.noticing(point) if hooks.in_use else None
     if chain is not None:
         chain.emit(Session(client_id, epoch))

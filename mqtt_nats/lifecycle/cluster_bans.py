@@ -64,7 +64,7 @@ class Banning:
 
     def address(self, host: str) -> bool:
         """Whether an address is banned."""
-        return self.bans.find(natstime.now(), host=host) is not None
+        return bool(self.bans) and self.bans.find(natstime.now(), host=host) is not None
 
     @property
     def quiet(self) -> bool:

@@ -141,7 +141,8 @@ def connected(client: Session, presence: Presence, present: bool) -> None:
         extra = frequent("connected", CONNECTIONS_PER_S)
         log.info(text, client, connection.peer, version, user, connection.keepalive, kind, extra=extra)
     presence.connected(client, present)
-    chain = client.services.hooks.noticing(CLIENT_CONNECTED)
+    hooks = client.services.hooks
+    chain = hooks.noticing(CLIENT_CONNECTED) if hooks.in_use else None
     if chain is not None:
         chain.emit(Connected(ClientView(client), present))
 
@@ -170,7 +171,8 @@ def disconnected(client: Session, presence: Presence) -> None:
         extra = frequent("disconnected", CONNECTIONS_PER_S, cause=cause, reason_code=f"0x{reason:02X}")
         log.info("%s from %s is disconnected: %s", client, client.connection.peer, text, extra=extra)
     presence.disconnected(client, reason, text)
-    chain = client.services.hooks.noticing(CLIENT_DISCONNECTED)
+    hooks = client.services.hooks
+    chain = hooks.noticing(CLIENT_DISCONNECTED) if hooks.in_use else None
     if chain is not None:
         chain.emit(Disconnected(ClientView(client), reason, text))
 
@@ -204,7 +206,8 @@ async def ask_hooks_to_unsubscribe(client: Session, packet: Unsubscribe) -> Unsu
 
 def subscribed(client: Session, granted: Iterable[tuple[str, int]]) -> None:
     """Emit the notices of granted subscriptions after SUBACK has been written."""
-    chain = client.services.hooks.noticing(SESSION_SUBSCRIBED)
+    hooks = client.services.hooks
+    chain = hooks.noticing(SESSION_SUBSCRIBED) if hooks.in_use else None
     if chain is not None:
         view = ClientView(client)
         for topic_filter, code in granted:
