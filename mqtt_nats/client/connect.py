@@ -72,6 +72,9 @@ CLAIM_ROUNDS: Final = 20
 RESOLUTION: Final = 0.01
 """Resolution, in seconds, of the time at which the last bytes of a client came."""
 
+NO_FORMER: Final = V5()
+"""Part of the former session's record where there is no former session; it is only read."""
+
 
 async def handle_connect(client: Client, connect: Connect) -> None:
     """Answer a CONNECT packet."""
@@ -200,7 +203,7 @@ async def _claim(client: Client, connect: Connect) -> bool:
     for _ in range(CLAIM_ROUNDS):
         if key != client.hash:
             await _move(client, key)
-        had = known.v5 if known is not None and known.v5 is not None else V5()
+        had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
         wills, quota = had.wills, had.quota
         written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known, known is not None and await has_expired(client, known, expected))
@@ -360,7 +363,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
     """
     settings = client.connection.settings
     left = leftovers(known) if known is not None else []
-    had = known.v5 if known is not None and known.v5 is not None else V5()
+    had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
     # The record names the former owner's will until that is dealt with: the end of the session has to find the will.
     wills = list(had.wills)
     if connect.will is not None and client.services.identity.id not in wills:

@@ -148,6 +148,8 @@ class V5:
     @property
     def groups(self) -> list[str]:
         """The shared subscriptions, `$share/` included, of which the session may be registered as a member."""
+        if not self.shared and not self.leaving:
+            return []
         return [*self.shared, *(text for text in self.leaving if text not in self.shared)]
 
     def share(self, text: str, wanted: SharedSubscription) -> None:
