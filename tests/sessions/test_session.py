@@ -26,7 +26,7 @@ from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.wills import StoredWill
 from tests.pubsub.support import Bench
-from tests.transport.test_turns import LIMITS
+from tests.transport.slow_handlers import LIMITS
 
 pytestmark = pytest.mark.sources
 
