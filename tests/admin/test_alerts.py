@@ -183,6 +183,7 @@ def run_tests(promtool: str, file: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.processes
 @needs_promtool
 def test_the_rules_are_valid(promtool: str) -> None:
     done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, timeout=120)
@@ -190,6 +191,7 @@ def test_the_rules_are_valid(promtool: str) -> None:
     assert f"{len(ALERTS)} rules found" in done.stdout
 
 
+@pytest.mark.processes
 @needs_promtool
 def test_the_unit_tests_of_the_rules(promtool: str) -> None:
     run_tests(promtool, UNIT_TESTS)
@@ -232,6 +234,7 @@ def recorded(texts: Sequence[str], minutes: int, directory: Path, expected: Mapp
     return file
 
 
+@pytest.mark.processes
 @needs_promtool
 def test_a_gateway_in_order_and_one_without_room(promtool: str, gateway: Gateway, tmp_path: Path) -> None:
     """What a real gateway answers: nothing fires, then its nats-server has no room."""

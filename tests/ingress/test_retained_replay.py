@@ -36,7 +36,7 @@ class Session:
             alive=True,
             gates=self.gates,
             regular_side=None,
-            outlet=SimpleNamespace(clogged=False, round=SimpleNamespace(hold=lambda size: None)),
+            outlet=SimpleNamespace(clogged=False, round=SimpleNamespace(holding=lambda size: None)),
         )
 
         async def save(*_: object) -> None:
