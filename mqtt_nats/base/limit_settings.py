@@ -186,6 +186,11 @@ class ClientLimits(BaseModel):
         default=ByteSize(3800), description="Bytes of a topic or filter; NATS takes no more than the default."
     )
     max_filters: Count = Field(default=1000, description="Filters in one SUBSCRIBE or UNSUBSCRIBE.")
+    max_subscriptions_per_gateway: Count | None = Field(
+        default=None,
+        description="Subscriptions of all connected sessions, in each worker and account; more are refused. Unset: as "
+        "many as a quarter of the memory is there for.",
+    )
     max_cache_bytes: Annotated[ByteSize, Field(ge=1024 * 1024, le=MOST_BYTES)] = Field(
         default=ByteSize(64 * 1024 * 1024),
         description="Bytes of memory for what clients make a gateway process remember: topics and who gets their "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -254,6 +254,12 @@ class Client(JobRunner):
         text = "%s: %d filters are refused by limits (%s)%s; more of this connection are counted only"
         extra = once(f"filters of {self.hash}")  # also for a client that reconnects again and again
         log_failure(log, level, "filters", text, self, sum(limits.values()), what, why, extra=extra)
+
+    def refuse_surplus(self, filters: Set[str]) -> Set[str]:
+        """Count and return filters of a SUBSCRIBE packet for which the gateway has no room."""
+        if filters:
+            self.refuse_filters({"max_subscriptions_per_gateway": len(filters)})
+        return filters
 
     def take(self, message: Message, qos: int, late: Late | None = None) -> None:
         """Send or queue a QoS 1 or 2 message of a regular session; ``late`` encodes its packet when it is sent."""

@@ -130,7 +130,8 @@ class Subscribing:
         """Set the mark and join with the first filters; further filters and the consumers follow in a job."""
         if self.client.durable:
             self.place = mark(self.client.services.nats)
-        self._join(list(islice(self.wanted, JOINS_AT_ONCE)))
+        for topic_filter in islice(self.wanted, JOINS_AT_ONCE):
+            self._join(topic_filter)
 
     async def _join_all(self, *, higher: bool = False) -> None:
         """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in turns that all jobs share."""
@@ -141,13 +142,13 @@ class Subscribing:
         for at, topic_filter in enumerate(filters):
             if at and not at % STEP_JOINS:
                 yield
-            self._join([topic_filter])
+            self._join(topic_filter)
 
-    def _join(self, filters: list[str]) -> None:
-        """Add filters to the routing table: from now on core NATS brings the messages that no consumer brings."""
-        client = self.client
-        for topic_filter in filters:
-            wish = self.wanted[topic_filter]
+    def _join(self, topic_filter: str) -> None:
+        """Add a filter to the routing table, if there is room: core NATS brings what no consumer brings."""
+        client, wish = self.client, self.wanted[topic_filter]
+        most = client.services.settings.max_subscriptions_per_gateway
+        if topic_filter in self.present or most is None or client.path.table.subscriptions < most:
             self.gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
 
     async def run(self) -> None:
@@ -168,6 +169,7 @@ class Subscribing:
         self.lowering = lowerings(client, wanted)
         await begin_lowering(client, self.lowering)
         await self._join_all()
+        await _abandon(client, wanted, replays, client.refuse_surplus(wanted.keys() - self.gates))
         await retry_until_answered(client, partial(client.services.nodes.fence_wild, client.filters))
         # The client gets messages that are published from now on; retained ones of before have to be stored to be read.
         await client.ingress.retained.stored_so_far()

@@ -27,6 +27,9 @@ BESIDES: Final = 200
 CONNECTION_BYTES: Final = 32 * 1024
 """Memory of a connection: 21 KB for a connected durable session (docs/sizing.md), and more for TLS."""
 
+SUBSCRIPTION_BYTES: Final = 2 * 1024
+"""Memory of a subscription: 2 KB for a filter of its own, 3 KB with wildcards, little for one that others have too."""
+
 CONNECTS_PER_S_MIN: Final = 100.0
 CONNECTS_PER_S_MAX: Final = 2000.0
 """Bounds of the default connection rate per second; a gateway does not answer more CONNECTs than the upper one."""
@@ -62,14 +65,17 @@ def memory_bytes() -> int:
 
 
 def within_process(settings: Settings) -> Settings:
-    """Return the settings with a limit of connections derived from open files, and from memory if none is set.
+    """Return the settings with limits of connections and subscriptions derived from open files and memory if unset.
 
     Without free descriptors the system closes connections, also of administrators, without an error for the client.
     """
     changes: dict[str, Any] = {}
     most = settings.max_connections
+    memory = memory_bytes() // settings.workers
     if most is None:
-        most = memory_bytes() // 2 // CONNECTION_BYTES // settings.workers
+        most = memory // 2 // CONNECTION_BYTES
+    if settings.max_subscriptions_per_gateway is None:
+        changes["max_subscriptions_per_gateway"] = max(settings.max_subscriptions, memory // 4 // SUBSCRIPTION_BYTES)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY:
         most = min(most, allowed - BESIDES)

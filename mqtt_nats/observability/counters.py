@@ -19,7 +19,8 @@ LAGS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper bounds of the histogram of the event loop's delay, in seconds."""
 
 FILTER_LIMITS: Final = (
-    *("max_subscriptions", "filter_levels", "max_payload", "consumers", "overlapping_filters", "jetstream"),
+    *("max_subscriptions", "max_subscriptions_per_gateway", "filter_levels", "max_payload"),
+    *("consumers", "overlapping_filters", "jetstream"),
 )
 """Limits that refuse filters: settings, session record size (`max_payload` of nats-server), quotas, JetStream."""
 

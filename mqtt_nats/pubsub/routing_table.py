@@ -136,6 +136,8 @@ class Table:
         self._spellings: dict[bytes, list[bytes]] = {}
         """Further subjects that lead to a route of `routes`, by its key."""
         self.filters: dict[str, Filter] = {}
+        self.subscriptions = 0
+        """Number of subscriptions of all members."""
         self.carriers: dict[str, Carrier] = {}
         """Carriers by filter: each brings the messages of filters that overlap many other filters of a session."""
         self.partings: dict[Member, Parting] = {}
@@ -184,6 +186,7 @@ class Table:
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)
         if found.members.get(member) != qos or present != options:
             self.changed(found)
+        self.subscriptions += member not in found.members
         found.members[member] = qos
         member.filters[found] = qos
         member.joined(found)
@@ -211,6 +214,7 @@ class Table:
         if found is None or member not in found.members:
             return False
         self.changed(found)
+        self.subscriptions -= 1
         del found.members[member]
         del member.filters[found]
         member.parted(found)
@@ -240,6 +244,7 @@ class Table:
 
     def leave(self, member: Member) -> None:
         """Remove ``member`` from every filter."""
+        self.subscriptions -= len(member.filters)
         for found in member.filters:
             self.changed(found)
             del found.members[member]

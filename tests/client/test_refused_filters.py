@@ -16,6 +16,7 @@ from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
+from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +70,40 @@ async def test_more_than_a_session_may_have(
             assert len(lines(logged)) == 2
         async with await RawClient.connect(gateway.port, name) as client:
             await client.disconnect()
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["clean", "durable"])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_subscriptions_of_all_sessions(
+    nats_server: NatsServer, logged: Logged, version: int, durable: bool
+) -> None:
+    """What is above is refused and counted; there is room again when a session has ended or has fewer."""
+    name = f"all{version}{durable}"
+    code = QUOTA_EXCEEDED[version]
+    with running(settings(nats_server, max_subscriptions_per_gateway=50)) as gateway:
+        async with await connect(gateway, version, f"one{name}", durable) as one:
+            texts = [f"{name}/{number}" for number in range(40)]
+            assert await one.subscribe(*texts, qos=1) == (1,) * 40
+            async with await connect(gateway, version, f"other{name}", durable) as other:
+                found = await other.subscribe(*(f"{name}/other/{number}" for number in range(40)), qos=1)
+                assert found == (1,) * 10 + (code,) * 30
+                assert refused(gateway) == {"max_subscriptions_per_gateway": 30}
+                assert len(lines(logged)) == 1
+                assert await other.subscribe(f"{name}/other/3", qos=0) == (0,), "it is there"
+                await one.unsubscribe(texts[0])
+                assert await other.subscribe(f"{name}/x", f"{name}/y", qos=1) == (1, code)
+        await aeventually(lambda: gateway.call(lambda: not gateway.account.services.path.table.subscriptions))
+        if durable:
+            async with await connect(gateway, version, f"one{name}", durable):
+                pass
+    with running(settings(nats_server, max_subscriptions_per_gateway=5)) as gateway:
+        if durable:
+            async with await connect(gateway, version, f"one{name}", durable) as one:
+                await aeventually(lambda: gateway.call(lambda: gateway.account.services.path.table.subscriptions == 39))
+                assert await one.subscribe(f"{name}/new", qos=0) == (code,), "a session keeps what it has"
+        for client in (f"one{name}", f"other{name}"):
+            async with await RawClient.connect(gateway.port, client) as last:
+                await last.disconnect()
 
 
 async def test_levels_and_the_size_of_the_record(nats_server: NatsServer, logged: Logged) -> None:

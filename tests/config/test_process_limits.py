@@ -70,6 +70,8 @@ def test_limits_that_follow_from_the_process(
     found = within_process(Settings(workers=workers))
     assert found.max_connections == connections
     assert found.connect_rate == pytest.approx(rate)
+    assert found.max_subscriptions_per_gateway == max(10_000, memory // workers // 4 // 2048)
+    assert within_process(Settings(max_subscriptions_per_gateway=9)).max_subscriptions_per_gateway == 9
     given = Settings(max_connections=7, connect_rate=3, workers=workers)
     assert within_process(given).max_connections == min(7, connections)
     assert within_process(given).connect_rate == 3
