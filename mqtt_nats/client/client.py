@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -255,7 +255,7 @@ class Client(JobRunner):
         extra = once(f"filters of {self.hash}")  # also for a client that reconnects again and again
         log_failure(log, level, "filters", text, self, sum(limits.values()), what, why, extra=extra)
 
-    def refuse_surplus(self, filters: Set[str]) -> Set[str]:
+    def refuse_surplus(self, filters: set[str]) -> set[str]:
         """Count and return filters of a SUBSCRIBE packet for which the gateway has no room."""
         if filters:
             self.refuse_filters({"max_subscriptions_per_gateway": len(filters)})

@@ -159,7 +159,8 @@ class Subscribing:
             ApiError: JetStream refuses them.
         """
         client, wanted, replays = self.client, self.wanted, self.replays
-        await room_for_replays(client)
+        if replays:
+            await room_for_replays(client)
         if self.shares:
             await subscribe_shared(client, self.shares)
         if client.durable_side is not None and wanted:

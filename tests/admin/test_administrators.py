@@ -66,6 +66,9 @@ def test_without_tokens_everybody_who_is_let_in_is_one() -> None:
         (f'[alice]\nrole = "viewer"\ntoken = "{ALICE}"\nrule = 1', "alice.rule: "),
         (f'["al ice"]\nrole = "viewer"\ntoken = "{ALICE}"', "al ice: string should match pattern"),
         (f"{FILE}\n[bob]\nrole = 'viewer'\ntoken = '{ALICE}'", "bob: another administrator has the same token"),
+        (f"[admin]\nrole = 'viewer'\ntoken = '{ALICE}'", "admin: the name is reserved"),
+        (f"[local]\nrole = 'viewer'\ntoken = '{ALICE}'", "local: the name is reserved"),
+        (f"[certificate]\nrole = 'viewer'\ntoken = '{ALICE}'", "certificate: the name is reserved"),
         (f"[bob]\nrole = 'viewer'\ntoken = '{TOKEN}'", "bob: another administrator has the same token"),
     ],
 )

@@ -17,6 +17,7 @@ from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
+from tests.harness.raw5 import Raw5
 from tests.harness.waiting import eventually
 
 
@@ -132,3 +133,21 @@ def test_what_came_while_subscribing_again_failed(inside: Inside, topic: str, mo
         assert client.expect(raw.SUBACK, PATIENCE).body[2:] == b"\x80\x80"
         publish(writer, topic, b"v2")
         assert take(client) == (b"v2", False)
+
+
+@pytest.mark.sources
+def test_who_asks_for_no_retained_messages_does_not_wait_for_others(
+    inside: Inside, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of former subscriptions may not be sent yet."""
+    asked: list[object] = []
+
+    async def wait(client: object) -> None:
+        asked.append(client)
+
+    monkeypatch.setattr(subscribing, "room_for_replays", wait)
+    with Raw5.open(inside.ports[0], topic) as client:
+        assert client.subscribed((topic, 0x21)) == (1,)
+        assert not asked
+        assert client.subscribed((f"{topic}/more", 0x01), id=2) == (1,)
+        assert len(asked) == 1

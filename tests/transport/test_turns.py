@@ -193,15 +193,18 @@ async def test_many_connections_that_end_at_once() -> None:
             theirs.send(raw.publish("a", b"last"))
         await aeventually(lambda: all(slow.found for slow in slows))
         turns: list[int] = []
+        uncounted: list[Slow] = []
         pulse = Pulse(clock)
         for slow in slows:
             assert slow.connection is not None
             assert slow.connection.transport is not None
+            slow.connection.count(partial(uncounted.append, slow), False)
             slow.connection.transport.abort()
         while sum(slow.ends for slow in slows) < len(slows):
             ended = sum(slow.ends for slow in slows)
             await asyncio.sleep(0)
             turns.append(sum(slow.ends for slow in slows) - ended)
+            assert {*uncounted} == {slow for slow in slows if slow.ends}, "what an end has not freed yet still counts"
         pulse.stop()
     assert max(turns) <= 2 * TURN_S / 0.01
     assert all(

@@ -38,6 +38,10 @@ LOCAL: Final = Administrator("local", "administrator")
 """Every user of this machine, where there are neither tokens nor certificates."""
 
 
+RESERVED: Final = frozenset(one.name for one in (SETTING, CERTIFICATE, LOCAL))
+"""Names that no entry of a file may have: the audit trail would not tell the administrators apart."""
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -106,6 +110,8 @@ def _read(path: Path, taken: set[bytes]) -> dict[bytes, Administrator]:
         raise StartupError(f"the {what} {path}: {'; '.join(dict.fromkeys(_lines(error)))}") from None
     found: dict[bytes, Administrator] = {}
     for name, entry in entries.items():
+        if name in RESERVED:
+            raise StartupError(f"the {what} {path}: {name}: the name is reserved for administrators without an entry")
         token = entry.token.get_secret_value().encode()
         if token in found or token in taken:
             raise StartupError(f"the {what} {path}: {name}: another administrator has the same token")
