@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publisher of messages that JetStream must acknowledge, with many in flight at a time.
 
-Each publish is an :class:`PendingStore`. Its frame is kept until the PubAck has come, so that the frame can be sent
-again: after a reconnect, and after its stream had no leader. Frames for a stream are sent again in the order of the
-first attempt, and before new frames. A stream without a leader holds up no frame for another stream. A store that
-JetStream refuses ends its own operation only.
+Each publish is a :class:`PendingStore`. Its frame is kept until the PubAck has come, and is sent again when its stream
+had no leader or the connection was lost: in the order of the first attempts, before new frames. A stream without a
+leader holds up no other stream. A store that JetStream refuses ends its own operation only.
 
 The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever. A message whose id the stream
 may have forgotten is looked for first; see docs/internals/backbone.md#repeated-stores.
@@ -26,6 +25,7 @@ from mqtt_nats.backbone.frames import (
     REQUEST,
     STORE,
     error_of,
+    frame_group,
     group_of,
     message_id,
     size_of,
@@ -54,10 +54,6 @@ log = logging.getLogger("mqtt_nats.nats")
 
 # Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
-
-
-def _group(frame: bytes) -> bytes:
-    return group_of(stream_of(frame))
 
 
 class AckedPublisher(PendingStores):
@@ -119,9 +115,10 @@ class AckedPublisher(PendingStores):
         """Set whom to ask about stores in doubt: see :attr:`on_absent`, :attr:`on_silent` and :attr:`find`."""
         self.on_absent, self.on_silent, self.find = absent, silent, find
 
-    def trust(self, seconds: float) -> None:
-        """Set the seconds for which a stream certainly recognises a message by its id."""
+    def trust(self, seconds: float, replicas: int) -> None:
+        """Set for how long the stream of messages certainly recognises an id, and its number of replicas."""
         self.trusted = seconds
+        self.silence.apply(replicas > 1)
 
     def forget_unheard(self) -> None:
         """Reset `unheard`: the streams are being looked at."""
@@ -152,7 +149,8 @@ class AckedPublisher(PendingStores):
         self.pending[token] = op
         self.bytes += len(data)
         op.begin(data)
-        if (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld):
+        waits = (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld)
+        if waits or (data.startswith(MESSAGE) and self.silence.holds(token, op)):
             if self._timed is op:
                 self._timed = None
         else:
@@ -161,7 +159,7 @@ class AckedPublisher(PendingStores):
         self._press()
 
     def _waits(self, op: PendingStore) -> bool:
-        outage = self._outages.get(_group(op.frame)) if self._outages else None
+        outage = self._outages.get(frame_group(op.frame)) if self._outages else None
         return self._offline or (outage is not None and (not outage.full or op.waits()))
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -184,16 +182,26 @@ class AckedPublisher(PendingStores):
             for earlier, one in self.overtaking.overtaken(token, op):
                 self._fail(earlier, one, OVERTAKEN)
         if self._stalled:
-            group = _group(op.frame)
+            group = frame_group(op.frame)
             outage = self._outages.get(group)
             if outage is not None and token == outage.probed and self.link.online:
                 if b'"error"' not in payload:
                     self.refusals.room()
                 self._resume(group)
+        if op.frame.startswith(MESSAGE):
+            self._send_held()
+
+    def _send_held(self) -> None:
+        """Send the messages that have waited for an answer to an earlier one."""
+        for token, op in self.silence.end().items():
+            if self.pending.get(token) is op and op not in self._withheld and not self._waits(op):
+                op.attempt(self.now)
+                self.link.out.append(op.frame)
+                self.link.kick()
 
     def _repeat_later(self, token: bytes, op: PendingStore, error: ApiError | None) -> None:
         """Keep a store that has no leader, or no room; while there is no room, for `FULL_MOST` seconds."""
-        group = _group(op.frame)
+        group = frame_group(op.frame)
         outage = self._outages.get(group)
         if outage is not None:
             outage.refused(token)
@@ -267,6 +275,7 @@ class AckedPublisher(PendingStores):
         if not self._offline and MESSAGES not in self._outages:
             self._lost = self.now
         self._offline = self._stalled = True
+        self.silence.end()
         self.attempt += 1
         self.refusals.room()
         self._end_outages()
@@ -323,9 +332,11 @@ class AckedPublisher(PendingStores):
         outage = self._outages[group] = StreamOutage(stream)
         if group == MESSAGES:
             self._lost = self.now
+            self.silence.end()
         self._stalled = True
         self.attempt += 1
-        if self._timed is not None and _group(self._timed.frame) == group:
+        self.link.withdraw(op.frame for _, op in self._of(group))  # else they might overtake one that was dropped
+        if self._timed is not None and frame_group(self._timed.frame) == group:
             self._timed = None
         return outage
 
@@ -344,10 +355,6 @@ class AckedPublisher(PendingStores):
         if outage is not None and outage.looking is None:
             outage.elected(self._probe)
 
-    def _of(self, group: bytes | None) -> list[tuple[bytes, PendingStore]]:
-        """Return the pending stores of a group, or all (None), with tokens and in order."""
-        return [item for item in self.pending.items() if group is None or _group(item[1].frame) == group]
-
     def _probe(self, outage: StreamOutage) -> None:
         if not self.link.online:
             return
@@ -358,7 +365,7 @@ class AckedPublisher(PendingStores):
             silences = outage.count_silence()
             if REQUEST.match(late.frame) and self.on_silent is not None and silences % SILENCES == 2:
                 self.on_silent(outage.stream.decode())
-        token = next((token for token, op in self.pending.items() if self._probing(op, outage)), b"")
+        token = self._probe_of(outage.stream, outage.full)
         group = group_of(outage.stream)
         if not token:
             self.refusals.room()
@@ -370,11 +377,6 @@ class AckedPublisher(PendingStores):
         self.link.out.append(op.frame)
         self.link.kick()
         outage.try_(token, self._probe)
-
-    def _probing(self, op: PendingStore, outage: StreamOutage) -> bool:
-        if stream_of(op.frame) != outage.stream or (outage.full and not op.waits()):
-            return False
-        return not (op.optional or op in self._withheld or op.stale())
 
     def _resume(self, group: bytes | None) -> None:
         """Send the unacknowledged frames of a group, or all (None), again in order, and allow new publishes."""
@@ -472,15 +474,12 @@ class AckedPublisher(PendingStores):
         if self.link.online:
             self._resume(MESSAGES)
 
-    def excuse(self, seconds: float) -> None:
-        """Extend all time-outs by the seconds for which the process stood still and could not read answers."""
-        for op in self.pending.values():
-            op.excuse(seconds)
-
     def tick(self, now: float) -> None:
         """Check time-outs; called about once a second with loop time in seconds."""
         self.now = now
         self.overtaking.prune()
+        if self.silence.overdue():
+            self._send_held()
         if not self.pending or self._offline:
             return
         for op in self.pending.values():

@@ -75,6 +75,11 @@ def group_of(stream: bytes) -> bytes:
     return MESSAGES if stream == RETAINED else stream
 
 
+def frame_group(frame: bytes) -> bytes:
+    """Return the group of the stream of a frame."""
+    return group_of(stream_of(frame))
+
+
 def _subject(frame: bytes) -> bytes:
     start = frame.index(b" ") + 1
     return frame[start : frame.index(b" ", start)]  # no split: the data behind the subject may be large

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from nats.aio.client import Client, Srv
@@ -189,6 +189,11 @@ class NatsConnection(Client):
         self.out.append(b"SUB %b %b %b\r\n" % (subject, queue, sid) if queue else b"SUB %b %b\r\n" % (subject, sid))
         self.kick()
         return sid
+
+    def withdraw(self, frames: Iterable[bytes]) -> None:
+        """Do not write these frames, as far as they have not been written yet."""
+        withdrawn = {id(frame) for frame in frames}
+        self.out[:] = [frame for frame in self.out if id(frame) not in withdrawn]
 
     def renew(self, sid: bytes, subject: bytes) -> None:
         """Send the subscription ``sid`` again after a reconnect."""

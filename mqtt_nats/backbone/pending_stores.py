@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from mqtt_nats.backbone.frames import frame_group, stream_of
 from mqtt_streams.api import ApiError
 
 # Above these limits the gateway stops reading from publishers until half of them is acknowledged.
@@ -26,6 +27,12 @@ FULL_CODES: Final = frozenset({10002, 10023, 10047})
 
 FULL_MOST: Final = 30.0
 """Seconds for which stores wait for room while JetStream's storage is full; then they are refused."""
+
+SILENT: Final = 0.05
+"""Seconds without an answer to a message after which no further one is sent; longer than a turn of the event loop."""
+
+SILENT_MOST: Final = 1.0
+"""Seconds after which messages are sent all the same: no leader has gone, and a message was lost on its way."""
 
 REASONS: Final = ("storage_full", "stream_limit", "too_large", "not_permitted", "other")
 """Names of the reasons: the values of a metric's label."""
@@ -193,6 +200,7 @@ class PendingStores:
         self.pending: dict[bytes, PendingStore] = {}
         """Stores by the token of their reply subject."""
         self.overtaking = Overtaking(self.pending)
+        self.silence = Silence()
         self.bytes = 0
         self.on_timed: Callable[[float], None] | None = None
         """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
@@ -221,6 +229,27 @@ class PendingStores:
         while self.pending:
             self._empty.clear()
             await self._empty.wait()
+
+    def excuse(self, seconds: float) -> None:
+        """Extend all time-outs by the seconds for which the process stood still and could not read answers."""
+        for op in self.pending.values():
+            op.excuse(seconds)
+
+    def _of(self, group: bytes | None) -> list[tuple[bytes, PendingStore]]:
+        """Return the pending stores of a group, or all (None), with tokens and in order."""
+        return [item for item in self.pending.items() if group is None or frame_group(item[1].frame) == group]
+
+    def _probe_of(self, stream: bytes, full: bool) -> bytes:
+        """Return the token of the oldest store whose answer can tell that a stream stores again, or empty bytes.
+
+        ``full``: the stream had no room.
+        """
+        for token, op in self.pending.items():
+            if stream_of(op.frame) != stream or (full and not op.waits()):
+                continue
+            if not (op.optional or op in self._withheld or op.stale()):
+                return token
+        return b""
 
     def _measure(self, op: PendingStore) -> None:
         """Measure the duration of a store, unless another one is being measured."""
@@ -252,6 +281,47 @@ class PendingStores:
         if self._pressed and self.bytes < MAX_PENDING_BYTES // 2 and len(self.pending) < MAX_PENDING // 2:
             self._pressed = False
             self.on_pressure(False)
+
+
+class Silence:
+    """Messages that are not sent, since JetStream has not answered earlier ones for a moment.
+
+    A leader that steps down drops messages without an answer. The next leader would store what follows before the
+    dropped ones are sent again. See docs/internals/backbone.md#elections.
+    """
+
+    def __init__(self) -> None:
+        self._applies = False
+        self._asked = 0.0
+        """Time in seconds (`monotonic`) of the first message since the last answer; 0 = none."""
+        self._held: dict[bytes, PendingStore] = {}
+
+    def apply(self, replicated: bool) -> None:
+        """Hold messages only if their stream has replicas: other streams change no leader."""
+        self._applies = replicated
+
+    def holds(self, token: bytes, op: PendingStore) -> bool:
+        """Return whether a message that is about to be sent has to wait; :meth:`end` returns it then."""
+        if not self._applies:
+            return False
+        now = monotonic()
+        self._asked = self._asked or now
+        if not self._held and now - self._asked < SILENT:
+            return False
+        self._held[token] = op
+        return True
+
+    def overdue(self) -> bool:
+        """Return whether messages have waited for `SILENT_MOST`: the earlier one may be lost, and its leader there."""
+        return bool(self._held) and monotonic() - self._asked > SILENT_MOST
+
+    def end(self) -> dict[bytes, PendingStore]:
+        """Note an answer, or that nothing is sent at all now; return the messages that have waited, in order."""
+        self._asked = 0.0
+        if not self._held:
+            return self._held
+        held, self._held = self._held, {}
+        return held
 
 
 class Overtaking:

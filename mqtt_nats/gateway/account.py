@@ -251,7 +251,7 @@ class Tenant:
         config = self._configs[MESSAGES]
         services.path.use_ids(with_ids(self.settings.message_ids, config.get("num_replicas", 1)))
         # Half of the window: it takes a while from the store of a message until the message is sent again.
-        services.nats.store.trust(config.get("duplicate_window", 0) / 2e9)
+        services.nats.store.trust(config.get("duplicate_window", 0) / 2e9, config.get("num_replicas", 1))
         services.streams.retained.read_replicas(self._configs[RETAINED].get("num_replicas", 1) > 1)
 
     async def disconnect(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
@@ -31,6 +32,10 @@ class FakeLink:
     def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
         self.handler = handler
         return b"1"
+
+    def withdraw(self, frames: Iterable[bytes]) -> None:
+        withdrawn = set(frames)
+        self.out = [frame for frame in self.out if frame not in withdrawn]
 
     def renew(self, sid: bytes, subject: bytes) -> None:
         self.out.append(b"SUB " + subject)
