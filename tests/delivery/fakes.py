@@ -29,6 +29,16 @@ class FakeReconciling:
         self.fake_due.append(name)
 
 
+class FakeHandover:
+    """Stands for `PositionHandover`: no session is being handed over."""
+
+    async def over(self, client_hash: str) -> None:
+        """Nothing is under way."""
+
+    async def elsewhere(self, name: str, gateway: str) -> bool:
+        return False
+
+
 class FakeDelivery:
     """Stands for `Delivery`, where the shared reader is not used."""
 
@@ -36,6 +46,7 @@ class FakeDelivery:
         self.writers: set[PositionWriter] = set()
         self.reconciling = FakeReconciling()
         self.feed = SharedFeed()
+        self.handover = FakeHandover()
         self.resets = True
 
 

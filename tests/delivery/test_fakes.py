@@ -6,6 +6,7 @@ import pytest
 from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.delivery.receiver import Delivery
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.protocol.durable_sender import DurableSender
@@ -19,6 +20,7 @@ from tests.harness.doubles import foreign_names
 
 PAIRS: list[tuple[type, type]] = [
     (fakes.FakeReconciling, Reconciling),
+    (fakes.FakeHandover, PositionHandover),
     (fakes.FakeDeliveryServices, Services),
     (fakes.FakeDelivery, Delivery),
     (fakes.FakeFanout, Fanout),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +19,9 @@ from mqtt_nats.delivery.position_recovery import (
     restore_position,
     store_positions_in_consumers,
 )
-from mqtt_nats.delivery.position_writer import FRESH, Fresh
+from mqtt_nats.delivery.position_writer import FRESH, Fresh, PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
+from mqtt_nats.messages.terms import TERMS
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
@@ -29,8 +30,9 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
-from tests.delivery.fakes import FakeDelivery, FakeDeliveryServices, FakeReceiver, Side
-from tests.harness.doubles import Timers
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.harness.doubles import Timers, foreign_names
+from tests.sessions.fakes import FakeLink, as_client, as_link, v5_of
 
 PUBACK, PUBREC = 4, 5
 
@@ -76,6 +78,37 @@ class Ports:
             self.acks.append(reply)
 
 
+class Keeping:
+    """Stands for `PositionWriter`: its session is its own so many times, and its writes are stored, or refused."""
+
+    def __init__(self, times: int, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
+        self.ledger = SessionPosition() if ledger is None else ledger
+        self.live = {"a"}
+        self.fake_times = times
+        self.fake_stores = stores
+        self.fake_left = False
+
+    async def flush(self) -> bool:
+        return self.fake_stores
+
+    async def sure(self) -> bool:
+        self.fake_times -= 1
+        return self.fake_times >= 0
+
+    def left(self) -> None:
+        self.fake_left = True
+
+    def restore(self, position: Position, valid: int, sent: int) -> None:
+        """Begin as the position says."""
+
+    def speak_for_none(self) -> None:
+        """Speak for no consumer."""
+
+
+def test_the_fake_has_the_names_of_a_writer() -> None:
+    assert foreign_names(Keeping, PositionWriter) == set()
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_both_hear_that_it_is_complete(qos: int) -> None:
     """Else it would be pending for ever, and be sent again by whoever goes on with the session."""
@@ -88,9 +121,8 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     for sequence in (6, 7):
         machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
     ledger.take(6, qos)
-    keeper = SimpleNamespace(ledger=ledger)
-    side: Any = Side(machine, keeper=keeper)
-    client: Any = FakeReceiver(FakeDeliveryServices())
+    side: Any = Side(machine, keeper=Keeping(0, ledger))
+    client = as_client(FakeReceiver(FakeDeliveryServices()))
     await fetch_in_flight(client, side)
     await fetch_in_flight(client, side)
     machine.start()
@@ -117,9 +149,8 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
     ledger.take(6, 2)
-    side: Any = Side(machine, keeper=SimpleNamespace(ledger=ledger))
-    client: Any = FakeReceiver(FakeDeliveryServices())
-    await fetch_in_flight(client, side)
+    side: Any = Side(machine, keeper=Keeping(0, ledger))
+    await fetch_in_flight(as_client(FakeReceiver(FakeDeliveryServices())), side)
     machine.start()
     assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
 
@@ -140,26 +171,6 @@ async def test_one_request_fails_while_others_are_under_way() -> None:
     assert done == [True, True]
 
 
-class Keeping:
-    """A keeper whose session is its own so many times."""
-
-    def __init__(self, times: int) -> None:
-        self.times = times
-        self.ledger = SessionPosition()
-        self.live = {"a"}
-        self.gone = False
-
-    async def flush(self) -> bool:
-        return True
-
-    async def sure(self) -> bool:
-        self.times -= 1
-        return self.times >= 0
-
-    def left(self) -> None:
-        self.gone = True
-
-
 @pytest.mark.parametrize(("times", "set_back"), [(0, 0), (1, 1), (2, 2)])
 async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, times: int, set_back: int) -> None:
     """The session is this gateway's still."""
@@ -178,15 +189,10 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     keeper = Keeping(times)
     keeper.ledger.reached = 41
     side: Any = Side(keeper=keeper, attachments=attachments, state=DeliveryState.LEAVING)
-    record = SimpleNamespace(cons={}, v5=SimpleNamespace())
-    terms = SimpleNamespace(receive_maximum=10)
-    side.client = client = SimpleNamespace(
-        client_id="c", services=FakeDeliveryServices(), delivery=FakeDelivery(), record=record, terms=terms
-    )
-    found: Any = client
-    assert await store_positions_in_consumers(found, side) is (times == 2)
+    side.client = client = FakeReceiver(FakeDeliveryServices())
+    assert await store_positions_in_consumers(as_client(client), side) is (times == 2)
     assert positions == [42] * set_back
-    assert keeper.gone is (times < 2)
+    assert keeper.fake_left is (times < 2)
 
 
 async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,17 +212,14 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     machine.open = True
     side: Any = Side(machine, DeliveryState.LIVE, keeper=keeper)
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
-    side.client = client = SimpleNamespace(client_id="c", services=FakeDeliveryServices(), delivery=FakeDelivery())
-    client.record = SimpleNamespace(cons={}, v5=SimpleNamespace())
-    client.terms = SimpleNamespace(receive_maximum=65535)
+    side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     for sequence in range(1, 11):
         keeper.ledger.take(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
     side.change(DeliveryEvent.LEFT_READER)
     keeper.ledger.reached = 10
-    found: Any = client
-    assert await store_positions_in_consumers(found, side)
+    assert await store_positions_in_consumers(as_client(client), side)
     machine.pump()
     for sequence in (11, 12, 13):
         machine.arrived(source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
@@ -240,13 +243,13 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         ledger.take(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    side: Any = Side(machine, keeper=SimpleNamespace(ledger=ledger))
+    side: Any = Side(machine, keeper=Keeping(0, ledger))
     side.attachments = {"a": ConsumerBinding("a", consumer, source)}
-    side.client = SimpleNamespace(terms=SimpleNamespace(receive_maximum=65535))
+    side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     machine.start()
     assert (machine.limit, len(machine.inflight)) == (limit, limit)
-    side.client.terms.receive_maximum = 2  # [MQTT-3.3.4-9] (5.0)
+    client.terms = replace(TERMS, receive_maximum=2)  # [MQTT-3.3.4-9] (5.0)
     limit_in_flight(side)
     assert machine.limit == 2
 
@@ -260,42 +263,31 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         loads.append(client_hash)
         return Found(Position("p", clean=True).encode(), 1, 0.0)
 
-    async def over(client_hash: str) -> None:
-        pass
-
     async def still_owner(client: object) -> bool:
         return ours
 
-    def keeper(client: object, sequence: int) -> Any:
-        async def flush() -> bool:
-            return False
-
-        return SimpleNamespace(
-            ledger=SessionPosition(), flush=flush, restore=lambda *_: None, speak_for_none=lambda: None
-        )
-
     monkeypatch.setattr(grounding, "still_owner", still_owner)
-    monkeypatch.setattr(grounding, "PositionWriter", keeper)
-    services = SimpleNamespace(streams=SimpleNamespace(positions=SimpleNamespace(load=load)))
-    delivery = SimpleNamespace(handover=SimpleNamespace(over=over))
-    record = SimpleNamespace(cons={}, v5=SimpleNamespace(pos="p", generation=""))
-    client: Any = SimpleNamespace(client_id="c", hash="h", services=services, delivery=delivery, record=record)
+    monkeypatch.setattr(grounding, "PositionWriter", lambda client, sequence: Keeping(0, stores=False))
+    services = FakeDeliveryServices()
+    monkeypatch.setattr(services.streams.positions, "load", load)
+    client = FakeReceiver(services)
+    v5_of(client).name_position("p")
     side: Any = Side(DurableSender(10, Ports(SessionPosition())))
     with pytest.raises(RequestTimeout):
-        await restore_position(client, side)
+        await restore_position(as_client(client), side)
     assert len(loads) == rounds
 
 
 async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And on the same connection to NATS only: others are told at once that this gateway is gone."""
-    transport: Any = SimpleNamespace(get_extra_info=lambda name: None)
-    link: Any = SimpleNamespace(wire=None)
-    link.wire, following = (NatsTransport(link, transport, asyncio.Protocol()) for _ in range(2))
+    fake = FakeLink()
+    link = as_link(fake)
+    link.wire, following = (NatsTransport(link, asyncio.Transport(), asyncio.Protocol()) for _ in range(2))
     timers = Timers(monkeypatch)
     fresh = Fresh(link)
     timers.pass_to(FRESH * 0.9)
     assert fresh
-    former, link.wire = link.wire, None
+    former, fake.wire = link.wire, None
     assert not fresh
     assert not Fresh(link)
     link.wire = following

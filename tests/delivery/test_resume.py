@@ -2,27 +2,28 @@
 """How a consumer is attached anew when answers are outdated, or deliveries are lost once more."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mqtt_nats.delivery import resume as resuming
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import consumer_attach as attaching
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import ConsumerRef
-from tests.sessions.fakes import FakeClient, FakeServices, as_services
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, consumer_state
 
 CONSUMER = ConsumerRef("name", "new", "filter", 10)
 
 
-def present() -> FakeServices:
-    """Services with a connection to NATS that is named."""
-    services = FakeServices()
-    services.fake_link.wire = "present"
-    return services
+def bound(services: FakeServices) -> ConsumerBinding:
+    """A consumer that delivers to this connection."""
+    attachment = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10))
+    services.fake_link.wire = None
+    attachment.listen(b"1", None)
+    return attachment
 
 
 class Server:
@@ -32,11 +33,11 @@ class Server:
         self.asked: list[ConsumerRef] = []
         monkeypatch.setattr(attaching, "update_consumer", self._update)
 
-    async def _update(self, js: object, stream: str, consumer: ConsumerRef) -> Any:
+    async def _update(self, js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
         self.asked.append(consumer)
-        former = len(self.asked) == 1
-        config = {"deliver_subject": consumer.deliver_subject, "ack_wait": 1 if former else consumer.ack_wait}
-        return SimpleNamespace(config=config, num_ack_pending=0 if former else 5)
+        if len(self.asked) == 1:
+            return consumer_state(consumer, ack_wait=1)
+        return consumer_state(consumer, num_ack_pending=5)
 
 
 async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,17 +51,16 @@ async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch:
 async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest.MonkeyPatch, former: bool) -> None:
     asked: list[str] = []
 
-    async def update(js: object, stream: str, consumer: ConsumerRef) -> Any:
-        config = {"deliver_subject": "old" if former else consumer.deliver_subject, "ack_wait": consumer.ack_wait}
-        return SimpleNamespace(config=config, num_ack_pending=1)
+    async def update(js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+        return consumer_state(consumer, deliver_subject="old" if former else "", num_ack_pending=1)
 
-    async def info(js: object, stream: str, name: str) -> Any:
+    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
         asked.append(name)
-        return SimpleNamespace(num_ack_pending=2)
+        return consumer_state(num_ack_pending=2)
 
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    side: Any = SimpleNamespace(session=FakeClient(FakeServices()))
+    side = FakeSide(FakeClient(FakeServices()))
     found, late = await attaching.take(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
     assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
 
@@ -88,13 +88,12 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
     """Three are made to expire, and the client acknowledges one of them before it is sent again."""
     looks: list[str] = []
 
-    async def update(js: object, stream: str, consumer: ConsumerRef) -> Any:
-        config = {"deliver_subject": consumer.deliver_subject, "ack_wait": consumer.ack_wait}
-        return SimpleNamespace(config=config, num_ack_pending=3)
+    async def update(js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
+        return consumer_state(consumer, num_ack_pending=3)
 
-    async def info(js: object, stream: str, name: str) -> Any:
+    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
         looks.append(name)
-        return SimpleNamespace(num_ack_pending=2)
+        return consumer_state(num_ack_pending=2)
 
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
@@ -104,14 +103,17 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
     assert looks == ["name"]
 
 
-@pytest.mark.parametrize(("missed", "wire"), [(True, "present"), (False, "former")])
-async def test_nobody_waits_where_nothing_can_come(missed: bool, wire: str) -> None:
+@pytest.mark.parametrize("missed", [True, False])
+async def test_nobody_waits_where_nothing_can_come(missed: bool) -> None:
     """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
-    side: Any = SimpleNamespace(session=FakeClient(present()))
-    source = SubscriptionState(1, 0, 10)
-    source.expected = 2
-    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=missed, wire=wire)
-    assert not await attaching.bring_back(side, attachment)
+    services = FakeServices()
+    attachment = bound(services)
+    attachment.source.expected = 2
+    if missed:
+        attachment.miss()
+    else:
+        services.fake_link.wire = object()
+    assert not await attaching.bring_back(FakeSide(FakeClient(services)), attachment)
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["comes", "was acknowledged"])
@@ -119,21 +121,20 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
     monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """Its first answer may count messages that were acknowledged; only two looks that agree tell that none comes."""
-    source = SubscriptionState(1, 0, 10)
+    services = FakeServices()
+    attachment = bound(services)
+    source = attachment.source
     source.expected = 1
     found = [0, 1, 0, 0]
 
-    async def info(js: object, stream: str, name: str) -> Any:
+    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
         if comes and len(found) == 3:
             source.again = 1
-        return SimpleNamespace(num_ack_pending=found.pop(0))
+        return consumer_state(num_ack_pending=found.pop(0))
 
     monkeypatch.setattr(attaching, "consumer_info", info)
     monkeypatch.setattr(attaching, "STEP", 0.001)
-    machine = SimpleNamespace(taken=lambda source: 0, releases={})
-    side: Any = SimpleNamespace(session=FakeClient(present()), machine=machine)
-    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=False, wire="present")
-    assert await attaching.bring_back(side, attachment, patience=1000.0)
+    assert await attaching.bring_back(FakeSide(FakeClient(services)), attachment, patience=1000.0)
     assert len(found) == (2 if comes else 0)
 
 
@@ -146,23 +147,23 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     What else JetStream refuses is not for here.
     """
     told: list[str] = []
-    source = SubscriptionState(1, 0, 10)
+    services = FakeServices()
+    attachment = bound(services)
+    source = attachment.source
     source.expected = 1
 
-    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> Any:
+    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> None:
         told.append(consumer.durable_name)
         source.expected = 0
         if len(told) == 1:
             raise ApiError(500, code, "open meta.inf.tmp: no such file or directory")
 
-    async def info(js: object, stream: str, name: str) -> Any:
-        return SimpleNamespace(num_ack_pending=1)
+    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
+        return consumer_state(num_ack_pending=1)
 
     monkeypatch.setattr(attaching, "send_again", send_again)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    machine = SimpleNamespace(taken=lambda source: 0, releases={})
-    side: Any = SimpleNamespace(session=FakeClient(present()), machine=machine)
-    attachment: Any = SimpleNamespace(source=source, consumer=CONSUMER, missed=False, wire="present")
+    side = FakeSide(FakeClient(services))
     if code == attaching.CREATE_FAILED:
         assert await attaching.bring_back(side, attachment, patience=0.0, attempts=3)
         assert told == ["name", "name"]
@@ -172,14 +173,13 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
         await attaching.bring_back(side, attachment, patience=0.0, attempts=1)
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("leaderless", [True, False])
 @pytest.mark.parametrize("back", [True, False])
 async def test_what_is_new_waits_for_what_is_not_back(
     monkeypatch: pytest.MonkeyPatch, back: bool, leaderless: bool
 ) -> None:
     """A consumer that had no leader sends nothing again by itself, so it is told to at once."""
-    due: list[str] = []
-    released: list[SubscriptionState] = []
     patiences: list[float] = []
 
     async def nothing(*_: object) -> None:
@@ -196,25 +196,16 @@ async def test_what_is_new_waits_for_what_is_not_back(
     monkeypatch.setattr(resuming, "note_kept", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
     monkeypatch.setattr(resuming, "RETURN", 0.04)
-    source = SubscriptionState(1, 0, 10)
-    client: Any = SimpleNamespace(
-        record=SimpleNamespace(cons={"key": CONSUMER}),
-        epoch=1,
-        delivery=SimpleNamespace(reconciling=SimpleNamespace(due=lambda client, name: due.append(name))),
-    )
-    side: Any = SimpleNamespace(
-        attachments={"name": ConsumerBinding("key", CONSUMER, source)},
-        stalled=False,
-        has_pubrels=False,
-        kept=False,
-        point_anew=lambda: None,
-        add=lambda *_: None,
-        attach=attach,
-        machine=SimpleNamespace(pump=lambda: None, release_held=lambda source, why: released.append(source)),
-    )
-    await resuming.rebind_consumers(client, side)
-    assert source.held & SubscriptionState.RETURNING
-    assert (released, due) == (([source], []) if back else ([], ["name"]))
+    client = FakeReceiver(FakeDeliveryServices())
+    side = client.durable_side = DurableDelivery(as_client(client))
+    side.begin()
+    monkeypatch.setattr(side, "attach", attach)
+    assert client.record is not None
+    client.record.cons["key"] = CONSUMER
+    source = side.add("key", CONSUMER, SubscriptionState(1, 0, 10)).source
+    await resuming.rebind_consumers(as_client(client), side)
+    assert bool(source.held & SubscriptionState.RETURNING) is not back
+    assert client.delivery.reconciling.fake_due == ([] if back else ["name"])
     assert patiences == [0.0 if leaderless else 0.04]
 
 
@@ -228,17 +219,15 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     async def create(js: object, stream: str, consumer: ConsumerRef) -> None:
         made.append(consumer)
 
-    async def call(js: object, what: str) -> Any:
+    async def call(js: object, what: str) -> dict[str, dict[str, int]]:
         return {"state": {"last_seq": 100}}
 
     monkeypatch.setattr(attaching, "create_consumer", create)
     monkeypatch.setattr(attaching, "call", call)
-    services = FakeServices()
-    client: Any = SimpleNamespace(services=services, alive=True, record=SimpleNamespace(cons={}, v5=SimpleNamespace()))
+    client = FakeClient(FakeServices())
     source = SubscriptionState(1, 1, 10)
     source.last, source.forgotten_from = 30, forgone
-    side: Any = SimpleNamespace(replaced=None)
-    await attaching.make_anew(client, side, ConsumerBinding("key", CONSUMER, source))
+    await attaching.make_anew(as_client(client), FakeSide(client), ConsumerBinding("key", CONSUMER, source))
     assert [one.start_seq for one in made] == [start]
 
 

@@ -20,6 +20,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_streams.api import ApiError
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from mqtt_streams.hashing import name_hash, registered_as
 from mqtt_streams.sessions import V5, SessionRecord
 from mqtt_streams.stores import Streams
@@ -332,6 +333,22 @@ class FakeClient:
         """Run the jobs."""
         while self.fake_jobs:
             await self.fake_jobs.pop(0)
+
+
+def consumer_state(
+    consumer: ConsumerRef | None = None,
+    *,
+    deliver_subject: str = "",
+    ack_wait: int = 0,
+    num_ack_pending: int = 0,
+    num_pending: int = 0,
+) -> ConsumerInfo:
+    """A consumer's state as JetStream reports it: configured as ``consumer``, unless something else is given."""
+    config = {
+        "deliver_subject": deliver_subject or (consumer.deliver_subject if consumer is not None else ""),
+        "ack_wait": ack_wait or (consumer.ack_wait if consumer is not None else 0),
+    }
+    return ConsumerInfo(config, True, 0, 0, 0, num_ack_pending, num_pending)
 
 
 def as_client(fake: FakeClient) -> Client:
