@@ -129,11 +129,11 @@ class Machine:
 
 
 @contextmanager
-def _gateway(url: str) -> Iterator[tuple[int, int]]:
-    """Process id and MQTT port of a gateway."""
+def gateway(url: str, *options: str) -> Iterator[tuple[int, int]]:
+    """Process id and MQTT port of a gateway with more options."""
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "gateway.log"
-        command = [sys.executable, "-m", "mqtt_nats", "serve", "--nats", url, "--listen", f"{peers.HOST}:0"]
+        command = [sys.executable, "-m", "mqtt_nats", "serve", "--nats", url, "--listen", f"{peers.HOST}:0", *options]
         with log.open("wb") as file:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         try:
@@ -160,12 +160,12 @@ async def _measure(machine_: Machine, sessions: int, count: int) -> Row:
 
 def measure(sessions: int, count: int) -> Row:
     """Measure ``count`` claims beside a gateway with so many sessions, heard in both ways."""
-    with peers.monitored_nats_server() as (url, monitor, server), _gateway(url) as (gateway, port):
+    with peers.monitored_nats_server() as (url, monitor, server), gateway(url) as (pid, port):
         loop = Loop()
         try:
             clients = [Client(f"client{number:06}") for number in range(sessions)]
             connect_all(loop, (peers.HOST, port), clients, timeout=CROWD_TIMEOUT, at_once=20)
-            one = Machine(url, monitor, server, gateway)
+            one = Machine(url, monitor, server, pid)
             return asyncio.run(_measure(one, sessions, count))
         finally:
             loop.close()

@@ -18,9 +18,9 @@ from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Member, Promotion
-from mqtt_nats.shared_reader.reader import chosen
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX

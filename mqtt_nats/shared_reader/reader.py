@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
-from mqtt_nats.protocol.overlap import patterns_meet
+from mqtt_nats.shared_reader.filters import EVERYTHING, FilterSet, chosen
 from mqtt_streams import headers as names
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
-
-FILTERS_MOST: Final = 128
-"""Number of filters above which the reader reads everything."""
 
 HEARTBEAT: Final = 0.25
 """Seconds without a message after which nats-server sends a heartbeat with the reader's place."""
@@ -49,7 +46,6 @@ PAUSE: Final = 0.25
 IDLE: Final = 60
 """Seconds without interest in the deliver subject after which nats-server removes the reader."""
 
-EVERYTHING: Final = (STORED_PREFIX + ">",)
 NOTHING: Final = (STORED_PREFIX + "$MQTT",)
 """Filter that matches no message, since no client may publish there; used while no session wants anything."""
 
@@ -61,6 +57,15 @@ LEAST: Final = 0.7
 
 SAMPLE: Final = 2000
 """Minimum number of stored messages over which the wanted fraction is measured."""
+
+FEW: Final = 128
+"""Number of filters up to which they may be changed at any time."""
+
+CHANGE_PAUSE: Final = 0.6e-6
+"""Seconds from one change of more filters to the next, by the square of their number: nats-server works a twentieth."""
+
+NARROWING: Final = 5.0
+"""Least seconds between two looks for fewer filters, while more than half of the messages are not wanted."""
 
 Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
 """``dispatch(sequence, stamp, subject, headers, payload)``: called for each message of the reader."""
@@ -79,6 +84,8 @@ class SharedReader:
         """Number of messages after sequence `_counted` that a session wanted."""
         self._counted = 0
         """Stream sequence at which the counting of `used` began."""
+        self._counted_next = 1
+        """Consumer sequence at which it began."""
         self._everything = False
         """Whether the reader reads everything, since most of it is wanted."""
         self._turning = False
@@ -89,6 +96,12 @@ class SharedReader:
         self._subject = ""
         self._sid = b""
         self._filters: tuple[str, ...] = ()
+        self._read = FilterSet()
+        """The filters that the consumer has."""
+        self._narrowed = 0.0
+        """Loop time in seconds at which fewer filters were looked for."""
+        self._changeable = 0.0
+        """Loop time in seconds from which the filters may be changed."""
         self._next = 1
         self._start = 1
         self._heard = 0.0
@@ -161,12 +174,14 @@ class SharedReader:
         tickets = self._tickets
         self._waiting = [one for one in self._waiting if not one[1].done()]
         self._turning = self._turned() or self._turning
-        filters = self._filters
-        if self._turning or self._waiting:
-            filters = EVERYTHING if self._everything else chosen(list(self.wanted)) or NOTHING
+        loop = asyncio.get_running_loop()
+        if not self._broken and loop.time() < self._changeable:
+            loop.call_at(self._changeable, self._wake.set)
+            return  # whoever waits shares the next change with those that come until then
+        filters = self._choice()
         if self._broken:
             await self._make(filters)
-        elif self._turning or (not set(filters) <= set(self._filters) and self._filters != EVERYTHING):
+        elif filters != self._filters:
             await self._change(filters)
         self._turning = False
         if self._waiting:
@@ -176,6 +191,18 @@ class SharedReader:
             else:
                 self._wake.set()
 
+    def _choice(self) -> tuple[str, ...]:
+        """Return the filters to read: the present ones, unless more is wanted of them, or they have to change."""
+        if not self._turning and (not self._waiting or all(map(self._read.covers, self.wanted))) and self._filters:
+            return self._filters
+        return EVERYTHING if self._everything else chosen(self.wanted) or NOTHING
+
+    def _note(self, filters: tuple[str, ...]) -> None:
+        """Note the filters that the consumer has."""
+        self._filters, self._read = filters, FilterSet(filters)
+        pause = CHANGE_PAUSE * len(filters) ** 2 if len(filters) > FEW else 0.0
+        self._changeable = asyncio.get_running_loop().time() + pause
+
     async def _change(self, filters: tuple[str, ...]) -> None:
         request = f"CONSUMER.CREATE.{MESSAGES}.{self.name}"
         try:
@@ -183,17 +210,21 @@ class SharedReader:
         except RequestTimeout:
             self.broken()  # the update may have been made: which filters are read is unknown
             raise
-        self._filters = filters
+        self._note(filters)
 
     def _turned(self) -> bool:
-        """Return whether the filters have to change: to everything, back to the wanted filters, or to none."""
+        """Return whether the filters may have to change: to everything, or to those that are wanted now."""
         stored = self.position - self._counted
         if stored < SAMPLE:
             return False
-        part = self.used / stored
-        self._counted, self.used = self.position, 0
+        part, unused = self.used / stored, self._next - self._counted_next - self.used
+        now = asyncio.get_running_loop().time()
+        wide = not self.wanted or (unused > self.used and now >= self._narrowed + NARROWING)
+        if wide:
+            self._narrowed = now
+        self._counted, self._counted_next, self.used = self.position, self._next, 0
         former, self._everything = self._everything, part > (LEAST if self._everything else MOST)
-        return former is not self._everything or (not self.wanted and self._filters != NOTHING)
+        return former is not self._everything or (wide and not self._everything)
 
     def _answer(self, tickets: int, last: int) -> None:
         for ticket, future in self._waiting:
@@ -227,7 +258,7 @@ class SharedReader:
             self.used = 0
             self._anew = False
         self._start = self.position + 1
-        self._next = 1
+        self._next = self._counted_next = 1
         self._subject = DELIVER_PREFIX + services.identity.new_nuid()
         self._sid = link.subscribe_raw(self._subject.encode(), self._arrived)
         self._broken = False
@@ -238,7 +269,7 @@ class SharedReader:
             self._broken = True
             raise
         self._heard = asyncio.get_running_loop().time()
-        self._filters = filters
+        self._note(filters)
         if former:
             log.info("the shared reader was made again, from sequence %d", self._start)
             try:
@@ -280,28 +311,3 @@ class SharedReader:
             self.broken()
         elif not self._broken:
             self.position = max(self.position, int(position))
-
-
-def chosen(filters: list[str]) -> tuple[str, ...]:
-    """Return the filters to read for ``filters``: no two of them overlap, since JetStream refuses that."""
-    kept: list[str] = []
-    for one in sorted(filters, key=lambda text: (">" not in text, "*" not in text, text)):
-        meets = [other for other in kept if patterns_meet(one, other)]
-        if any(not covers(other, one) for other in meets):
-            return EVERYTHING
-        if not meets:
-            kept.append(one)
-        if len(kept) > FILTERS_MOST:
-            return EVERYTHING
-    return tuple(kept)
-
-
-def covers(wide: str, narrow: str) -> bool:
-    """Return whether ``wide`` matches every subject that ``narrow`` matches."""
-    parts, others = wide.split("."), narrow.split(".")
-    for index, part in enumerate(parts):
-        if part == ">":
-            return len(others) > index
-        if index >= len(others) or others[index] == ">" or (part != "*" and part != others[index]):
-            return False
-    return len(parts) == len(others)

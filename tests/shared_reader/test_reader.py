@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shared reader reads: filters that do not meet, or everything."""
+"""When the shared reader changes what it reads."""
 
 from __future__ import annotations
 
@@ -11,55 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_nats.shared_reader import reader as reading
-from mqtt_nats.shared_reader.reader import EVERYTHING, FILTERS_MOST, LEAST, MOST, SAMPLE, SharedReader, chosen, covers
+from mqtt_nats.shared_reader.filters import FILTERS_MOST
+from mqtt_nats.shared_reader.reader import LEAST, MOST, NARROWING, SAMPLE, SharedReader
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 from tests.harness.waiting import aeventually
-
-TOKENS = st.sampled_from(["a", "b", "*"])
-FILTERS = st.builds(
-    lambda tokens, rest: ".".join(["$MQTT", "msgs", *tokens, *([">"] if rest else [])]),
-    st.lists(TOKENS, min_size=1, max_size=3),
-    st.booleans(),
-)
-SUBJECTS = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(lambda tokens: ["$MQTT", "msgs", *tokens])
-
-
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ([], ()),
-        (["$MQTT.msgs.a"], ("$MQTT.msgs.a",)),
-        (["$MQTT.msgs.a", "$MQTT.msgs.*"], ("$MQTT.msgs.*",)),
-        (["$MQTT.msgs.a.>", "$MQTT.msgs.a.b", "$MQTT.msgs.c"], ("$MQTT.msgs.a.>", "$MQTT.msgs.c")),
-        (["$MQTT.msgs.*.b", "$MQTT.msgs.a.*"], EVERYTHING),
-        ([f"$MQTT.msgs.{number}" for number in range(FILTERS_MOST + 1)], EVERYTHING),
-    ],
-)
-def test_what_is_read(filters: list[str], expected: tuple[str, ...]) -> None:
-    """nats-server takes no filters that meet."""
-    assert set(chosen(filters)) == set(expected)
-
-
-@given(st.lists(FILTERS, max_size=6), SUBJECTS)
-def test_nothing_that_is_wanted_is_left_out(filters: list[str], tokens: list[str]) -> None:
-    """Whatever matches one of the filters is read, and no two that are read meet."""
-    read = chosen(filters)
-    if any(subject_matches(one, tokens) for one in filters):
-        assert any(subject_matches(one, tokens) for one in read)
-    assert not any(patterns_meet(one, other) for one in read for other in read if one != other)
-
-
-@given(FILTERS, FILTERS, SUBJECTS)
-def test_what_covers_matches_more(wide: str, narrow: str, tokens: list[str]) -> None:
-    """A filter that covers another matches whatever that does."""
-    if covers(wide, narrow) and subject_matches(narrow, tokens):
-        assert subject_matches(wide, tokens)
 
 
 class Server:
@@ -123,11 +81,12 @@ class Reading:
         await asyncio.sleep(0)
         return asking
 
-    async def stored(self, count: int, used: int, **how: bool) -> None:
-        """So many messages come by, some of which are wanted."""
+    async def stored(self, count: int, used: int, brought: int | None = None, **how: bool) -> None:
+        """So many messages come by, some of which are wanted; ``brought``: those that the reader gets, if more."""
         self.reader.position += count
         self.last[0] = self.reader.position
         self.reader.used += used
+        self.reader._next += used if brought is None else brought
         await self.keep(**how)
 
     @property
@@ -229,3 +188,59 @@ async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPat
     assert one.reader.name == former
     await aeventually(lambda: one.reader.name != former)
     running.cancel()
+
+
+async def test_filters_of_those_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay until more than half of what is brought is not wanted, and are looked at seldom."""
+    one = Reading("a", "b")
+    await one.ready()
+    one.want("a")
+    await one.stored(SAMPLE, 100, 200)
+    assert one.read == ["a", "b"]
+    await one.stored(SAMPLE, 100, 201)
+    assert one.read == ["a"]
+    one.want("c")
+    assert (await one.ready()).done()
+    await one.stored(SAMPLE, 0, 100)
+    one.want("d")
+    await one.stored(SAMPLE, 0, 100)
+    assert one.read == ["c"]
+    monkeypatch.setattr(one.reader, "_narrowed", one.reader._narrowed - NARROWING)
+    await one.stored(SAMPLE, 0, 100)
+    assert one.read == ["d"]
+
+
+async def test_what_covers_is_enough() -> None:
+    one = Reading("a.>")
+    await one.ready()
+    one.want("a.>", "a.b")
+    one.server.filters = []
+    assert (await one.ready()).done()
+    assert one.read == [], "nothing was changed"
+
+
+async def test_many_filters_are_not_changed_for_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change costs nats-server the square of their number; those that come meanwhile share one."""
+    one = Reading(*(f"device{number}" for number in range(FILTERS_MOST - 3)))
+    assert (await one.ready()).done()
+    assert len(one.read) == FILTERS_MOST - 3
+    asked = []
+    for name in "abc":
+        one.reader.wanted[PREFIX + name] = 1
+        asked.append(await one.ready())
+    assert not any(each.done() for each in asked)
+    assert len(one.read) == FILTERS_MOST - 3
+    monkeypatch.setattr(one.reader, "_changeable", 0.0)
+    await one.keep()
+    await asyncio.sleep(0)
+    assert all(each.done() for each in asked)
+    assert len(one.read) == FILTERS_MOST
+
+
+async def test_a_reader_with_many_filters_is_made_again_at_once() -> None:
+    one = Reading(*(f"device{number}" for number in range(FILTERS_MOST)))
+    await one.ready()
+    one.want("a")
+    one.reader.broken()
+    assert (await one.ready()).done()
+    assert one.read == ["a"]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which filters a reader of stored messages names: JetStream takes no two that meet, and many are costly to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+
+FILTERS_MOST: Final = 1024
+"""Most filters that a reader names. nats-server compares each with each when they are changed: 30 ms for so many."""
+
+FILTERS_SIZE_MOST: Final = 128 * 1024
+"""Most characters of these filters: JetStream stores them for each consumer, on each server."""
+
+WANTED_MOST: Final = 8 * FILTERS_MOST
+"""Most filters for which prefixes are looked for."""
+
+LEVELS_MOST: Final = 8
+"""Most topic levels of a prefix that stands for filters where there are too many of them."""
+
+EVERYTHING: Final = (STORED_PREFIX + ">",)
+
+_END: Final = ""
+"""Key of a filter in the node of its last token: no token is empty."""
+
+
+class FilterSet:
+    """Filters as a tree of their tokens."""
+
+    def __init__(self, filters: Iterable[str] = ()) -> None:
+        self._root: dict[str, Any] = {}
+        for one in filters:
+            self.add(one)
+
+    def add(self, text: str) -> None:
+        """Add a filter."""
+        node = self._root
+        for token in text.split("."):
+            node = node.setdefault(token, {})
+        node[_END] = text
+
+    def covers(self, text: str) -> bool:
+        """Whether one of the filters matches every subject that ``text`` matches."""
+        tokens = text.split(".")
+        left: list[tuple[dict[str, Any], int]] = [(self._root, 0)]
+        while left:
+            node, at = left.pop()
+            if at == len(tokens):
+                if _END in node:
+                    return True
+                continue
+            if ">" in node:
+                return True
+            wide = {tokens[at], "*"} if tokens[at] != ">" else set()
+            left += [(node[token], at + 1) for token in wide if token in node]
+        return False
+
+    def meeting(self, text: str) -> Iterator[str]:
+        """Yield the filters that match a subject that ``text`` matches, too."""
+        tokens = text.split(".")
+        left: list[tuple[dict[str, Any], int]] = [(self._root, 0)]
+        while left:
+            node, at = left.pop()
+            if at == len(tokens):
+                if _END in node:
+                    yield node[_END]
+                continue
+            if ">" in node:
+                yield node[">"][_END]
+            token = tokens[at]
+            if token == ">":
+                yield from _below(node)
+            elif token == "*":
+                left += [(child, at + 1) for key, child in node.items() if key not in (">", _END)]
+            else:
+                left += [(node[key], at + 1) for key in (token, "*") if key in node]
+
+
+def _below(node: dict[str, Any]) -> Iterator[str]:
+    """Yield the filters with more tokens than ``node``, without its own ``>``."""
+    left = [child for key, child in node.items() if key not in (">", _END)]
+    while left:
+        found = left.pop()
+        for key, child in found.items():
+            if key == _END:
+                yield child
+            else:
+                left.append(child)
+
+
+def chosen(filters: Iterable[str]) -> tuple[str, ...]:
+    """Return the filters to read for ``filters``: no two of them meet, and they are not too many.
+
+    Where there are too many, prefixes with as many topic levels as possible stand for them; at last `EVERYTHING`.
+    """
+    wanted = set(filters)
+    if len(wanted) > WANTED_MOST:
+        return EVERYTHING
+    kept = _apart(wanted)
+    levels = LEVELS_MOST
+    while kept is not None and levels and (len(kept) > FILTERS_MOST or sum(map(len, kept)) > FILTERS_SIZE_MOST):
+        kept = _apart({_prefix(one, levels) for one in wanted})
+        levels -= 1
+    few = kept is not None and len(kept) <= FILTERS_MOST and sum(map(len, kept)) <= FILTERS_SIZE_MOST
+    return tuple(kept) if kept is not None and few else EVERYTHING
+
+
+def _apart(filters: set[str]) -> list[str] | None:
+    """Return the filters without those that others cover; None: two of the others meet."""
+    kept: list[str] = []
+    tree = FilterSet()
+    for one in sorted(filters, key=lambda text: (">" not in text, "*" not in text, text)):
+        if tree.covers(one):
+            continue
+        if next(tree.meeting(one), None) is not None:
+            return None
+        kept.append(one)
+        tree.add(one)
+    return kept
+
+
+def _prefix(text: str, levels: int) -> str:
+    """Return a filter that matches what ``text`` matches, by the first levels of its topic."""
+    tokens = text.removeprefix(STORED_PREFIX).split(".")
+    return text if len(tokens) <= levels else f"{STORED_PREFIX}{'.'.join(tokens[:levels])}.>"
