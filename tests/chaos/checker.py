@@ -130,6 +130,8 @@ class _Subscriber:
     delivered: dict[Message, int] = field(default_factory=dict)
     """When first."""
     times: Counter[Message] = field(default_factory=Counter)
+    retained: set[Message] = field(default_factory=set)
+    """Messages that came with RETAIN 1, and not yet with RETAIN 0."""
     fresh: Counter[Message] = field(default_factory=Counter)
     """How often at QoS 1 for the first time, or without DUP."""
     newest: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -377,6 +379,12 @@ class _Checker:
             one.fresh[message] += 1
             sent = self._sent.get(message)
             known = message in one.delivered and self._promises.marked and not one.groups
+            # A message published during SUBSCRIBE may come as the retained one, and as a new one.
+            if event.retain:
+                one.retained.add(message)
+            elif message in one.retained:
+                one.retained.discard(message)
+                known = False
             if known and (sent is None or one.fresh[message] > sent.times):
                 self._violation("DUP missing", f"{event.who} got {_name(message)} again, without DUP")
         one.open[identifier] = message

@@ -34,9 +34,17 @@ class Story:
             self.note("p", "acked", topic="t/a", n=n, conn=conn)
 
     def receive(
-        self, n: int, qos: int = 1, *, dup: bool = False, id: int = 0, delivered: bool = True, conn: int = 2
+        self,
+        n: int,
+        qos: int = 1,
+        *,
+        dup: bool = False,
+        id: int = 0,
+        retain: bool = False,
+        delivered: bool = True,
+        conn: int = 2,
     ) -> None:
-        self.note("s", "received", of="p", n=n, topic="t/a", qos=qos, dup=dup, id=id or n, retain=False, conn=conn)
+        self.note("s", "received", of="p", n=n, topic="t/a", qos=qos, dup=dup, id=id or n, retain=retain, conn=conn)
         if delivered:
             self.note("s", "delivered", of="p", n=n, topic="t/a")
 
@@ -138,6 +146,16 @@ def test_not_duplicated_through_a_subscription_of_qos_1(story: Story) -> None:
 def test_again_without_dup(story: Story) -> None:
     story.publish(1)
     story.receive(1)
+    story.receive(1)
+    assert story.check().kinds == {"DUP missing"}
+
+
+def test_once_as_the_retained_message_and_once_as_a_new_one(story: Story) -> None:
+    """The message was published while the filter was subscribed."""
+    story.publish(1)
+    story.receive(1, retain=True)
+    story.receive(1)
+    assert story.check().violations == []
     story.receive(1)
     assert story.check().kinds == {"DUP missing"}
 
