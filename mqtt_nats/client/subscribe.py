@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -43,7 +43,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.delivery.draining import drain
-from mqtt_nats.delivery.resume import STEP_JOINS, keep_taken, leave_shared_reader
+from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
@@ -55,6 +55,7 @@ from mqtt_nats.sessions.message_stream import Mark, mark
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
+from mqtt_nats.transport.turns import in_steps
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
 from mqtt_streams.subjects import ReservedSubject, filter_to_subjects
@@ -136,13 +137,7 @@ class Subscribing:
     async def _join_all(self, *, higher: bool = False) -> None:
         """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in turns that all jobs share."""
         left = [text for text, wish in self.wanted.items() if text not in self.gates and (wish.qos or not higher)]
-        await self.client.path.round.turns.run(self._joining(left))
-
-    def _joining(self, filters: list[str]) -> Iterator[None]:
-        for at, topic_filter in enumerate(filters):
-            if at and not at % STEP_JOINS:
-                yield
-            self._join(topic_filter)
+        await self.client.path.round.turns.run(in_steps(left, self._join))
 
     def _join(self, topic_filter: str) -> None:
         """Add a filter to the routing table, if there is room: core NATS brings what no consumer brings."""

@@ -33,6 +33,7 @@ from mqtt_nats.sessions.message_stream import adopt, settle
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
+from mqtt_nats.transport.turns import STEP
 from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -52,9 +53,6 @@ log = logging.getLogger("mqtt_nats.broker")
 ATTEMPTS: Final = 3
 """Times that a consumer is made to send its pending messages again before it is attached once more."""
 
-
-STEP_JOINS: Final = 8
-"""Filters that are added to the routing table, or consumers to a session, in one step of long work."""
 
 MANY: Final = AT_ONCE
 """Consumers of a session; with more, the client is served before all of them are attached."""
@@ -89,7 +87,7 @@ async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
 
 def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) -> Iterator[None]:
     for at, (subject, qos) in enumerate(list(record.subs.items())):
-        if at and not at % STEP_JOINS:
+        if at and not at % STEP:
             yield
         one = v5.options.get(subject)
         options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
@@ -238,7 +236,7 @@ def _adding(
 ) -> Iterator[None]:
     record, v5 = claimed(client.record)
     for at, (key, consumer) in enumerate(list(record.cons.items())):
-        if at and not at % STEP_JOINS:
+        if at and not at % STEP:
             yield
         subject = key.removesuffix(" fwc")
         first = subject if key == subject else f"{subject}.>"

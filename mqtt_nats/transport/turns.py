@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from mqtt_nats.transport.connection import Connection
+
+T = TypeVar("T")
 
 TURN_S: Final = 0.02
 """Seconds in one turn of the event loop for packets of clients, and the same again for reads that did not fit.
@@ -39,6 +41,9 @@ EXCESS_S: Final = 1.0
 
 BUSY_S: Final = 5.0
 """Maximum seconds that a client owes."""
+
+STEP: Final = 8
+"""Items, as filters that are added to the routing table, in one step of long work."""
 
 PACKETS: Final = 16
 """Number of packets handled between two looks at the clock, and of messages of a run before the first look."""
@@ -257,6 +262,14 @@ class Turns:
             done.set_exception(error)
         else:
             self._jobs.append((steps, done))
+
+
+def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Iterator[None]:
+    """Return the steps of work on many items, for :meth:`Turns.run`."""
+    for at, item in enumerate(items):
+        if at and not at % STEP:
+            yield
+        work(item)
 
 
 class Clock:
