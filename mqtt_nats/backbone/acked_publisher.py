@@ -194,7 +194,7 @@ class AckedPublisher(PendingStores):
     def _send_held(self) -> None:
         """Send the messages that have waited for an answer to an earlier one."""
         for token, op in self.silence.end().items():
-            if self.pending.get(token) is op and op not in self._withheld and not self._waits(op):
+            if self.pending.get(token) is op and not (op.born or op in self._withheld or self._waits(op)):
                 op.attempt(self.now)
                 self.link.out.append(op.frame)
                 self.link.kick()
