@@ -101,6 +101,9 @@ class FakeConnection:
 
     settings = FakeConnectionSettings()
 
+    def release(self, reason: int) -> None:
+        """Read on."""
+
 
 class FakeFanout:
     """Stands for `Fanout`: what is counted."""

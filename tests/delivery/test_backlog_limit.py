@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oldest of too many messages are passed over, and no more than that."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from mqtt_nats.delivery import slow_clients as overflowing
-from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_streams.consumers import ConsumerRef
-from tests.delivery.fakes import FakeDeliveryServices
-from tests.sessions.fakes import FakeSettings
+from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
+from tests.sessions.fakes import FakeSettings, FakeSide, as_side, consumer_state
 
 
 class BacklogSettings(FakeSettings):
@@ -26,36 +22,37 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, perhaps: int = 0) -> None:
         self.pending = 10
-        self.sent: list[bytes] = []
-        self.given: list[int] = []
-        self.handlers: dict[bytes, Any] = {b"1": None}
         self.source = SubscriptionState(1, 0, 10)
         self.services = FakeDeliveryServices()
         self.services.settings = BacklogSettings()
-        self.services.fake_link.handlers = self.handlers
-        self.side: Any = SimpleNamespace(
-            client=SimpleNamespace(services=self.services, path=self.services.path, client_id="c"),
-            state=DeliveryState.RESUMING,
-            machine=SimpleNamespace(
-                passed_over=lambda source, sequence, attempt, reply: self.given.append(sequence),
-                perhaps=lambda sequence: sequence <= perhaps,
-            ),
-            arrival=lambda attachment: lambda subject, reply, headers, payload: self.sent.append(payload),
-        )
+        self.side = FakeSide(FakeReceiver(self.services))
+        self.side.machine.sources.append(self.source)
+        self.side.machine.sent_perhaps(perhaps)
         consumer = ConsumerRef("n", "deliver", "filter", 10)
         self.attachment = ConsumerBinding("a", consumer, self.source)
-        self.attachment.listen(b"1", None)
+        self.attachment.listen(self.services.fake_link.subscribe_raw(b"deliver", lambda *_: None), None)
         monkeypatch.setattr(overflowing, "consumer_info", self._consumer_info)
 
-    async def _consumer_info(self, *_: object) -> Any:
-        return SimpleNamespace(num_pending=self.pending)
+    @property
+    def sent(self) -> list[bytes]:
+        """Payloads of the messages that were not passed over."""
+        return self.side.fake_arrived
+
+    @property
+    def given(self) -> list[int]:
+        """Sequences of the messages that were passed over: they were acknowledged."""
+        acks = [call[1] for call in self.side.fake_ports.calls if call[0] == "ack"]
+        return [int(ack.split(b".")[5]) for ack in acks if isinstance(ack, bytes)]
+
+    async def _consumer_info(self, *_: object) -> ConsumerInfo:
+        return consumer_state(num_pending=self.pending)
 
     async def attach(self) -> None:
-        await overflowing.pass_over(self.side, self.attachment)
+        await overflowing.pass_over(as_side(self.side), self.attachment)
 
     def arrive(self, number: int) -> None:
         reply = b"$JS.ACK.s.n.1.%d.%d.1795271066891006757.0" % (number, number)
-        self.handlers[b"1"](b"a", reply, b"", b"%d" % number)
+        self.services.fake_link.fake_bring(b"deliver", b"%d" % number, reply=reply)
 
 
 async def test_a_second_attempt_passes_over_what_is_still_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Consumers of ended subscriptions: what they still bring to the client, and that they are removed."""
 
-from types import SimpleNamespace
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import nats
 import orjson
 
 from mqtt_nats.delivery.draining import drain, inherited, still_draining, was_sent
+from mqtt_nats.messages.message import Stored
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
@@ -15,11 +17,29 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5, SessionRecord
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 from tests.protocol.recorder import PUBACK, session
+from tests.sessions.fakes import FakeTasks
+
+
+class Closing(FakeTasks):
+    """Runs nothing."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        work.close()
+        return asyncio.get_running_loop().create_task(asyncio.sleep(0), name=name)
+
+
+class Services(FakeDeliveryServices):
+    """Services whose tasks do not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = Closing()
 
 
 class Session:
@@ -30,8 +50,8 @@ class Session:
         self.machine, _ = session()
         self.attachments: dict[str, ConsumerBinding] = {}
         self.record = SessionRecord("me", v5=V5())
-        services = SimpleNamespace(tasks=SimpleNamespace(spawn=lambda work, name: work.close()))
-        self.client = SimpleNamespace(bridge=False, options=0, client_id="me", record=self.record, services=services)
+        self.client = FakeReceiver(Services(), "me")
+        self.client.record = self.record
 
     def settle(self) -> None:
         pass
@@ -47,8 +67,8 @@ class Session:
         return attachment
 
 
-def message(sender: str = "somebody") -> Any:
-    return SimpleNamespace(subject="t", sender=sender)
+def message(sender: str = "somebody") -> Stored:
+    return Stored("t", b"\0\1t", b"", 1, 1, False, b"", b"NATS/1.0\r\nNmqtt-Client:%b\r\n\r\n" % sender.encode())
 
 
 def test_what_an_ended_subscription_brings_for_others() -> None:

@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,11 +13,11 @@ from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import DeliveryEvent
-from mqtt_nats.protocol.durable_sender import DurableSender
-from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.protocol.recorder import session
 from tests.sessions.fakes import as_services
 
 CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
@@ -26,27 +25,19 @@ CONSUMER = ConsumerRef("name", "deliver", "filter", 10)
 
 def transport(link: Any) -> NatsTransport:
     """A connection to NATS."""
-    tcp: Any = SimpleNamespace(get_extra_info=lambda name: None)
-    return NatsTransport(link, tcp, asyncio.Protocol())
+    return NatsTransport(link, asyncio.Transport(), asyncio.Protocol())
 
 
 class Bench:
     """A session whose consumer has not sent again all that was pending when it was attached last."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[int] = []
         self.told: list[tuple[int, int]] = []
         """What JetStream says, one after the other: how many are pending, and up to where all is acknowledged."""
         self.attached = 0
         self.next: asyncio.Future[Coroutine[Any, Any, None]] | None = None
 
-        def publish(delivery: Delivery, dup: bool) -> bool:
-            self.sent.append(delivery.sequence)
-            return True
-
-        ports: Any = SimpleNamespace(publish=publish)
-        self.machine = DurableSender(10, ports)
-        self.machine.open = True
+        self.machine, self.ports = session()
         self.source = SubscriptionState(1, 1, 10)
         self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
@@ -80,6 +71,11 @@ class Bench:
         monkeypatch.setattr(reconciling, "rebind_consumers", reattach)
         monkeypatch.setattr(reconciling, "retry_until_answered", patiently)
         monkeypatch.setattr(reconciling, "SETTLE", 0)
+
+    @property
+    def sent(self) -> list[object]:
+        """Sequences of the messages that were sent."""
+        return [call[1] for call in self.ports.calls if call[0] == "publish"]
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         if self.next is None:

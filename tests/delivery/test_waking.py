@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.delivery.states import DeliveryState
-from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.protocol.recorder import session
 from tests.sessions.fakes import as_services
 
 CONSUMER = ConsumerRef("ended", "deliver", "filter", 10)
@@ -53,8 +52,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     monkeypatch.setattr(reconciling, "rebind_consumers", reattach)
     monkeypatch.setattr(reconciling, "ATTEMPTS", 0)
     monkeypatch.setattr(reconciling, "SETTLE", 0)
-    ports: Any = SimpleNamespace()
-    machine = DurableSender(10, ports)
+    machine, _ = session(started=False)
     source, heir = SubscriptionState(1, 1, 10, 8), SubscriptionState(1, 1, 10)
     ended = ConsumerBinding("", CONSUMER, source)
     ended.missed, ended.redelivering, source.held = why == "missed", True, SubscriptionState.RETURNING
@@ -62,10 +60,8 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     work: asyncio.Queue[Any] = asyncio.Queue()
     services = FakeDeliveryServices()
     services.fake_link.wire = None
-    connection = SimpleNamespace(release=lambda _: None)
-    record = SimpleNamespace(cons={})
     client: Any = FakeReceiver(services)
-    client.epoch, client.do, client.record, client.connection = 1, work.put_nowait, record, connection
+    client.do = work.put_nowait
     stall = SlowClient()
     side: Any = Side(
         machine,

@@ -101,6 +101,18 @@ async def test_of_too_many_waiting_messages_those_with_most_are_left_to_jetstrea
     assert setup.back == ["many"]
 
 
+@pytest.mark.parametrize(("waiting", "back"), [((10, 10), []), ((9, 11), ["live"])])
+async def test_who_is_behind_already_leaves_others_where_they_are(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, waiting: tuple[int, int], back: list[str]
+) -> None:
+    """Much may wait in a session that has left the reader, until its client has acknowledged it."""
+    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    setup.session("behind", live=False, waiting=waiting[0])
+    setup.session("live", waiting=waiting[1])
+    setup.look()
+    assert setup.back == back
+
+
 async def test_waiting_messages_learn_how_far_the_reader_is(setup: Setup) -> None:
     """A message whose identifier an older one might have waits for that."""
     member = setup.session("one", waiting=1)

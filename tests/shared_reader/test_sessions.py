@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durable sessions that the shared reader serves: when a session may become one, and what one may do to the others."""
+"""Durable sessions that the shared reader serves: when a session may become one."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +11,10 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
-from mqtt_nats.shared_reader import housekeeping as upkeep
 from mqtt_nats.shared_reader.promotion import Promotion, left
 from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.stored import StoredMessage
 from tests.sessions.fakes import FakeInbox, as_inbox
-
-MOST = upkeep.CROWD_MOST
 
 
 class Head(StreamHead):
@@ -38,9 +33,9 @@ async def test_a_consumer_on_a_server_that_lags(
     head = Head()
     asked: list[tuple[str, int]] = []
 
-    async def get_next(_: object, stream: str, subject: str, start: int) -> Any:
+    async def get_next(_: object, stream: str, subject: str, start: int) -> StoredMessage | None:
         asked.append((subject, start))
-        return None if following is None else SimpleNamespace(seq=following)
+        return None if following is None else StoredMessage(subject, following, 0, b"", b"")
 
     monkeypatch.setattr(message_stream, "get_next", get_next)
     source = SubscriptionState(1, 3, 100)
@@ -58,10 +53,10 @@ async def test_a_consumer_on_a_server_that_lags(
 async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says that nothing is left is asked again when it has decided something."""
     head = Head()
-    found: list[Any] = [None, SimpleNamespace(seq=7)]
+    found = [None, StoredMessage("$MQTT.msgs.a", 7, 0, b"", b"")]
     decided: list[int] = []
 
-    async def get_next(*_: object) -> Any:
+    async def get_next(*_: object) -> StoredMessage | None:
         return found.pop(0)
 
     async def state() -> dict[str, Any]:
@@ -75,32 +70,3 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
     assert await left(head, Promotion([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
-
-
-@dataclass(eq=False)
-class Someone:
-    """A client."""
-
-    number: int
-    durable_side: Any
-
-
-@pytest.mark.parametrize(("crowds", "behind"), [((MOST, MOST), []), ((9, MOST + 1), [1])])
-async def test_who_is_behind_already_leaves_others_where_they_are(crowds: tuple[int, int], behind: list[int]) -> None:
-    """Of two sessions the second is live; much may wait in the other one until its client has acknowledged it."""
-    given_back: list[int] = []
-    live: Any = SimpleNamespace(
-        allowed=True,
-        reader=SimpleNamespace(refused=0),
-        returning=set(),
-        reached=lambda side: 0,
-        begin=lambda client, side, now: None,
-        give_back=lambda client, side: given_back.append(client.number),
-        members={},
-    )
-    for number, crowd in enumerate(crowds):
-        side = SimpleNamespace(live=number == 1, machine=SimpleNamespace(crowd=crowd, reached=0))
-        live.members[Someone(number, side)] = SimpleNamespace(side=side, renewal=math.inf)
-    live.registry = SimpleNamespace(clients=dict(enumerate(live.members)))
-    upkeep.look(live)
-    assert given_back == behind
