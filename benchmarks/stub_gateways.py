@@ -25,7 +25,7 @@ from mqtt_nats.gateway.desired_state import EVERY as FLEET_EVERY
 from mqtt_nats.lifecycle.cluster_bans import EVERY as BANS_EVERY
 from mqtt_nats.lifecycle.lease import RENEWALS, WATCHING
 from mqtt_nats.lifecycle.timers import AT_ONCE, WAIT
-from mqtt_nats.observability.history import STEP as STORAGE_S
+from mqtt_nats.observability.jetstream_state import STORAGE_S
 from mqtt_nats.observability.topics import of_gateway
 from mqtt_nats.pubsub.interest_propagation import REPEAT
 from mqtt_nats.shared_reader.eligibility import READING, SELDOM

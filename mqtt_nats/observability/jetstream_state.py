@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -38,6 +39,9 @@ PAGE_BYTES: Final = 512 * 1024
 STREAM_NOT_FOUND: Final = 10059
 
 NS: Final = 1e9
+
+STORAGE_S: Final = 60.0
+"""Seconds for which an answer about the storage counts: each gateway wants it every few seconds."""
 
 T = TypeVar("T")
 
@@ -97,8 +101,18 @@ async def jetstream_state(nats: NatsLinks, gateways: Callable[[], Awaitable[list
 
 
 async def storage(nats: NatsLinks) -> AccountStorage | None:
-    """Return the file storage of the account of ``nats``; None: JetStream has not answered in `PATIENCE` seconds."""
-    return await _answered(_storage(nats.inbox)) if nats.online.is_set() else None
+    """Return the file storage of the account of ``nats``, as JetStream has told it in the last `STORAGE_S` seconds.
+
+    None: JetStream has not answered in `PATIENCE` seconds.
+    """
+    now = time.monotonic()
+    told = _told.get(nats.inbox)
+    if told is not None and now < told[0] + STORAGE_S:
+        return told[1]
+    found = await _answered(_storage(nats.inbox)) if nats.online.is_set() else None
+    if found is not None:
+        _told[nats.inbox] = now, found
+    return found
 
 
 async def _answered(question: Awaitable[T]) -> T | None:
@@ -153,6 +167,9 @@ async def _dead(inbox: RequestInbox, gateways: Callable[[], Awaitable[list[Entry
     wills = await asyncio.gather(*looks)
     return len(dead), sum(one is not None for one in wills)
 
+
+_told: Final[WeakKeyDictionary[RequestInbox, tuple[float, AccountStorage]]] = WeakKeyDictionary()
+"""The last answer about the storage, and its time (monotonic, in seconds)."""
 
 _first: Final[WeakKeyDictionary[RequestInbox, int]] = WeakKeyDictionary()
 """Sequence, in `$MQTT_timers`, before which no session's timer has a schedule: timers never come back."""
