@@ -99,7 +99,9 @@ bench-check: $(VENV)/.bench $(BUILT)
 growth: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks.growth $(OURS) --rounds 3 --seconds 1 $(GROWTH_ARGS)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.gateways --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.gateways --stubs --gateways 1,100,500,1000 --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.claims --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.reading --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.listing --report docs/growth.md)
 	$(BIN)/python -m benchmarks.matching --docs docs
 

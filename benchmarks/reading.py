@@ -82,10 +82,13 @@ class Machine:
 
     async def reader(self) -> tuple[int, int]:
         """Return the number of filters of the reader, and how many messages it was given; (0, 0) without a reader."""
-        for one in await self._stream.consumers_info(STREAM):
-            if "_reader_" in one.name and one.delivered is not None:
-                filters = one.config.filter_subjects or [one.config.filter_subject or ""]
-                return len(filters), int(one.delivered.consumer_seq)
+        offset = 0
+        while some := await self._stream.consumers_info(STREAM, offset):
+            for one in some:
+                if "_reader_" in one.name and one.delivered is not None:
+                    filters = one.config.filter_subjects or [one.config.filter_subject or ""]
+                    return len(filters), int(one.delivered.consumer_seq)
+            offset += len(some)
         return 0, 0
 
     async def store(self, messages: int) -> Cost:
