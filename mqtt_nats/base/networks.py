@@ -29,6 +29,7 @@ def parse_host(host: str) -> Address | None:
     return found
 
 
+@lru_cache(4096)
 def household(host: str) -> str:
     """Return the unit in which addresses are counted: an IPv4 address, or the first 64 bits of an IPv6 address."""
     found = parse_host(host)

@@ -4,6 +4,7 @@
 A note exists as long as its session. Its payload is the number of the session's consumers of `$MQTT_msgs`.
 """
 
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -17,6 +18,7 @@ _PAGE: Final = 1000
 _PAGE_BYTES: Final = 1024 * 1024
 
 
+@lru_cache(4096)
 def quota_of(user: str, address: str) -> str:
     """Return the quota, 22 characters for subjects and records: a hash of the user, or of the address if user is ""."""
     return nuid(sha256(f"user {user}".encode() if user else f"address {address}".encode()).digest())
