@@ -113,7 +113,7 @@ def document(rows: Sequence[Row], command: str) -> str:
         ]
     )
     about = f"{machine(['nats'])}  \n`{command}`"
-    return "\n".join(["## Lists of sessions (`ctl sessions list --quick`)", "", about, "", *lines])
+    return "\n".join(["## Lists of sessions", "", about, "", *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
