@@ -161,6 +161,7 @@ def test_the_address_with_the_token_signs_in(browser: Any, admin: Admin) -> None
     assert page.locator("input[name=token]").count() == 0
     assert page.url == f"{admin.url}/"
     page.evaluate("sessionStorage.setItem('token', 'that-of-a-gateway-before')")
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # where looks are slow, the next one is far
     page.wait_for_selector("input[name=token]")
     page.evaluate(f"location.hash = '#token={TOKEN}'")
     page.wait_for_selector("#state.good")
