@@ -249,10 +249,9 @@ def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark |
     Raises:
         PacketTooLarge: SUBACK exceeds the client's Maximum Packet Size.
     """
-    stalled = client.durable_side is not None and client.durable_side.stalled
-    services = client.services
+    services, side = client.services, client.durable_side
     asking = services.hooks.in_use and services.hooks.deciding(CLIENT_SUBSCRIBE) is not None
-    if stalled or asking or not services.nats.online.is_set():
+    if asking or (side is not None and side.stalled) or not services.nats.online.is_set():
         return None
     asked_for = {entry.topic_filter for entry in packet.filters}
     if any(text.startswith(SHARED) for text in asked_for) or _is_open(client, asked_for):
@@ -325,12 +324,11 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
 
 
 def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
-    """Whether a client may have a subscription, shared ones included; without rules `EVERYTHING` decides."""
+    """Whether a client may have a subscription, shared ones included; without rules only `$SYS` filters need one."""
     if client.guarded is not None:
         return client.guarded.may_subscribe(topic_filter, qos)
-    if topic_filter[0] != "$":  # without rules only filters of `$SYS`, shared ones included, need a rule
-        return True
-    if client.granted is ADMINISTRATOR or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
+    free = topic_filter[0] != "$" or client.granted is ADMINISTRATOR
+    if free or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
         return True
     text = "denied: subscription of %r, which needs a rule; %s"
     log_failure(audit, logging.WARNING, "denied", text, shorten(topic_filter), client)
