@@ -27,7 +27,7 @@ from mqtt_nats.lifecycle.lease import RENEWALS, WATCHING
 from mqtt_nats.lifecycle.timers import AT_ONCE, WAIT
 from mqtt_nats.observability.jetstream_state import STORAGE_S
 from mqtt_nats.observability.topics import of_gateway
-from mqtt_nats.pubsub.interest_propagation import REPEAT
+from mqtt_nats.pubsub.interest_propagation import time_to_announcement
 from mqtt_nats.shared_reader.eligibility import READING, SELDOM
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import BanStore
@@ -147,7 +147,7 @@ class Stub:
             _publish(self._inbox.link, HERE, self._server)
 
     def _postpone(self) -> None:
-        self._announced = asyncio.get_running_loop().time() + REPEAT * (1 + random.random())
+        self._announced = asyncio.get_running_loop().time() + time_to_announcement()
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         if payload == self._server:

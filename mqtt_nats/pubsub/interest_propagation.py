@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 from functools import partial
@@ -39,6 +40,10 @@ PATIENCE: Final = 1.0
 
 REPEAT: Final = 5.0
 """Least seconds between two announcements of a server; at most twice as many."""
+
+STEEP: Final = 10.0
+"""How much more likely late times of an announcement are than early ones, as power of e. Of up to e^10 gateways few are
+early, and the others hear them in time."""
 
 MOST: Final = 1000
 """Maximum number of servers that are remembered."""
@@ -105,7 +110,7 @@ class Nodes:
 
     def _postpone(self, now: float) -> None:
         """Announce this gateway's server later: at a random time, so that one of its gateways is the first."""
-        self._announced = now + REPEAT * (1 + random.random())
+        self._announced = now + time_to_announcement()
 
     async def fence(self, link: NatsConnection) -> None:
         """Return when every server on which a gateway publishes knows what ``link`` has subscribed so far.
@@ -208,6 +213,11 @@ class Nodes:
         head = b"NATS/1.0\r\n%b\r\n%b\r\n\r\n" % (READS_POSITIONS, NAMES_BUCKETS)
         link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))
         link.kick()
+
+
+def time_to_announcement() -> float:
+    """Return a random time in seconds, `REPEAT` to twice that, of which the least of many is far from the next."""
+    return REPEAT * (1 + math.log1p(random.random() * math.expm1(STEEP)) / STEEP)
 
 
 def _server(link: NatsConnection) -> bytes:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 
 import nats
+import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.pubsub.interest_propagation import REPEAT
+from mqtt_nats.pubsub.interest_propagation import REPEAT, time_to_announcement
 from mqtt_streams.gateway_subjects import HERE
 from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
@@ -47,3 +49,16 @@ async def test_announcements_of_several_gateways(nats_server: NatsServer, gatewa
         await aeventually(lambda: bool(answers))
         await asyncio.sleep(1)
         assert answers == [heard[0]]
+
+
+@pytest.mark.parametrize("gateways", [1, 10, 1000, 10_000])
+def test_few_gateways_of_many_announce_their_server(monkeypatch: pytest.MonkeyPatch, gateways: int) -> None:
+    """Also where an announcement takes a while: whoever's time has come until then announces the server, too."""
+    monkeypatch.setattr(random, "random", random.Random(5).random)
+    takes, rounds = 0.1, 20
+    announced = 0
+    for _ in range(rounds):
+        times = sorted(time_to_announcement() for _ in range(gateways))
+        assert REPEAT <= times[0] <= times[-1] <= 2 * REPEAT
+        announced += sum(each <= times[0] + takes for each in times)
+    assert announced / rounds < 3
