@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of ``mqtt-nats ctl sessions list``: ``python -m benchmarks.listing``.
+"""Cost of ``mqtt-nats ctl sessions list --quick``: ``python -m benchmarks.listing``.
 
 Each row has so many session records, of absent clients with one subscription each, and no gateway.
 """
