@@ -27,11 +27,16 @@ BATCH: Final = 100_000
 
 _CSV: Final = {"header": "true", "inferSchema": "true"}
 
-_SETTINGS: Final = {
+RETAINED_BATCHES: Final = 10
+"""Micro-batches of which a checkpoint keeps offsets and states; Spark's own default is 100, and one is needed."""
+
+SETTINGS: Final = {
     # A value that cannot be converted is null: what a stranger has published must not stop a rule.
     "spark.sql.ansi.enabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": str(RETAINED_BATCHES),
     **stateful.STATE_STORE,
 }
+"""Settings of the session of a rule."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def plan(spark: SparkSession, definitions: Definitions, rule: Rule, reads: Reads
     """
     key = f"rules[{rule.name}]"
     session = spark.newSession()
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         session.conf.set(name, value)
     for name, table in definitions.shared.tables.items():
         register(session, name, _table(session, definitions, table, f"tables.{name}.path"))
