@@ -12,7 +12,10 @@ from typing_extensions import TypedDict
 
 
 class Session(TypedDict):
-    """A session; ``expiry`` null: it does not end by itself, ``queued`` null: that is not known."""
+    """A session; ``expiry`` null: it does not end by itself, ``queued`` null: that is not known.
+
+    ``position``: ``consumers``; ``records``: it has no consumers while the shared reader serves it, or it is absent.
+    """
 
     client: str
     user: str | None
@@ -20,6 +23,7 @@ class Session(TypedDict):
     gateway: str
     owner: str
     durable: bool
+    position: str
     expiry: int | None
     ends: float | None
     subscriptions: int

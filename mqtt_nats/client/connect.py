@@ -355,6 +355,14 @@ def _may_continue(client: Client, known: SessionRecord) -> bool:
     return own and not known.clean
 
 
+def _name_position(client: Client, v5: V5, *, continued: bool) -> None:
+    """Name a position where one may be stored; a session that has consumers keeps them until it becomes live."""
+    feed = client.delivery.feed
+    if feed.allowed:
+        consumerless = feed.consumerless and not continued
+        v5.name_position(v5.pos or client.services.identity.new_nuid(), consumerless=consumerless)
+
+
 def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expired: bool = False) -> bool:
     """Set the record that claims the session; returns whether it continues the session ``known``.
 
@@ -394,8 +402,7 @@ def _prepare(client: Client, connect: Connect, known: SessionRecord | None, expi
         v5.count_in(client.services.stream.id)
         record = _new_record(client, v5)
         v5 = record.upgrade()
-    if client.delivery.feed.allowed and not v5.pos:
-        v5.name_position(client.services.identity.new_nuid())
+    _name_position(client, v5, continued=continued)
     client.begin_session(record, durable=True)
     side = DurableDelivery(client, had.former)
     client.deliver_by(side)

@@ -99,7 +99,8 @@ async def renew_backstops(side: DurableDelivery) -> None:
     threshold = backstop(v5.expiry)
     for key, consumer in record.cons.items():
         record.cons[key] = replace(consumer, inactive_threshold=threshold)
-    consumers = [one for one in record.cons.values() if one.durable_name in side.attachments]
+    there = {name for name, one in side.attachments.items() if not one.removed}
+    consumers = [one for one in record.cons.values() if one.durable_name in there]
     await asyncio.gather(*(update_consumer(side.client.services.nats.inbox, MESSAGES, one) for one in consumers))
 
 

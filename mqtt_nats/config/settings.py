@@ -162,6 +162,13 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         "old for it, and nobody uses nats-server's own MQTT listener. Without effect where `$MQTT_msgs` has the "
         "retention `interest`.",
     )
+    session_positions: Annotated[Literal["consumers", "records"], BeforeValidator(_lower)] = Field(
+        default="consumers",
+        description="Where JetStream has the place of a durable session at QoS 1 and 2. `consumers`: each subscription "
+        "has a durable consumer. `records`: sessions that the shared reader serves have none, so absent ones cost "
+        "nats-server only their records. Older gateways and nats-server's own MQTT listener cannot continue such a "
+        "session.",
+    )
     plugins: dict[str, dict[str, Any]] = Field(
         default={},
         repr=False,
@@ -205,6 +212,10 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         given = self.model_fields_set
         if self.embedded and "nats" in given:
             raise ValueError("nats and embedded exclude each other: give --nats or --embedded, not both")
+        if self.session_positions == "records" and self.shared_reader == "never":
+            raise ValueError("session_positions = records needs the shared reader: shared_reader must not be never")
+        if self.session_positions == "records" and self.retention == "interest":
+            raise ValueError("session_positions = records needs retention = limits: nobody else keeps the messages")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:

@@ -21,7 +21,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER
 from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.sessions import V5_VERSION, SessionRecord
+from mqtt_streams.sessions import SessionRecord
 
 YOUNG: Final = 60.0
 """Age in seconds below which a consumer without a record is no orphan: its record may be about to be written."""
@@ -70,10 +70,10 @@ async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[t
             unreadable.add(found.hash)
             continue
         named |= _named(found.hash, record)
-        known = record.v5 is None or record.v5.version <= V5_VERSION
+        whole = record.v5 is not None and record.v5.consumerless
         wanted = {(MESSAGES, ref.durable_name) for ref in record.cons.values()}
         gone = wanted and not wanted & (there.keys() | leaderless)
-        if gone and known and not record.clean and found.client_id not in connected:
+        if gone and not whole and not record.clean and found.client_id not in connected:
             broken[found.client_id] = sorted(name for _, name in wanted)
     now = datetime.now(UTC)
     orphans = [

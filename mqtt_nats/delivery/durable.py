@@ -354,21 +354,28 @@ class DurableDelivery(StatefulDelivery):
     ) -> ConsumerBinding:
         """Subscribe a consumer's deliver subject before the consumer is created or updated; ``came``: see `Came`."""
         link = self.client.path.link
-        known = self.attachments.get(consumer.durable_name)
-        if known is not None:
-            link.unsubscribe_raw(known.sid)
-            attachment = known
+        attachment = self.attachments.get(consumer.durable_name)
+        if attachment is not None:
+            link.unsubscribe_raw(attachment.sid)
             attachment.rebind(consumer)
         else:
-            attachment = ConsumerBinding(key, consumer, source, came)
-            self.attachments[consumer.durable_name] = attachment
-            self.client.services.registry.attached[consumer.durable_name] = self.client
-            self.machine.sources.append(source)
-            if source.whole or not source.end:
-                self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
+            attachment = self._bind(ConsumerBinding(key, consumer, source, came))
+        self.client.services.registry.attached[consumer.durable_name] = self.client
         sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
         attachment.listen(sid, link.wire)
         return attachment
+
+    def _bind(self, attachment: ConsumerBinding) -> ConsumerBinding:
+        consumer, source = attachment.consumer, attachment.source
+        self.attachments[consumer.durable_name] = attachment
+        self.machine.sources.append(source)
+        if source.whole or not source.end:
+            self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
+        return attachment
+
+    def add_removed(self, key: str, consumer: ConsumerRef, source: SubscriptionState) -> None:
+        """Add a subscription without a consumer; readers bring the messages after the restored position."""
+        self._bind(ConsumerBinding(key, consumer, source)).go_on(self.resumed_from)
 
     async def attach(self, attachment: ConsumerBinding) -> None:
         """Attach an existing consumer to this connection.

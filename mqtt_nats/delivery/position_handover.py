@@ -18,7 +18,9 @@ from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -133,7 +135,7 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     machine = side.machine
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
     keeper.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
-    consumers = [one.consumer for one in side.dormant]
+    consumers = [one.consumer for one in side.dormant if not one.removed]
     client.delivery.handover.add(
         client.hash, services.tasks.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
     )
@@ -156,10 +158,13 @@ async def _for_listener(
 ) -> None:
     """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
 
+    Consumers of a session that has none while the shared reader serves it are deleted.
+
     Args:
         deadline: loop time in seconds after which consumers are not set any more.
     """
-    services = client.services
+    services, inbox = client.services, client.services.nats.inbox
+    consumerless = claimed(client.record)[1].consumerless
     ledger = keeper.ledger
     start = min([*ledger.pending, ledger.reached + 1])
     fresh = await _ours(client)
@@ -169,13 +174,16 @@ async def _for_listener(
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
         services.nats.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
     services.nats.link.kick()
-    for some in parts(consumers if client.delivery.resets else []):
+    for some in parts(consumers if client.delivery.resets or consumerless else []):
         if not fresh:
             fresh = await _ours(client)
         if fresh is None or asyncio.get_running_loop().time() > deadline:
             return
-        requests = [f"CONSUMER.RESET.{MESSAGES}.{one.durable_name}" for one in some]
-        await all_done(call(services.nats.inbox, request, {"seq": start}) for request in requests)
+        names = [one.durable_name for one in some]
+        if consumerless:
+            await all_done(delete_consumer(inbox, MESSAGES, name) for name in names)
+        else:
+            await all_done(call(inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": start}) for name in names)
 
 
 async def _ours(client: Receiver) -> Fresh | None:

@@ -27,6 +27,7 @@ from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
+    ConsumerExists,
     ConsumerNotFound,
     ConsumerRef,
     backstop,
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.positions import Position
+    from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -120,10 +123,54 @@ async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *
             # A request for a consumer that does not exist is not answered.
             if await _exists(inbox, consumer):
                 raise
-    consumer = replace(consumer, start_seq=start)
     await delete_consumer(inbox, MESSAGES, consumer.durable_name)
+    consumer = replace(consumer, start_seq=start)
     await create_again(inbox, consumer)
     return consumer
+
+
+async def _set(
+    client: Receiver, keeper: PositionWriter, consumer: ConsumerRef, start: int, *, removed: bool
+) -> ConsumerRef:
+    """Set a detached consumer, or create it; as :func:`set_position`.
+
+    Args:
+        removed: the consumer may have been removed (`remove_dormant`); else it is expected to exist.
+
+    Raises:
+        Conflict: the session has another owner.
+    """
+    inbox = client.services.nats.inbox
+    if removed:
+        anew = replace(consumer, start_seq=start)
+        try:
+            await create_again(inbox, anew)
+            return anew
+        except ConsumerExists:  # it was not removed, or the session's next owner has created it
+            if not await keeper.sure():
+                raise Conflict(client.client_id) from None
+    return await set_position(inbox, consumer, start, resets=client.delivery.resets)
+
+
+async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
+    """Delete the dormant consumers of a session; the stored position speaks for them.
+
+    Nobody takes their deletion for a loss, since the registry of attached consumers does not have them any more.
+    """
+    keeper = side.keeper
+    services = client.services
+    for some in parts([one for one in side.dormant if not one.removed]):
+        # A late deletion would be one of a consumer that the next owner of the session has made.
+        if keeper is None or not client.alive or not await keeper.sure():
+            return
+        found = [one for one in some if one.source.live]
+        for one in found:
+            one.remove()
+            services.registry.attached.pop(one.consumer.durable_name, None)
+        try:
+            await all_done(delete_consumer(services.nats.inbox, MESSAGES, one.consumer.durable_name) for one in found)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("%s: dormant consumers may stay: %s", client, error)
 
 
 async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
@@ -131,7 +178,7 @@ async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
     _, v5 = claimed(client.record)
     threshold = backstop(v5.expiry)
     for one in list(side.attachments.values()):
-        if threshold and one.source.live and one.sid == b"":
+        if threshold and one.source.live and one.sid == b"" and not one.removed:
             other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
             one.reconfigure(replace(one.consumer, inactive_threshold=other))
             try:
@@ -153,15 +200,14 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         keeper.left()
         return False
 
-    async def set_back(consumer: ConsumerRef) -> ConsumerRef:
+    async def set_back(one: ConsumerBinding) -> ConsumerRef:
         if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
-        services = client.services
-        return await set_position(services.nats.inbox, consumer, reached + 1, resets=client.delivery.resets)
+        return await _set(client, keeper, one.consumer, reached + 1, removed=one.removed)
 
     for one in attachments:
         try:
-            one.reconfigure(await retry_until_answered(client, partial(set_back, one.consumer)))
+            one.reconfigure(await retry_until_answered(client, partial(set_back, one)))
         except Conflict:
             keeper.left()
             return False
@@ -201,8 +247,20 @@ def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) ->
     return EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
 
 
-async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
-    """Read the session's position and set its consumers to it; return the names of the consumers that were set.
+def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
+    """Whether readers can bring all that a session has missed: its position speaks for all of its subscriptions."""
+    assert record.v5 is not None
+    settled = max([*record.v5.start.values(), *(until + 1 for _, until in record.v5.was.values())], default=0)
+    names = {one.durable_name for one in record.cons.values()}
+    whole = valid == EVER and settled <= position.reached + 1
+    return whole and bool(names) and names.issubset(position.live)
+
+
+async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay: bool = False) -> set[str]:
+    """Read the session's position and set its consumers to it; return the names of the consumers.
+
+    Args:
+        may_stay: the session may go on without consumers. If it does, the writer's `live` names them all the same.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -233,22 +291,28 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> set[str]:
         side.machine.not_sent(one for one in position.unsent if one <= valid)
         if position.clean and position.most >= 0:
             side.machine.sent_at_most(min(position.most, valid))
-        if await _set_consumers(client, side, keeper, live) and await keeper.flush():
+        keys = None if may_stay and _stays(record, position, valid) else live
+        if await _set_consumers(client, side, keeper, keys) and await keeper.flush():
             break
         if not await still_owner(client):
             raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
     else:
         raise RequestTimeout("another connection writes the position of the session")
     keeper.end_restore()
-    for identifier, owed in position.released.items():
-        side.machine.owe(identifier, owed, owed > valid)
-        side.machine.keep(identifier, OWED + b"%d" % identifier)
+    _owe(side, position, valid)
     went = {record.cons[key].durable_name for key in live}
     if went:
         side.resume_from(reached)
     if keeper.perhaps > reached:
         await _mark_perhaps_sent(client, side, reached, valid if unclear and went else None)
     return went
+
+
+def _owe(side: DurableDelivery, position: Position, valid: int) -> None:
+    """Owe the PUBRELs that the position names."""
+    for identifier, owed in position.released.items():
+        side.machine.owe(identifier, owed, owed > valid)
+        side.machine.keep(identifier, OWED + b"%d" % identifier)
 
 
 async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: int, valid: int | None) -> None:
@@ -266,21 +330,32 @@ async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: i
         side.machine.suspect(reached + 1, last)
 
 
-async def _set_consumers(client: Receiver, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str]) -> bool:
+async def _set_consumers(
+    client: Receiver, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str] | None
+) -> bool:
     """Set the consumers of a session to its position; False when another gateway has written the position.
 
     Before that, the position names this gateway: the next owner waits until this gateway has left the session.
+
+    Args:
+        keys: keys of the consumers in the session record; None: the session goes on without consumers.
     """
-    record = client.record
-    assert record is not None
+    if keys is None:
+        keeper.go_on()
+        return True
+    record, v5 = claimed(client.record)
+    removed = v5.consumerless
     for some in parts(keys):
         if not await keeper.sure():
             return False
         # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
         start = keeper.ledger.reached + 1
-        inbox, resets = client.services.nats.inbox, client.delivery.resets
-        moved = await all_done(set_position(inbox, one, start, resets=resets) for one in consumers)
+        try:
+            moved = await all_done(_set(client, keeper, one, start, removed=removed) for one in consumers)
+        except Conflict:
+            keeper.give_up()
+            return False
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
                 record.cons[key] = now

@@ -135,10 +135,14 @@ class PositionWriter:
         """Overwrite a conflicting position from now on: the session is this connection's."""
         self.strict = False
 
+    def go_on(self) -> None:
+        """Let the position speak no more for a connection that has ended in order."""
+        self.clean, self.unsent = False, []
+
     def speak_for_none(self) -> None:
         """Let the position speak for no consumer, and no more for a connection that has ended in order."""
         self.live.clear()
-        self.clean, self.unsent = False, []
+        self.go_on()
 
     def confirm_sent(self) -> None:
         """Note that every message that the previous owner may have sent has come."""

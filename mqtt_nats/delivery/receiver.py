@@ -44,9 +44,11 @@ class CatchUp:
 class SharedFeed:
     """The shared reader, as the delivery uses it; this class does nothing: see `SharedReaderSessions`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, consumerless: bool = False) -> None:
         self.allowed = False
         """Whether positions may be stored."""
+        self.consumerless = consumerless
+        """Whether sessions that the shared reader serves have no consumers (`session_positions`)."""
 
     def allow(self, allowed: bool) -> None:
         """Allow that positions are stored, or forbid it."""
@@ -70,6 +72,13 @@ class SharedFeed:
 
     def soon(self, client: Receiver) -> None:
         """Try soon to make subscriptions of a session live."""
+
+    def admit(self, client: Receiver) -> bool:
+        """Whether one more session may go on without consumers; it then has a place among those that catch up."""
+        return False
+
+    def go_on(self, client: Receiver, side: DurableDelivery) -> None:
+        """Serve a session without consumers from its position on; any other session gives its place back."""
 
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""

@@ -127,7 +127,7 @@ async def resume(
     if v5.q2:
         await client.inbound.take_over(client, side.former, record)
     await _owe_pubrels(client, side)
-    went = await restore_position(client, side)
+    went = await restore_position(client, side, may_stay=_may_stay(client, side, denied))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
@@ -158,6 +158,15 @@ async def resume(
     return idle
 
 
+def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool:
+    """Whether a session without consumers may go on without: nothing is left that only consumers can bring."""
+    _, v5 = claimed(client.record)
+    left = denied or v5.draining or v5.replay or side.replaced is not None
+    # Only a consumer says how many messages exceed the limit.
+    unlimited = client.services.settings.max_backlog is None
+    return v5.consumerless and unlimited and not left and client.delivery.feed.admit(client)
+
+
 async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> None:
     """Owe the PUBRELs of the stored records: also of ended subscriptions, and of retained messages."""
     for owed in await client.services.streams.pubrels.owed(client.hash):
@@ -169,8 +178,11 @@ async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> None:
 async def _attach(client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding]) -> None:
     """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise."""
     await in_turn([partial(side.attach, attachment) for attachment in attachments])
-    await note_kept(client, side)
     _, v5 = claimed(client.record)
+    if v5.consumerless and not client.delivery.feed.consumerless:
+        v5.keep_consumers()  # all of them exist
+        side.change_record()
+    await note_kept(client, side)
     settle(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
@@ -197,6 +209,7 @@ async def _start(
     machine = side.machine
     limit_in_flight(side)
     side.start()
+    client.delivery.feed.go_on(client, side)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
     for identifier in given_up:
@@ -235,6 +248,7 @@ def _adding(
     unfinished: list[Replay],
 ) -> Iterator[None]:
     record, v5 = claimed(client.record)
+    stay = side.keeper.live if side.keeper is not None else ()
     for at, (key, consumer) in enumerate(list(record.cons.items())):
         if at and not at % STEP:
             yield
@@ -252,7 +266,10 @@ def _adding(
             unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
             unfinished[-1].hold(source)
             side.machine.replayed(source, cursor)
-        attachments.append(side.add(key, consumer, source))
+        if consumer.durable_name in stay:
+            side.add_removed(key, consumer, source)
+        else:
+            attachments.append(side.add(key, consumer, source))
 
 
 async def _add_ended(

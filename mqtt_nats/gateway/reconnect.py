@@ -67,7 +67,7 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
     inbox = client.services.nats.inbox
     anew = False
     for one in list(side.attachments.values()):
-        if not one.source.live or record is None:
+        if not one.source.live or one.removed or record is None:
             continue
         if (
             await retry_until_answered(client, partial(consumer_info, inbox, MESSAGES, one.consumer.durable_name))

@@ -213,8 +213,9 @@ async def make_anew(client: Session, side: SessionConsumers, attachment: Consume
         side.overlap.begin_anew(attachment)
         v5.was.pop(attachment.key, None)
     elif source.last:
-        lost = "messages that the client has not acknowledged cannot be redelivered"
-        start = min(source.last + 1, source.forgotten_from or source.last + 1)
+        lost = "it is created again from the first message that the client has not acknowledged"
+        begun = [one.sequence for one in side.machine.on_their_way() if one.source is source and one.sequence > 0]
+        start = min([source.last + 1, source.forgotten_from or source.last + 1, *begun])
     else:
         lost = "messages since it was removed are lost"
         start = None

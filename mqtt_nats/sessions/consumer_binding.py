@@ -50,6 +50,7 @@ class ConsumerBinding:
         "missed",
         "passing",
         "redelivering",
+        "removed",
         "sid",
         "since",
         "source",
@@ -90,6 +91,8 @@ class ConsumerBinding:
         """Whether a delivery was lost on its way: later deliveries are not taken until it has come again."""
         self.passing = False
         """Whether the oldest messages are being passed over (`max_backlog`)."""
+        self.removed = False
+        """Whether the consumer was removed, or is being removed, since the session's position speaks for it."""
         self.since = 0
         """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
         self.gone = (1, 0)
@@ -162,9 +165,20 @@ class ConsumerBinding:
         """Take the messages after stream sequence ``since`` from the shared reader: those before have come."""
         self.since = max(self.since, since)
 
+    def remove(self) -> None:
+        """Note that the consumer is being removed: the session's position speaks for it."""
+        self.removed = True
+
+    def go_on(self, since: int) -> None:
+        """Take the messages after stream sequence ``since`` from readers; there is no consumer."""
+        self.source.idle(since, since)
+        self.become_live(since)
+        self.removed = True
+
     def become_plain(self, reached: int) -> None:
         """Take the messages after stream sequence ``reached`` from the consumer."""
         self.since = 0
+        self.removed = False
         self.source.become_plain(reached)
 
     # -- the end of the subscription ------------------------------------------------------------

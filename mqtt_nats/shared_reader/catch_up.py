@@ -64,7 +64,7 @@ TOO_MUCH: Final = b"MaxBytes"
 class CatchUpReader(CatchUp):
     """Reader that brings one session its missed messages, in order and none twice."""
 
-    def __init__(self, live: SharedReaderSessions, member: Member, position: int) -> None:
+    def __init__(self, live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
         super().__init__(position)
         self._live = live
         self._services = live.services
@@ -79,15 +79,15 @@ class CatchUpReader(CatchUp):
         self._plain = False
         """Whether the session has a single subscription, so that every message belongs to it."""
         self._next = 1
-        self._asked = 0
+        self._asked = NOT_YET
         """Number of messages that were asked for and have not arrived."""
         self._kept: deque[tuple[int, bytes, bytes, bytes, bytes]] = deque()
         """Messages that wait for a place in the window: sequence, store time, subject, headers, payload."""
         self._bytes = 0
         """Payload bytes of the waiting messages."""
         self._heard = 0.0
-        self._broken = True
-        self._end = False
+        self._broken = missed
+        self._end = not missed
         """Whether JetStream has no more messages for this reader."""
         self._over = False
         self._wake = asyncio.Event()
@@ -291,7 +291,7 @@ class CatchUpReader(CatchUp):
                 last = await live.reader.ready()
                 since = max(last, live.reader.position, self.position)
                 while not await self._services.head.nothing_left(self._subjects(), self.position, since):
-                    if self._over or self._broken:
+                    if self._over or self._broken or not self._name:
                         return False
                     self._deal()
                     await asyncio.sleep(STEP)
@@ -306,3 +306,14 @@ class CatchUpReader(CatchUp):
                 if not self._over:
                     live.remove(member.client)
                     self.broken()
+
+
+def catch_up(live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
+    """Have a session read the messages after stream sequence ``position``, until the shared reader serves it.
+
+    Args:
+        missed: whether there are such messages; else that is asked first.
+    """
+    reader = CatchUpReader(live, member, position, missed=missed)
+    member.side.begin_catching(reader)
+    live.catching.add(reader)

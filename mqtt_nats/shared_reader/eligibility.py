@@ -27,7 +27,7 @@ from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
 from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
-from mqtt_streams.sessions import V5_POSITION
+from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
@@ -78,6 +78,8 @@ class PositionSupport:
         """Gateways whose claims do not name the bucket, as last seen."""
         self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
+        self._version = V5_CONSUMERLESS if live.consumerless else V5_POSITION
+        """Version of the records of sessions that the shared reader serves."""
         self._why = ""
         self._since = 0.0
         self._older: list[str] = []
@@ -126,7 +128,7 @@ class PositionSupport:
             self._live.services.nats.reconnect.subscribe(HERE, self._connected)
         await ask_once_for_all(partial(self._look, everybody=True))
         if not self._why:
-            self._lease.may_write(V5_POSITION)
+            self._lease.may_write(self._version)
             self._live.allow(True)
 
     async def keep(self) -> None:
@@ -143,7 +145,7 @@ class PositionSupport:
                 if self._why:
                     self._live.allow(False)
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
-                    self._lease.may_write(V5_POSITION)
+                    self._lease.may_write(self._version)
                     await self._lease.told()
                     await self._look(everybody=True)
                     self._live.allow(not self._why)

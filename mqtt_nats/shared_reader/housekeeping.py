@@ -8,8 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.delivery.position_recovery import renew_dormant
-from mqtt_nats.shared_reader.promotion import settled
-from mqtt_nats.shared_reader.sessions import RENEWAL
+from mqtt_nats.shared_reader.promotion import RENEWAL, settled
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery

@@ -8,6 +8,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import AT_ONCE, parts
+from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mqtt_nats.protocol.position import SessionPosition
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.message_stream import StreamHead
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 KEPT_BACK: Final = 10_000
 """Maximum number of messages that are kept back for a session during its promotion."""
@@ -35,9 +37,15 @@ JOINING_MOST: Final = 1024
 BEHIND: Final = 1000
 """Number of messages left above which a session becomes live where its consumers are, with a catch-up reader."""
 
+CATCHING_MOST: Final = 64
+"""Maximum number of sessions that catch up at the same time."""
+
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 """First and maximum seconds until a session that has fallen behind may become live again; doubled each time."""
+
+RENEWAL: Final = 40_000.0
+"""Seconds between renewals of a dormant consumer: half of the time by which the consumer outlives its session."""
 
 
 class Promotion:
@@ -174,21 +182,28 @@ def settled(client: Receiver) -> bool:
     return client.greeted and client.alive and not client.sent_disconnect and not client.busy
 
 
-async def name_position(client: Receiver) -> None:
+async def name_position(client: Receiver, *, consumerless: bool) -> None:
     """Name a position in the session record if the session began when positions were not possible.
+
+    Args:
+        consumerless: whether the consumers of the session are removed once the session is live.
 
     Raises:
         ApiError: the record cannot be stored.
         Conflict: another connection has claimed the session.
     """
     _, v5 = claimed(client.record)
-    if not v5.pos:
-        v5.name_position(client.services.identity.new_nuid())
-        try:
-            await save_record(client, client.epoch)
-        except BaseException:
-            v5.name_position("")
-            raise
+    if v5.pos and (v5.consumerless or not consumerless):
+        return
+    known, with_consumers = v5.pos, not v5.consumerless
+    v5.name_position(known or client.services.identity.new_nuid(), consumerless=consumerless)
+    try:
+        await save_record(client, client.epoch)
+    except BaseException:
+        v5.name_position(known)
+        if with_consumers:
+            v5.keep_consumers()
+        raise
 
 
 def consumer_of(reply: bytes) -> str:
@@ -265,3 +280,20 @@ def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> H
             source.await_delivery(ack.consumer_seq)
 
     return arrived
+
+
+def undo(live: SharedReaderSessions, member: Member, joining: Promotion) -> None:
+    """Undo a promotion that has failed: the consumers go on."""
+    client, side = member.client, member.side
+    if not joining.gave_way:
+        live.later(client)
+    if not side.live:
+        live.remove(client)
+    if not client.alive:
+        return
+    handlers = live.services.nats.link.handlers
+    for one in joining.attachments:
+        if one.sid in handlers and one in joining.handlers:
+            handlers[one.sid] = joining.handlers[one]
+    if joining.dropped or joining.wrong:
+        client.do(rebind_consumers(client, side))

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import limit_in_flight, stop
+from mqtt_nats.delivery.position_recovery import limit_in_flight, remove_dormant, stop
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.receiver import CatchUp, Receiver, SharedFeed
-from mqtt_nats.delivery.resume import rebind_consumers, return_to_consumers
+from mqtt_nats.delivery.resume import return_to_consumers
 from mqtt_nats.delivery.states import MAY_JOIN, DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import STEP
-from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.catch_up import catch_up
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.promotion import (
+    CATCHING_MOST,
+    RENEWAL,
     Member,
     Promotion,
     PromotionLimit,
@@ -37,6 +39,7 @@ from mqtt_nats.shared_reader.promotion import (
     rest,
     settled,
     take_over,
+    undo,
 )
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -56,14 +59,8 @@ READY: Final = 2.0
 PASSED: Final = 5.0
 """Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
-CATCHING_MOST: Final = 64
-"""Maximum number of sessions that catch up at the same time."""
-
 QUEUE_MOST: Final = 4096
 """Maximum number of messages that wait for a place in a session's window, unless `max_backlog` is less."""
-
-RENEWAL: Final = 40_000.0
-"""Seconds between renewals of a dormant consumer: half of the time by which the consumer outlives its session."""
 
 SOON: Final = 0.02
 """Seconds from SUBSCRIBE to the attempt to make its subscriptions live."""
@@ -73,7 +70,7 @@ class SharedReaderSessions(SharedFeed):
     """Sessions of a gateway that the shared reader serves."""
 
     def __init__(self, services: Services, registry: Registry[Receiver]) -> None:
-        super().__init__()
+        super().__init__(consumerless=services.settings.session_positions == "records")
         self.services, self.registry, self._recent = services, registry, services.path.recent
         self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
@@ -115,6 +112,7 @@ class SharedReaderSessions(SharedFeed):
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
         self._turns.end(client)
+        self._about.discard(client)
         self.returning.discard(client)
         self.remove(client)
         if (member := self.members.pop(client, None)) is not None:
@@ -311,7 +309,7 @@ class SharedReaderSessions(SharedFeed):
         try:
             if client.durable_side is not side or not self._may_join(client, side):
                 return
-            await name_position(client)
+            await name_position(client, consumerless=self.consumerless)
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
@@ -324,7 +322,7 @@ class SharedReaderSessions(SharedFeed):
             self._about.discard(client)
             joining = member.end_joining()
             if joining is not None:  # the promotion failed
-                self._undo(member, joining)
+                undo(self, member, joining)
         live = [one.source for one in plain if one.source.live]
         if live and side.keeper is not None:
             # Nothing is sent before the stored position says that it may have been sent.
@@ -333,21 +331,8 @@ class SharedReaderSessions(SharedFeed):
                 return
             for source in live:
                 side.machine.release_held(source, SubscriptionState.RETURNING)
-
-    def _undo(self, member: Member, joining: Promotion) -> None:
-        client, side = member.client, member.side
-        if not joining.gave_way:
-            self.later(client)
-        if not side.live:
-            self.remove(client)
-        if not client.alive:
-            return
-        handlers = self.services.nats.link.handlers
-        for one in joining.attachments:
-            if one.sid in handlers and one in joining.handlers:
-                handlers[one.sid] = joining.handlers[one]
-        if joining.dropped or joining.wrong:
-            client.do(rebind_consumers(client, side))
+            if self.consumerless:
+                await remove_dormant(client, side)
 
     async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
@@ -442,9 +427,7 @@ class SharedReaderSessions(SharedFeed):
         member.kept_up()
         member.renew_at(min(member.renewal, self.services.clock.now + RENEWAL))
         if joining.behind:
-            catching = CatchUpReader(self, member, joining.since)
-            side.begin_catching(catching)
-            self.catching.add(catching)
+            catch_up(self, member, joining.since)
         else:
             self._settle(member)
         log.debug("%s is live from sequence %d", member.client, joining.since)
@@ -455,6 +438,25 @@ class SharedReaderSessions(SharedFeed):
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
             side.keeper.confirm_sent()
         self._look_after(member)
+
+    def admit(self, client: Receiver) -> bool:
+        """Give a session without consumers a place among those that catch up; False: there is none."""
+        full = len(self.catching) + len(self._about) >= CATCHING_MOST
+        if self.allowed and self.consumerless and not (full or self.reader.refused):
+            self._about.add(client)
+        return client in self._about
+
+    def go_on(self, client: Receiver, side: DurableDelivery) -> None:
+        """Serve a session without consumers from its position on; any other session gives its place back."""
+        self._about.discard(client)
+        member = self._member(client) if side.dormant else None
+        if member is None or side.keeper is None:
+            return
+        side.change(DeliveryEvent.JOINED)
+        limit_in_flight(side)
+        catch_up(self, member, side.keeper.ledger.reached, missed=False)
+        for one in side.dormant:
+            side.machine.release_held(one.source, SubscriptionState.RETURNING)
 
     def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""
@@ -467,6 +469,7 @@ class SharedReaderSessions(SharedFeed):
         for one in side.attachments.values():
             if one.source.live:
                 one.catch_up_to(since)
+                one.source.deliver_to(max(one.source.last, since))
         for sequence, message in joining.kept:
             if sequence > since:
                 self._take_kept(member, sequence, message)

@@ -7,6 +7,8 @@ from typing import Final, Literal, TypeAlias
 
 V5_PLAIN: Final = 1
 """Version of a record without `pos`: no position of its session is stored."""
+V5_SECOND: Final = 3
+"""Version of a record that is stored under the second key of its client id."""
 FIRST: Final = -1
 """Value of `V5.first` in the first record of a session: the sequence is not known before the write."""
 
@@ -66,8 +68,8 @@ class V5:
     stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
     else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
     the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
-    anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none.
-    `extra`: unknown keys, written back unchanged.
+    anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none. `consumerless`:
+    consumers that the session's position speaks for may be missing. `extra`: unknown keys, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -92,6 +94,7 @@ class V5:
     user: str | None = None
     quota: str = ""
     leaving: list[str] = field(default_factory=list)
+    consumerless: bool = False
     extra: dict[str, object] | None = None
 
     def sign(self, owner: str, nonce: str) -> None:
@@ -119,9 +122,18 @@ class V5:
         """Set the gateways under which a will of the session may be stored."""
         self.wills = gateways
 
-    def name_position(self, position: str) -> None:
-        """Set the id of the session's position; "" = none is stored."""
+    def name_position(self, position: str, *, consumerless: bool = False) -> None:
+        """Set the id of the session's position; "" = none is stored.
+
+        `consumerless`: consumers for which it speaks may be missing from now on.
+        """
         self.pos = position
+        self.consumerless = self.consumerless or consumerless
+
+    def keep_consumers(self) -> None:
+        """Note that all consumers exist: gateways that do not know `consumerless` may continue the session."""
+        self.consumerless = False
+        self.version = min(self.version, V5_SECOND)
 
     def count_in(self, generation: str) -> None:
         """Set the id of the `$MQTT_msgs` whose sequences the record uses."""

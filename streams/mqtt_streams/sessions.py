@@ -28,6 +28,7 @@ from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 from mqtt_streams.session_parts import FIRST as FIRST
 from mqtt_streams.session_parts import V5 as V5
 from mqtt_streams.session_parts import V5_PLAIN as V5_PLAIN
+from mqtt_streams.session_parts import V5_SECOND as V5_SECOND
 from mqtt_streams.session_parts import Draining as Draining
 from mqtt_streams.session_parts import Kind as Kind
 from mqtt_streams.session_parts import SharedSubscription as SharedSubscription
@@ -35,12 +36,12 @@ from mqtt_streams.session_parts import SubscriptionOptions as SubscriptionOption
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
-V5_VERSION: Final = 3
+V5_VERSION: Final = 4
 """Highest version of `v5` that this package reads."""
 V5_POSITION: Final = 2
 """Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
-V5_SECOND: Final = 3
-"""Version of a record that is stored under the second key of its client id."""
+V5_CONSUMERLESS: Final = 4
+"""Version of a record with `consumerless`: consumers that it names may be missing although the session is whole."""
 SECOND: Final = "second."
 """Token in front of the second key in the subject of a session record."""
 BUCKET_LENGTH: Final = 2
@@ -135,7 +136,7 @@ def second_sid(subject: str) -> str:
 
 def _encode_v5(v5: V5) -> dict[str, object]:
     body: dict[str, object] = {
-        "version": max(v5.version, V5_POSITION) if v5.pos else v5.version,
+        "version": max(v5.version, V5_CONSUMERLESS if v5.consumerless else V5_POSITION if v5.pos else V5_PLAIN),
         "kind": v5.kind,
         "expiry": v5.expiry,
         "owner": v5.owner,
@@ -183,6 +184,8 @@ def _encode_v5(v5: V5) -> dict[str, object]:
         body["pos"] = v5.pos
     if v5.quota:
         body["quota"] = v5.quota
+    if v5.consumerless:
+        body["consumerless"] = True
     if v5.first:
         # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
         body["first"] = v5.nonce if v5.first == FIRST else v5.first
@@ -314,6 +317,7 @@ def _v5(value: object, client_hash: str) -> V5:
         reader.optional_text("user"),
         reader.text("quota", ""),
         leaving,
+        reader.flag("consumerless"),
         reader.values or None,
     )
 

@@ -22,19 +22,23 @@ AT_A_TIME = 500
 
 
 @pytest.mark.parametrize(
-    ("kills", "version"),
+    ("kills", "version", "positions"),
     [
-        (3, 4),
-        (3, 5),
-        pytest.param(40, 4, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-        pytest.param(40, 5, marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        (3, 4, "consumers"),
+        (3, 5, "consumers"),
+        (3, 4, "records"),
+        (3, 5, "records"),
+        pytest.param(40, 4, "consumers", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(40, 5, "consumers", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(40, 4, "records", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(40, 5, "records", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
 async def test_gateways_die_while_a_session_catches_up(
-    nats_factory: NatsFactory, tmp_path: Path, kills: int, version: int
+    nats_factory: NatsFactory, tmp_path: Path, kills: int, version: int, positions: str
 ) -> None:
     chance = random.Random(kills)
-    arguments = ("--gateway-lease", "4", "--shared-reader", "always")
+    arguments = ("--gateway-lease", "4", "--shared-reader", "always", "--session-positions", positions)
     fleet = Fleet(tmp_path, nats_factory(), 3, arguments=arguments)
     try:
         await fleet.start()

@@ -21,7 +21,8 @@ from mqtt_streams import stored
 from mqtt_streams.consumers import ConsumerRef, consumer_names, create_consumer, delete_consumer
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import PREFIX, STREAM
+from mqtt_streams.positions import Position, position_subject
+from mqtt_streams.sessions import PREFIX, STREAM, SessionStore
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import CONNACK, SESSION_EXPIRY, Raw5, connect, prop
 from tests.harness.waiting import eventually
@@ -211,6 +212,31 @@ def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = listed(fleet, "c-whole")
     assert whole["subscriptions"] == 1
     fleet.text("sessions", "clean", "c-whole")
+
+
+def test_a_session_without_consumers_is_whole(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record says that its position speaks for the consumers."""
+    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    leave(fleet, "c-records", "records/x")
+    assert listed(fleet, "c-records")[0]["position"] == "consumers"
+
+    async def remove(inbox: RequestInbox) -> None:
+        (consumer,) = await consumer_names(inbox, MESSAGES, name_hash("c-records"))
+        found = await SessionStore(inbox).load(name_hash("c-records"))
+        assert found is not None
+        record, sequence = found
+        assert record.v5 is not None
+        record.v5.name_position("p", consumerless=True)
+        await inbox.request(position_subject(record.key), Position("p", live=[consumer], clean=True).encode())
+        await SessionStore(inbox).save(record, expected=sequence)
+        await delete_consumer(inbox, MESSAGES, consumer)
+
+    on_nats(fleet, remove)
+    assert fleet.json("sessions", "clean", "--orphans", "--dry-run")["sessions"] == []
+    (subscription,) = fleet.json("sessions", "show", "c-records")["subscribed"]
+    assert (subscription["consumers"], subscription["missing"], subscription["queued"]) == (1, 0, 0)
+    assert re.search(r"^position +in records$", fleet.text("sessions", "show", "c-records"), re.MULTILINE)
+    fleet.text("sessions", "clean", "c-records")
 
 
 @pytest.mark.parametrize("missing", [True, False])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from mqtt_nats.delivery.position_recovery import (
     WINDOW,
     fetch_in_flight,
     limit_in_flight,
+    remove_dormant,
     restore_position,
     store_positions_in_consumers,
 )
@@ -28,8 +29,11 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.consumers import ConsumerExists
+from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
+from mqtt_streams.sessions import V5
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
 from tests.harness.doubles import Timers, foreign_names
 from tests.sessions.fakes import FakeLink, as_client, as_link, v5_of
@@ -193,6 +197,66 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
     assert await store_positions_in_consumers(as_client(client), side) is (times == 2)
     assert positions == [42] * set_back
     assert keeper.fake_left is (times < 2)
+
+
+def dormant(times: int, *names: str, live: set[str]) -> tuple[Any, Any]:
+    """A session with consumers of these names, and its client; ``times``: as of `Keeping`."""
+    services = FakeDeliveryServices()
+    client = FakeReceiver(services, v5=V5())
+    side: Any = Side(keeper=Keeping(times), attachments={}, state=DeliveryState.LIVE)
+    for name in names:
+        consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
+        side.attachments[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
+        side.attachments[name].source.live = name in live
+        services.fake_inbox.consumers[MESSAGES][consumer.durable_name] = {"config": consumer.to_config()}
+        services.registry.attached[consumer.durable_name] = cast("Any", client)
+    side.client = client
+    return client, side
+
+
+async def test_dormant_consumers_are_removed_and_created_again() -> None:
+    """Where the position is; nobody takes the deletion for a loss."""
+    client, side = dormant(9, "a", "b", live={"a"})
+    consumers = client.services.fake_inbox.consumers[MESSAGES]
+    await remove_dormant(client, side)
+    assert list(consumers) == ["hash_b"]
+    assert list(client.services.registry.attached) == ["hash_b"]
+    assert [side.attachments[name].removed for name in "ab"] == [True, False]
+    side.keeper.ledger.reached = 41
+    side.change(DeliveryEvent.LEFT_READER)
+    assert await store_positions_in_consumers(client, side)
+    assert consumers["hash_a"]["config"]["opt_start_seq"] == 42
+    assert not side.attachments["a"].removed
+
+
+async def test_only_the_owner_of_a_session_removes_its_consumers() -> None:
+    """A later request would be one for a consumer that the next owner has created."""
+    client, side = dormant(0, "a", live={"a"})
+    await remove_dormant(client, side)
+    assert list(client.services.fake_inbox.consumers[MESSAGES]) == ["hash_a"]
+    assert not side.attachments["a"].removed
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_a_consumer_that_was_to_be_removed_is_there(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    """It is set, unless it is one of the session's next owner."""
+    client, side = dormant(1 + ours, "a", live={"a"})
+    side.attachments["a"].remove()
+    side.change(DeliveryEvent.LEFT_READER)
+
+    async def exists(*_: object) -> None:
+        raise ConsumerExists
+
+    positions: list[int] = []
+
+    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
+        positions.append(start)
+        return consumer
+
+    monkeypatch.setattr(grounding, "create_again", exists)
+    monkeypatch.setattr(grounding, "set_position", set_position)
+    assert await store_positions_in_consumers(client, side) is ours
+    assert positions == [1] * ours
 
 
 async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mqtt_nats.codec import MqttError
+from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import consumer_attach
 from mqtt_nats.sessions.consumer_attach import attach_in_place, attach_pubrels, make_anew, move, outstanding, take
@@ -130,6 +131,26 @@ async def test_made_anew_behind_what_the_client_has(setup: Setup) -> None:
     assert setup.record.cons["key"].start_seq == 31
     assert setup.side.kept
     assert setup.services.stream.fake_checks == 1
+
+
+async def test_made_anew_from_what_the_client_has_yet_to_acknowledge(setup: Setup) -> None:
+    """The next connection has it sent again, though this one ends before the client has acknowledged it."""
+    setup.consumers.clear()
+    setup.services.fake_inbox.last[MESSAGES] = 50
+    machine = setup.side.machine
+    machine.sources.append(setup.source)
+    setup.source.created()
+    machine.start()
+    for sequence in (28, 29, 30):
+        machine.arrived(setup.source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
+    machine.acknowledged(4, [packet_id(28)])
+    await take(as_side(setup.side), setup.binding)
+    assert setup.consumers[NAME]["config"]["opt_start_seq"] == 29
+    sent = len(setup.side.fake_ports.calls)
+    machine.arrived(setup.source, 29, 1, b"$JS.ACK.again", None, 1)
+    assert len(setup.side.fake_ports.calls) == sent
+    machine.acknowledged(4, [packet_id(29)])
+    assert ("ack", b"$JS.ACK.again") in setup.side.fake_ports.calls
 
 
 async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:

@@ -62,6 +62,7 @@ class FakeSessions:
     def __init__(self, services: FakeReaderServices, position: int = 0) -> None:
         self.services, self.registry = services, services.registry
         self.allowed = True
+        self.consumerless = False
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096

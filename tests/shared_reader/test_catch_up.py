@@ -26,7 +26,7 @@ END = b"NATS/1.0 404 No Messages\r\n\r\n"
 class Setup:
     """A session at sequence 10, its catch-up reader, and what JetStream brings it."""
 
-    def __init__(self, *subjects: str) -> None:
+    def __init__(self, *subjects: str, missed: bool = True) -> None:
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
         self.member = member_of(self.services, "client", *subjects)
@@ -34,7 +34,7 @@ class Setup:
         self.machine = self.member.side.machine
         for _ in range(10):
             self.services.fake_inbox.put("$MQTT.msgs.a")
-        self.reader = CatchUpReader(as_sessions(self.live), self.member, 10)
+        self.reader = CatchUpReader(as_sessions(self.live), self.member, 10, missed=missed)
         self.place = 0
 
     @property
@@ -265,3 +265,19 @@ async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
     assert (setup.member.joining, setup.live.fake_caught_up) == (None, [])
     setup.status(END)
     await aeventually(lambda: setup.live.fake_caught_up)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+async def test_what_was_missed_is_looked_for_first(missed: bool) -> None:
+    """A session that has missed nothing needs no reader of its own."""
+    setup = Setup("a", missed=False)
+    if missed:
+        setup.services.fake_inbox.put("$MQTT.msgs.a")
+        setup.live.reader.position = 11
+        await setup.made()
+        assert not setup.live.fake_caught_up
+        setup.reader.end()
+    else:
+        await aeventually(lambda: setup.live.fake_caught_up)
+        assert setup.live.fake_caught_up[0][1] == 10
+        assert not setup.consumers

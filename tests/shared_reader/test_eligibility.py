@@ -18,7 +18,7 @@ from mqtt_streams.api import RequestTimeout
 from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
-from mqtt_streams.sessions import V5_POSITION
+from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
 from tests.harness.doubles import foreign_names
 from tests.harness.waiting import aeventually
 from tests.sessions.fakes import FakeClient
@@ -65,9 +65,10 @@ class FakeClaims:
 class Setup:
     """A gateway, and others that hold leases."""
 
-    def __init__(self, wanted: str = "auto") -> None:
+    def __init__(self, wanted: str = "auto", *, consumerless: bool = False) -> None:
         self.services = FakeReaderServices(wanted)
         self.live = FakeSessions(self.services)
+        self.live.consumerless = consumerless
         self.live.allowed = False
         self.lease = FakeLease(self.services)
         self.claims = FakeClaims()
@@ -89,11 +90,12 @@ def test_a_fake_has_the_names_of_what_it_stands_for() -> None:
     assert foreign_names(FakeClaims, Claims) == set()
 
 
-async def test_alone() -> None:
-    setup = Setup()
+@pytest.mark.parametrize(("consumerless", "version"), [(False, V5_POSITION), (True, V5_CONSUMERLESS)])
+async def test_alone(consumerless: bool, version: int) -> None:
+    setup = Setup(consumerless=consumerless)
     await setup.support.begin()
     assert setup.live.allowed
-    assert setup.lease.fake_versions == [V5_POSITION]
+    assert setup.lease.fake_versions == [version]
 
 
 @pytest.mark.parametrize(

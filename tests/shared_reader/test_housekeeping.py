@@ -10,8 +10,7 @@ import pytest
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import housekeeping
 from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, REFUSED, keep_up, look
-from mqtt_nats.shared_reader.promotion import Member
-from mqtt_nats.shared_reader.sessions import RENEWAL
+from mqtt_nats.shared_reader.promotion import RENEWAL, Member
 from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, member_of
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,10 +11,13 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
-from mqtt_nats.shared_reader.promotion import Promotion, left
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Promotion, left
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
-from tests.sessions.fakes import FakeInbox, as_inbox
+from tests.harness.doubles import foreign_names
+from tests.sessions.fakes import FakeClient, FakeInbox, FakeServices, as_client, as_inbox
+from tests.shared_reader.fakes import FakeReader
 
 
 class Head(StreamHead):
@@ -70,3 +73,40 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
     assert await left(head, Promotion([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
+
+
+class Room:
+    """Stands for `SharedReaderSessions`: who catches up, and who is about to."""
+
+    def __init__(self, others: int, *, allowed: bool, consumerless: bool, refused: float) -> None:
+        self.allowed, self.consumerless = allowed, consumerless
+        self.reader = FakeReader()
+        self.reader.refused = refused
+        self._about: set[object] = set(range(others // 2))
+        self.catching: set[object] = set(range(others - others // 2))
+
+
+def test_the_fake_has_the_names_of_what_it_stands_for() -> None:
+    assert foreign_names(Room, SharedReaderSessions) == set()
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(
+    ("others", "allowed", "consumerless", "refused", "admitted"),
+    [
+        (0, True, True, 0.0, True),
+        (CATCHING_MOST - 1, True, True, 0.0, True),
+        (CATCHING_MOST, True, True, 0.0, False),
+        (0, False, True, 0.0, False),
+        (0, True, False, 0.0, False),
+        (0, True, True, 1.0, False),
+    ],
+)
+def test_how_many_sessions_go_on_without_consumers(
+    others: int, allowed: bool, consumerless: bool, refused: float, admitted: bool
+) -> None:
+    """As many as may catch up at a time, with those that are about to; the others get consumers."""
+    room = cast("SharedReaderSessions", Room(others, allowed=allowed, consumerless=consumerless, refused=refused))
+    client = as_client(FakeClient(FakeServices()))
+    assert SharedReaderSessions.admit(room, client) is admitted
+    assert SharedReaderSessions.admit(room, client) is admitted

@@ -19,6 +19,8 @@ from mqtt_streams.pubrel import pubrel_consumer
 from mqtt_streams.sessions import (
     FIRST,
     V5,
+    V5_CONSUMERLESS,
+    V5_PLAIN,
     V5_SECOND,
     Conflict,
     Draining,
@@ -127,6 +129,20 @@ def test_ended_shared_subscriptions_that_cannot_be_read(leaving: str) -> None:
     data = b'{"id":"a","v5":{"version":1,"kind":"durable","leaving":%b}}' % leaving.encode()
     with pytest.raises(PoisonedRecord, match="leaving is not a list of shared subscriptions"):
         decode(data)
+
+
+@pytest.mark.parametrize("version", [V5_PLAIN, V5_SECOND])
+def test_a_record_whose_consumers_may_be_missing_has_a_version_of_its_own(version: int) -> None:
+    """An older gateway refuses it, and may read it again once the session has consumers."""
+    v5 = V5(version=version)
+    v5.name_position("p", consumerless=True)
+    again = decode(SessionRecord("a", v5=v5).encode()).v5
+    assert again is not None
+    assert (again.consumerless, again.version) == (True, V5_CONSUMERLESS)
+    again.keep_consumers()
+    last = decode(SessionRecord("a", v5=again).encode()).v5
+    assert last is not None
+    assert (last.consumerless, last.version) == (False, V5_SECOND)
 
 
 @pytest.mark.parametrize("user", ["", "ann", None])
@@ -259,10 +275,10 @@ def test_poisoned_records(data: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        poisoned(v5__version=4),
+        poisoned(v5__version=5),
         poisoned(v5__version=2**62),
-        poisoned(v5={"version": 4}),
-        poisoned(v5={"version": 4, "kind": ["new"]}, subs={"a": "as never before"}),
+        poisoned(v5={"version": 5}),
+        poisoned(v5={"version": 5, "kind": ["new"]}, subs={"a": "as never before"}),
     ],
 )
 def test_a_newer_version_is_told_from_a_poisoned_record(data: bytes) -> None:

@@ -252,6 +252,7 @@ def _brief(one: Found, connected: dict[str, Client], due: dict[str, float], wait
         "gateway": connected[one.client_id].gateway if one.client_id in connected else "",
         "owner": v5.owner if v5 is not None else "",
         "durable": record is not None and not record.clean,
+        "position": "records" if v5 is not None and v5.consumerless else "consumers",
         "expiry": v5.expiry if v5 is not None else None,
         "ends": None if one.client_id in connected else due.get(one.hash),
         "subscriptions": 0 if record is None else len(record.subs) + (len(v5.shared) if v5 is not None else 0),
@@ -330,7 +331,9 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
     for subject, qos in (record.subs if record is not None else {}).items():
         pair = (subject, second_sid(subject.removesuffix(".>")) if subject.endswith(".>") else "")
         consumers = [record.cons[key] for key in pair if record is not None and key in record.cons]
-        there = about["connected"] and any(waiting.speaks_for(found, one) for one in consumers)
+        spoken_for = [one for one in consumers if waiting.speaks_for(found, one)]
+        there = about["connected"] and bool(spoken_for)
+        expected = [one for one in consumers if about["position"] == "consumers" or one not in spoken_for]
         # A gateway does not report by subscription the messages that it has taken for its client.
         own = await waiting.of_subscription(found, consumers) if consumers and not there else None
         subscriptions.append(
@@ -341,7 +344,7 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
                 "inflight": None if own is None else own.inflight,
                 "in_gateway": there,
                 "consumers": len(consumers),
-                "missing": sum(one.durable_name not in waiting.states for one in consumers),
+                "missing": sum(one.durable_name not in waiting.states for one in expected),
             }
         )
     if record is not None and record.v5 is not None:
@@ -372,6 +375,7 @@ def shown_one(one: dict[str, Any]) -> str:
         ("record", f"written {ago(one['written'], now)} by gateway {one['owner'] or 'unknown'}"),
         ("ends", _ends(one, now)),
         ("queued", queued),
+        ("position", f"in {one['position']}"),
     )
     if one["problem"]:
         lines.append(f"problem  {plain(one['problem'])}")
