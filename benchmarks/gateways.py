@@ -27,6 +27,9 @@ from benchmarks.stub_gateways import READY
 SETTLE_S: Final = 12.0
 """Seconds after the last start before the measurement: whatever a start causes is over."""
 
+SETTLE_STUBS_S: Final = 75.0
+"""The same among stubs: with its second report a gateway stops to read the reports of so many others."""
+
 START_S: Final = 120.0
 """Seconds in which all gateways of a row serve clients."""
 
@@ -144,12 +147,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--stubs", action="store_true", help="one gateway in each row, and stubs in place of the others"
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="measured for each row (%(default)s)")
-    parser.add_argument("--settle", type=float, default=SETTLE_S, help="seconds before that (%(default)s)")
+    parser.add_argument(
+        "--settle", type=float, help=f"seconds before that ({SETTLE_S:g}, with stubs {SETTLE_STUBS_S:g})"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as a part of this page")
     options = parser.parse_args(arguments)
+    settle = options.settle
+    if settle is None:
+        settle = SETTLE_STUBS_S if options.stubs else SETTLE_S
     rows = []
     for number in map(int, options.gateways.split(",")):
-        rows.append(measure(number, options.seconds, options.settle, 1 if options.stubs else None))
+        rows.append(measure(number, options.seconds, settle, 1 if options.stubs else None))
         print(rows[-1], flush=True)
     given = sys.argv[1:] if arguments is None else list(arguments)
     title, part = (
