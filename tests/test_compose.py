@@ -268,6 +268,7 @@ def test_the_spark_job_is_one_that_there_is(services: dict[str, Any]) -> None:
     assert archive["env_file"] == "deploy/secrets/spark.env"
     given = context.meta[SOURCE]
     assert given["servers"].startswith("tls://")
+    assert given["readMode"] == "direct"  # its user may create no consumers
     users = (ROOT / "deploy" / "nats" / "users.conf").read_text(encoding="utf-8")
     assert f"user: {given['user']}," in users
     assert f'subscribe: [ "{given["inboxPrefix"]}.>" ]' in users

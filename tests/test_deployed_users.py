@@ -129,7 +129,7 @@ FORBIDDEN = [
     "$KV.MQTT_bans.x",
     "$KV.MQTT_gateways.x",
     "$KV.MQTT_fleet.x",
-    "_INBOX.x",
+    "_INBOX_spark.x",
     "secret.topic",
 ]
 """Subjects on which an application publishes nothing."""
@@ -197,6 +197,39 @@ async def test_what_an_application_may(gateway: Gateway, server: SecuredNats, se
 
 
 @pytest.mark.anyio
+async def test_an_application_answers_requests_and_permits_itself_nothing(
+    gateway: Gateway, server: SecuredNats, secrets: Secrets
+) -> None:
+    """A request of its own, whose reply subject is what it may not publish to, does not permit it that."""
+    async with Application(server, secrets, "application") as one, Application(server, secrets, "operator") as asking:
+        heard = await one.client.subscribe("plant.>")
+        await one.client.flush()
+        inbox = f"_INBOX.{secrets.text('operator-password')}"
+        answers = await asking.client.subscribe(inbox)
+        await asking.client.flush()
+        for answerable in (inbox, "_INBOX_application.y"):
+            await one.client.publish("plant.question", b"?", reply=answerable)
+            await (await heard.next_msg(timeout=10)).respond(b"!")
+        assert (await answers.next_msg(timeout=10)).data == b"!"
+        assert one.errors == []
+        for subject in ("$JS.API.STREAM.DELETE.$MQTT_wills", "$MQTT.sess.x", "$KV.MQTT_bans.x", "secret.topic"):
+            await one.client.publish("plant.question", b"?", reply=subject)
+            assert (await heard.next_msg(timeout=10)).reply == subject
+            await one.client.publish(subject, b"x")
+            await refused(one, "publish", subject)
+
+
+@pytest.mark.anyio
+async def test_spark_may_change_nothing_of_sessions(gateway: Gateway, server: SecuredNats, secrets: Secrets) -> None:
+    """A consumer delivers to any subject, so a reader that creates consumers writes; one that deletes them stops clients."""
+    async with Application(server, secrets, "spark") as one:
+        for request in ("CREATE", "DELETE", "MSG.NEXT"):
+            subject = f"$JS.API.CONSUMER.{request}.$MQTT_msgs.x"
+            await one.client.publish(subject, b"{}")
+            await refused(one, "publish", subject)
+
+
+@pytest.mark.anyio
 async def test_nobody_gets_in_without_password_and_tls(server: SecuredNats, secrets: Secrets) -> None:
     tls = ssl.create_default_context(cafile=str(secrets.authority))
     logins: list[dict[str, Any]] = [
@@ -218,6 +251,7 @@ async def test_nobody_gets_in_without_password_and_tls(server: SecuredNats, secr
 
 
 def test_spark_reads_and_does_nothing_else(gateway: Gateway, server: SecuredNats, secrets: Secrets) -> None:
+    before = violations(server, "spark")
     with Raw.connected(gateway.port) as device:
         device.send(publish("plant/spark", b"x", qos=1, id=1))
         device.receive()
@@ -227,13 +261,13 @@ def test_spark_reads_and_does_nothing_else(gateway: Gateway, server: SecuredNats
         "tlsCa": str(secrets.authority),
         "inboxPrefix": "_INBOX_spark",
     }
-    options = Options.parse({"servers": server.url, "topics": "plant/#", **login})
+    options = Options.parse({"servers": server.url, "topics": "plant/#", "readMode": "direct", **login})
     with connect(server.url, **login) as connection:
         found = snapshot(options, connection)
     assert [one for part in split(found, 2) for one in sequences(read_range(options, found, part, ["sequence"]))]
-    assert violations(server, "spark") == []
+    assert violations(server, "spark") == before
     page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith("| reads |"))
+    row = next(line for line in page.splitlines() if line.startswith("| reads by direct gets |"))
     permitted = re.findall(
         r"\$JS\.API\.[^\" ]+\$MQTT_msgs[.>]*", (ROOT / "deploy/nats/users.conf").read_text(encoding="utf-8")
     )
