@@ -221,7 +221,7 @@ async def test_an_application_answers_requests_and_permits_itself_nothing(
 
 @pytest.mark.anyio
 async def test_spark_may_change_nothing_of_sessions(gateway: Gateway, server: SecuredNats, secrets: Secrets) -> None:
-    """A consumer delivers to any subject, so a reader that creates consumers writes; one that deletes them stops clients."""
+    """A consumer delivers to any subject, so who creates one writes; who deletes one stops a client's messages."""
     async with Application(server, secrets, "spark") as one:
         for request in ("CREATE", "DELETE", "MSG.NEXT"):
             subject = f"$JS.API.CONSUMER.{request}.$MQTT_msgs.x"

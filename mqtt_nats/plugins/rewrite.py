@@ -29,7 +29,9 @@ class Rule(BaseModel):
 
     action: Literal["publish", "subscribe", "all"] = Field(default="all", description="What it is about.")
     filter: str = Field(description="Topics, or filters, that it is about: a topic filter that matches them.")
-    regex: str = Field(description="Regular expression that the whole topic, or filter, has to match too.")
+    regex: str = Field(
+        description="Regular expression that the whole topic, or filter, has to match too; `.` is any character."
+    )
     to: str = Field(
         description="What takes its place: `$1` to `$9` stand for the groups, `%c` for the client id, `%u` for the "
         "user."
@@ -42,7 +44,7 @@ class Rule(BaseModel):
         except MqttError as error:
             raise ValueError(f"filter: {error}") from None
         try:
-            groups = re.compile(self.regex).groups
+            groups = re.compile(self.regex, re.DOTALL).groups
         except re.error as error:
             raise ValueError(f"regex: {error}") from None
         missing = [number for number in GROUP.findall(self.to) if not 1 <= int(number) <= groups]
@@ -54,7 +56,8 @@ class Rule(BaseModel):
         """Return the topic or filter that replaces ``topic``; None: the rule does not apply."""
         if not topic or not matches(self.filter, topic):
             return None
-        found = re.fullmatch(self.regex, topic)
+        # A topic may contain a line feed, which `.` has to match: else a client would evade the rule by one.
+        found = re.fullmatch(self.regex, topic, re.DOTALL)
         return None if found is None else filled(self.to, client, found)
 
 
@@ -105,7 +108,8 @@ class Rewrite(Plugin[RewriteOptions]):
         if text.startswith(_SHARED) and text.count("/") > 1:
             _, group, rest = text.split("/", 2)
             before, text = f"{_SHARED}{group}/", rest
-        return before + (rewritten(self._subscribe, text, client) or text)
+        found = rewritten(self._subscribe, text, client)
+        return before + (text if found is None else found)
 
 
 def rewritten(rules: list[Rule], topic: str, client: ClientView) -> str | None:

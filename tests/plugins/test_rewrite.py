@@ -92,6 +92,21 @@ async def test_clients_whose_names_look_like_placeholders(start: Start) -> None:
                 await client.receive(f"of/{own}/b/secret", b"x")
 
 
+@pytest.mark.parametrize("topic", ["own/a\nb", "own/\n", "own/a\n"])
+def test_no_character_evades_a_rule(topic: str) -> None:
+    rules = list(RewriteOptions.model_validate({"rules": [{"filter": "#", "regex": "own/(.*)", "to": "of/$1"}]}).rules)
+    assert rewritten(rules, topic, view()) == f"of/{topic.removeprefix('own/')}"
+
+
+async def test_a_result_without_a_level_is_refused(start: Start) -> None:
+    """It is not the topic or filter that the client has sent instead, also in a shared subscription."""
+    inside = start({"rewrite": {"rules": [{"filter": "bad/#", "regex": "bad/(.*)", "to": "$1"}]}})
+    async with await RawClient5.connect5(inside.port, "one") as one:
+        assert await one.subscribe("bad/", "$share/g/bad/", "bad/+", qos=1) == (0x8F, 0x8F, 1)
+        one.publish5("bad/", b"", 1, packet_id=9)
+        await one.expect_refusal(4, 9, 0x90)
+
+
 @pytest.mark.parametrize(
     ("rule", "wrong"),
     [
