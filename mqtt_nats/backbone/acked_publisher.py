@@ -195,9 +195,7 @@ class AckedPublisher(PendingStores):
         """Send the messages that have waited for an answer to an earlier one."""
         for token, op in self.silence.end().items():
             if self.pending.get(token) is op and not (op.born or op in self._withheld or self._waits(op)):
-                op.attempt(self.now)
-                self.link.out.append(op.frame)
-                self.link.kick()
+                self._attempt(op)
 
     def _repeat_later(self, token: bytes, op: PendingStore, error: ApiError | None) -> None:
         """Keep a store that has no leader, or no room; while there is no room, for `FULL_MOST` seconds."""
@@ -256,9 +254,7 @@ class AckedPublisher(PendingStores):
         """Send an acknowledgement again: its consumer exists."""
         op = self.pending.get(token)
         if op is not None and not self._waits(op):
-            op.attempt(self.now)
-            self.link.out.append(op.frame)
-            self.link.kick()
+            self._attempt(op)
 
     def denied(self, subject: bytes) -> None:
         """Fail the pending stores on ``subject``: NATS permissions do not allow it, so no PubAck will come."""
@@ -315,7 +311,7 @@ class AckedPublisher(PendingStores):
         outage = self._outages.get(group)
         had_no_leader = outage is not None and not outage.full
         if outage is None:
-            outage = self._begin(group, stream)
+            outage = self._begin(group, stream, full=full)
         if outage.note_full(full):
             log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
         for _, op in self._of(group) if full and had_no_leader and outage.looking is None else ():
@@ -328,14 +324,16 @@ class AckedPublisher(PendingStores):
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
 
-    def _begin(self, group: bytes, stream: bytes) -> StreamOutage:
+    def _begin(self, group: bytes, stream: bytes, *, full: bool = False) -> StreamOutage:
         outage = self._outages[group] = StreamOutage(stream)
         if group == MESSAGES:
             self._lost = self.now
-            self.silence.end()
+            if not full:
+                self.silence.end()
         self._stalled = True
         self.attempt += 1
-        self.link.withdraw(op.frame for _, op in self._of(group))  # else they might overtake one that was dropped
+        if not full:  # else they might overtake one that the former leader has dropped
+            self.link.withdraw(op.frame for _, op in self._of(group))
         if self._timed is not None and frame_group(self._timed.frame) == group:
             self._timed = None
         return outage
@@ -413,9 +411,13 @@ class AckedPublisher(PendingStores):
         self.link.kick()
         self._relieve()
 
-    def _send_again(self, op: PendingStore) -> None:
+    def _attempt(self, op: PendingStore) -> None:
         op.attempt(self.now)
         self.link.out.append(op.frame)
+        self.link.kick()
+
+    def _send_again(self, op: PendingStore) -> None:
+        self._attempt(op)
         self.resent += 1
 
     def withhold(self, op: PendingStore) -> None:
@@ -492,8 +494,6 @@ class AckedPublisher(PendingStores):
                     self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                     continue
                 # The consumer went away before it could answer; a repetition now gets "no responders".
-                op.attempt(now)
-                self.link.out.append(op.frame)
-                self.link.kick()
+                self._attempt(op)
             elif not op.optional and now > self._uneven:
                 break

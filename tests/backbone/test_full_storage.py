@@ -109,6 +109,26 @@ async def test_what_can_be_refused_is_refused_at_once() -> None:
     assert bench.store.refusals.counts["storage_full"] == 3
 
 
+async def test_what_can_be_refused_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what waited for the answer that says that there is no room, and what the same turn had collected."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("3.1.1", waits=True)
+    bench.sent()
+    bench.acknowledge("acknowledgement")
+    now[0] += 0.06
+    bench.put("5.0")
+    bench.answer("3.1.1", FULL)
+    assert bench.sent() == ["acknowledgement"]
+    now[0] += 1.0
+    bench.store.tick(1.0)
+    assert bench.sent() == ["5.0"]
+    bench.answer("5.0", FULL)
+    assert bench.log == [("5.0", 10023)]
+
+
 async def test_it_does_not_wait_for_ever() -> None:
     """What would make room may wait behind the stores themselves."""
     bench = Bench()
