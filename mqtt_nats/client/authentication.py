@@ -72,8 +72,7 @@ async def authenticate(client: Client, connect: Connect, client_id: str) -> Prop
         admit(client, verdict)
         return None
     finally:
-        if waits:
-            client.end_authentication()
+        client.end_authentication()
 
 
 def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:

@@ -8,6 +8,7 @@ import logging
 import random
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.ingress.scheduled import message_due
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
@@ -68,6 +69,7 @@ async def _handle(wills: Wills, timer: FiredTimer) -> None:
         await wills.services.streams.timers.done(timer)
     except (ApiError, NoResponders, RequestTimeout) as error:
         log.debug("timer of %s: %s", timer.key, error)
-        answer(wills.services, timer.ack.encode(), LATER)
+        if not isinstance(error, ApiError) or error.err_code in TRANSIENT:
+            answer(wills.services, timer.ack.encode(), LATER)
     except Exception:
         log.exception("a timer could not be handled")

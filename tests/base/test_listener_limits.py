@@ -225,6 +225,14 @@ def test_time_for_connect(inside: Inside, port: int) -> None:
 
 
 @listener("plain")
+def test_time_for_the_answer(inside: Inside, port: int) -> None:
+    """It begins with CONNECT, also where no authenticator is asked: CONNECT may come late, and NATS may be slow."""
+    with Raw.connected(port, "late"):
+        client = inside.client("late")
+        assert inside.call(lambda: client.waiting_since) >= client.connection.opened
+
+
+@listener("plain")
 def test_filters_of_one_packet(port: int) -> None:
     filters = [(f"f/{number}", 0) for number in range(11)]
     with Raw5.open(port) as client:

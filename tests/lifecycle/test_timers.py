@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.lifecycle import timers
-from mqtt_streams.api import NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, FiredTimer
 
 pytestmark = pytest.mark.anyio
@@ -15,11 +15,24 @@ pytestmark = pytest.mark.anyio
 TIMER = FiredTimer(EXPIRY, "key", 1, 2, b"", b"", "$JS.ACK.$MQTT_timers.gateways.1.2.3.4.5")
 
 
-@pytest.mark.parametrize("error", [None, NoResponders("no leader"), RequestTimeout("no answer")])
+@pytest.mark.parametrize(
+    ("error", "soon"),
+    [
+        (None, False),
+        (NoResponders("no leader"), True),
+        (RequestTimeout("no answer"), True),
+        (ApiError(503, 10008, "no quorum"), True),
+        (ApiError(400, 10077, "a refusal"), False),
+    ],
+    ids=str,
+)
 async def test_a_timer_without_an_answer_comes_again_soon(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, soon: bool
 ) -> None:
-    """Not after the AckWait of half a minute: a leader that is missing may be there in a moment."""
+    """Not after the AckWait of half a minute: a leader that is missing may be there in a moment.
+
+    What JetStream refuses would be refused four times a second.
+    """
     out: list[bytes] = []
     done: list[FiredTimer] = []
 
@@ -35,8 +48,5 @@ async def test_a_timer_without_an_answer_comes_again_soon(
     streams = SimpleNamespace(timers=SimpleNamespace(done=settle))
     wills: Any = SimpleNamespace(services=SimpleNamespace(nats=SimpleNamespace(link=link), streams=streams))
     await timers._handle(wills, TIMER)
-    if error is None:
-        assert (done, out) == ([TIMER], [])
-    else:
-        assert not done
-        assert out == [b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()]
+    assert done == ([] if error else [TIMER])
+    assert out == ([b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()] if soon else [])
