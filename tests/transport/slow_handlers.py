@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from time import monotonic
 from typing import cast
 
@@ -125,3 +126,41 @@ class Witness(Slow):
 def handled(those: Sequence[Slow], count: int) -> bool:
     """Whether each has had so many messages."""
     return all(len(one.found) == count for one in those)
+
+
+async def waits_beside(count: int, seconds: float, packets: int, rounds: int) -> list[int]:
+    """Packets of others that are handled before a light client's, which are read in the same turn, for each round.
+
+    Args:
+        count: clients that send again and again.
+        seconds: time for each of their packets.
+        packets: packets that each of them sends in a round.
+    """
+    loop = asyncio.get_running_loop()
+    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
+    data, payloads = messages(packets, "single")
+    with contextlib.ExitStack() as stack:
+        slows = [Slow(seconds) for _ in range(count)]
+        crowd, ends = [], []
+        for slow in slows:
+            ours, theirs = stack.enter_context(pair())
+            crowd.append(await greeted(ours, theirs, slow, round_, clock))
+            ends.append(theirs)
+        ours, theirs = stack.enter_context(pair())
+        light = Witness(slows)
+        connection = await greeted(ours, theirs, light, round_, clock)
+        pulse = Pulse(clock)
+        waited: list[int] = []
+        for number in range(1, rounds + 1):
+            before = sum(len(slow.found) for slow in slows)
+            for each in ends:
+                each.send(data)
+            theirs.send(raw.publish("a", b"soon"))
+            await aeventually(partial(handled, [light], number))
+            waited.append(light.counts[-1] - before)
+            await aeventually(partial(handled, slows, number * len(payloads)), 60)
+        pulse.stop()
+        for one in [*crowd, connection]:
+            one.abort()
+        await aeventually(lambda: all(slow.ends for slow in slows) and light.ends == 1)
+        return waited

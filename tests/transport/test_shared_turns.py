@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from functools import partial
 from time import monotonic
@@ -20,7 +19,7 @@ from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
 from tests.transport import slow_handlers
-from tests.transport.slow_handlers import Pulse, Slow, Witness, greeted, handled, messages, pair
+from tests.transport.slow_handlers import Pulse, Slow, Witness, greeted, handled, messages, pair, waits_beside
 
 pytestmark = pytest.mark.anyio
 
@@ -45,35 +44,8 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("steady")
 async def test_who_sends_little_comes_before_many_who_send_some() -> None:
     """Sixty clients of which each sends less than is handled at once, again and again."""
-    loop = asyncio.get_running_loop()
-    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
-    data, payloads = messages(20, "single")
-    with contextlib.ExitStack() as stack:
-        slows = [Slow(SLICE_S / 50) for _ in range(60)]
-        crowd, ends = [], []
-        for slow in slows:
-            ours, theirs = stack.enter_context(pair())
-            crowd.append(await greeted(ours, theirs, slow, round_, clock))
-            ends.append(theirs)
-        ours, theirs = stack.enter_context(pair())
-        light = Witness(slows)
-        connection = await greeted(ours, theirs, light, round_, clock)
-        pulse = Pulse(clock)
-        waited: list[int] = []
-        for number in range(1, 11):
-            before = sum(len(slow.found) for slow in slows)
-            for each in ends:
-                each.send(data)
-            theirs.send(raw.publish("a", b"soon"))  # it is read in the same turn, after theirs
-            await aeventually(partial(handled, [light], number))
-            waited.append(light.counts[-1] - before)
-            await aeventually(partial(handled, slows, number * len(payloads)), 60)
-        pulse.stop()
-        assert sorted(waited[3:])[3] <= len(slows) * len(payloads) // 2, waited
-        for one in crowd:
-            one.abort()
-        connection.abort()
-        await aeventually(lambda: all(slow.ends for slow in slows) and light.ends == 1)
+    waited = await waits_beside(60, SLICE_S / 50, packets=20, rounds=10)
+    assert sorted(waited[3:])[3] <= 60 * 20 // 2, waited
 
 
 class Answerer(Witness):

@@ -19,7 +19,7 @@ from mqtt_nats.transport.turns import PACKETS, SLICE_S, TURN_S, Turns
 from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
 from tests.harness.waiting import aeventually
-from tests.transport.slow_handlers import LIMITS, Pulse, Slow, Witness, greeted, handled, messages, pair
+from tests.transport.slow_handlers import LIMITS, Pulse, Slow, greeted, messages, pair, waits_beside
 
 pytestmark = pytest.mark.anyio
 
@@ -114,37 +114,10 @@ async def test_who_sends_much_once_is_not_busy() -> None:
 
 async def test_who_has_sent_much_comes_last_for_a_while() -> None:
     """Also with what it sends next: twenty clients that write again and again keep nobody waiting."""
-    loop = asyncio.get_running_loop()
-    round_, clock = FlushRound(loop.call_soon), Clock(loop.time())
-    data, payloads = messages(48, "single")
-    with contextlib.ExitStack() as stack:
-        slows = [Slow(SLICE_S / 20) for _ in range(20)]
-        crowd, ends = [], []
-        for slow in slows:
-            ours, theirs = stack.enter_context(pair())
-            crowd.append(await greeted(ours, theirs, slow, round_, clock))
-            ends.append(theirs)
-        ours, theirs = stack.enter_context(pair())
-        light = Witness(slows)
-        connection = await greeted(ours, theirs, light, round_, clock)
-        pulse = Pulse(clock)
-        waited: list[int] = []
-        for number in range(1, 9):
-            before = sum(len(slow.found) for slow in slows)
-            for each in ends:
-                each.send(data)
-            theirs.send(raw.publish("a", b"soon"))  # it is read in the same turn, after theirs
-            await aeventually(partial(handled, [light], number))
-            waited.append(light.counts[-1] - before)
-            await aeventually(partial(handled, slows, number * len(payloads)), 60)
-        pulse.stop()
-        # At first all are the same. Later on what they have sent waits, and the other's is handled as it is read.
-        assert waited[0] > 10 * PACKETS
-        assert sorted(waited[1:])[3] <= 4 * PACKETS, waited
-        for one in crowd:
-            one.abort()
-        connection.abort()
-        await aeventually(lambda: all(slow.ends for slow in slows) and light.ends == 1)
+    waited = await waits_beside(20, SLICE_S / 20, packets=48, rounds=8)
+    # At first all are the same. Later on what they have sent waits, and the other's is handled as it is read.
+    assert waited[0] > 10 * PACKETS
+    assert sorted(waited[1:])[3] <= 4 * PACKETS, waited
 
 
 @pytest.mark.parametrize("end", ["error", "fin"])
