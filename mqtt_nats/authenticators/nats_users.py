@@ -33,6 +33,9 @@ ASK: Final = b"$SYS.REQ.USER.INFO"
 LINE_MOST: Final = 64 * 1024
 ANSWER_MOST: Final = 1024 * 1024
 
+# Bytes of a read that leaves nothing unread: more than twice the limit of the reader and one read of the socket.
+ALL_UNREAD: Final = 1024 * 1024
+
 # Seconds for which the check that nats-server refuses wrong credentials is valid.
 CHECKED: Final = 60.0
 
@@ -217,7 +220,7 @@ async def _greeting(reader: asyncio.StreamReader) -> dict[str, Any]:
     """
     data = b""
     while b"\n" not in data:
-        more = await reader.read(LINE_MOST)
+        more = await reader.read(ALL_UNREAD)
         data += more
         if not more or len(data) > LINE_MOST:
             raise EOFError

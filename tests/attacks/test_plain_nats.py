@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from mqtt_nats.access.authenticator import Allow, Denied
 from mqtt_nats.access.settings import NatsSettings
-from mqtt_nats.authenticators.nats_users import NatsUsers
+from mqtt_nats.authenticators.nats_users import LINE_MOST, NatsUsers
 from mqtt_nats.backbone.connect import open_link
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.nats_connect import nats_access, nats_options
@@ -153,3 +154,43 @@ async def test_what_is_said_before_tls_is_not_taken_for_said_under_it(tmp_path: 
         with pytest.raises(NatsError, match="between INFO and the TLS handshake"):
             await open_link(nats_options(of), name="x", no_echo=False, on_online=nothing, on_offline=nothing)
         assert b"".join(server.received) == b""  # no handshake was begun either
+
+
+LOGGED_IN = b'{"data":{"user":"ann","account":"A"}}'
+
+
+def padded(info: bytes, size: int) -> bytes:
+    """INFO of so many bytes."""
+    return info.replace(b"{", b'{"x":"%b",' % (b"x" * (size - len(info) - len(b'"x":"",'))))
+
+
+@pytest.mark.parametrize("size", [200, LINE_MOST])
+async def test_nothing_that_came_before_tls_is_left_to_be_read_under_it(tmp_path: Path, size: int) -> None:
+    """The server itself refuses the password, over TLS; INFO may be as long as one read."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("nats")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    said = b"PONG\r\nMSG x 1 %d\r\n%b\r\n" % (len(LOGGED_IN), LOGGED_IN)
+    attempts = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        # The first login is that of nobody, which has to be refused.
+        writer.write(padded(SECURE, size) + (said if attempts > 1 else b""))
+        try:
+            await writer.start_tls(context)
+            await reader.readuntil(b"PING\r\n")
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            await writer.drain()
+        except (OSError, EOFError):
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        given = Settings(nats=(url,), nats_tls_ca=authority.file, nats_tls_hostname="nats")
+        users = NatsUsers(NatsSettings(type="nats", account="*"), nats_access(given))
+        assert isinstance(await users.check(ANN), Denied)
+        assert attempts == 2
