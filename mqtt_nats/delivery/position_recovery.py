@@ -55,6 +55,9 @@ SETTING: Final = 30.0
 
 Other gateways allow for twice as long, since clocks may differ by as much."""
 
+UNHEARD: Final = ".new"
+"""Appended to the deliver subject of a consumer that is not attached yet."""
+
 ROUNDS: Final = 10
 """Attempts to write the position of a session while an earlier owner writes it at the same time."""
 
@@ -124,8 +127,16 @@ async def set_position(inbox: RequestInbox, consumer: ConsumerRef, start: int, *
             if await _exists(inbox, consumer):
                 raise
     await delete_consumer(inbox, MESSAGES, consumer.durable_name)
+    return await _create(inbox, consumer, start)
+
+
+async def _create(inbox: RequestInbox, consumer: ConsumerRef, start: int) -> ConsumerRef:
+    """Create a consumer to begin at stream sequence ``start``; return the consumer that is to be attached.
+
+    Nobody listens to the deliver subject of the new consumer: it delivers nothing before it is attached.
+    """
     consumer = replace(consumer, start_seq=start)
-    await create_again(inbox, consumer)
+    await create_again(inbox, replace(consumer, deliver_subject=consumer.deliver_subject + UNHEARD))
     return consumer
 
 
@@ -142,10 +153,8 @@ async def _set(
     """
     inbox = client.services.nats.inbox
     if removed:
-        anew = replace(consumer, start_seq=start)
         try:
-            await create_again(inbox, anew)
-            return anew
+            return await _create(inbox, consumer, start)
         except ConsumerExists:  # it was not removed, or the session's next owner has created it
             if not await keeper.sure():
                 raise Conflict(client.client_id) from None

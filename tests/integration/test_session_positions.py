@@ -313,6 +313,28 @@ async def test_client_that_falls_behind(connect: Connector, name: str, stored: S
     await stored.settled(name)
 
 
+async def test_limit_of_what_waits_for_an_absent_client(
+    connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
+) -> None:
+    """The consumer that counts what waits delivers nothing before the oldest messages can be passed over."""
+    client = await connect(name, clean=False)
+    await client.subscribe(name, qos=1)
+    await consumerless(stored, name)
+    await client.disconnect()
+    await absent(stored, name)
+    publisher = await connect(f"{name}-publisher")
+    payloads = [b"%d" % number for number in range(60)]
+    await publisher.deliver_all(name, payloads, 1)
+    limited = gateway_factory(nats_server, *RECORDS, "--max-backlog", "5")
+    client = await connect(name, clean=False, to=limited)
+    got = await received(client, 5)
+    assert [one.payload for one in got] == payloads[-5:]
+    for one in got:
+        await client.complete(one)
+    await client.quiet()
+    await stored.settled(name)
+
+
 async def test_overlapping_subscriptions(connect: Connector, name: str, stored: Stored) -> None:
     """One message, once, at the highest QoS [MQTT-3.3.5-1]; one of the subscriptions ends."""
     client = await connect(name, clean=False)
