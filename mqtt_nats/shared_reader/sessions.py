@@ -455,6 +455,8 @@ class SharedReaderSessions(SharedFeed):
         side.change(DeliveryEvent.JOINED)
         limit_in_flight(side)
         catch_up(self, member, side.keeper.ledger.reached, missed=False)
+        if client in self.registry.unchecked:
+            return  # NATS was lost meanwhile: new messages wait until the session is known to be this gateway's still
         for one in side.dormant:
             side.machine.release_held(one.source, SubscriptionState.RETURNING)
 

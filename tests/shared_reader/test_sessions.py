@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,13 +12,15 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Promotion, left
+from mqtt_nats.sessions.services import Registry
+from mqtt_nats.shared_reader import sessions
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
 from tests.harness.doubles import foreign_names
 from tests.sessions.fakes import FakeClient, FakeInbox, FakeServices, as_client, as_inbox
-from tests.shared_reader.fakes import FakeReader
+from tests.shared_reader.fakes import FakeReader, member_of
 
 
 class Head(StreamHead):
@@ -82,8 +85,13 @@ class Room:
         self.allowed, self.consumerless = allowed, consumerless
         self.reader = FakeReader()
         self.reader.refused = refused
+        self.members: dict[object, Member] = {}
+        self.registry: Registry[Any] = Registry()
         self._about: set[object] = set(range(others // 2))
         self.catching: set[object] = set(range(others - others // 2))
+
+    def _member(self, client: object) -> Member:
+        return self.members[client]
 
 
 def test_the_fake_has_the_names_of_what_it_stands_for() -> None:
@@ -110,3 +118,22 @@ def test_how_many_sessions_go_on_without_consumers(
     client = as_client(FakeClient(FakeServices()))
     assert SharedReaderSessions.admit(room, client) is admitted
     assert SharedReaderSessions.admit(room, client) is admitted
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize("lost", [False, True])
+def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    """A session without consumers may have moved meanwhile: the check after the reconnect lets its messages go."""
+    monkeypatch.setattr(sessions, "catch_up", lambda *_, **__: None)
+    monkeypatch.setattr(sessions, "limit_in_flight", lambda _: None)
+    room = Room(0, allowed=True, consumerless=True, refused=0.0)
+    member = member_of(FakeServices(), "c", "a")
+    monkeypatch.setattr(member.side, "keeper", Mock())
+    room.members[member.client] = member
+    (binding,) = member.side.attachments.values()
+    binding.go_on(10)
+    if lost:
+        room.registry.unchecked.add(member.client)
+    SharedReaderSessions.go_on(cast("SharedReaderSessions", room), member.client, member.side)
+    assert member.side.live
+    assert bool(binding.source.held) is lost
