@@ -53,6 +53,7 @@ from mqtt_streams.quotas import quota_of
 from mqtt_streams.sessions import (
     FIRST,
     V5,
+    V5_CONSUMERLESS,
     V5_PLAIN,
     V5_SECOND,
     Conflict,
@@ -178,17 +179,24 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     return present, granted
 
 
-async def _move(client: Client, key: str) -> None:
-    """Change the key of the client's session; the registration says first that second keys are in use.
+async def _move(client: Client, key: str, had: V5) -> None:
+    """Change the key of the client's session; the registration says first which records the gateway writes.
+
+    Args:
+        key: of the session, second or the same.
+        had: the former session's part of the record.
 
     Raises:
         TimeoutError: the registration of the gateway is not written in time.
     """
-    if key != name_hash(client.client_id):
+    if had.consumerless:
+        await client.account.lease.writes(V5_CONSUMERLESS)
+    elif key != name_hash(client.client_id):
         await client.account.lease.writes(V5_SECOND)
-    client.account.claims.leave(client)
-    client.keep_at(key)
-    client.account.claims.listen(client)
+    if key != client.hash:
+        client.account.claims.leave(client)
+        client.keep_at(key)
+        client.account.claims.listen(client)
 
 
 async def _claim(client: Client, connect: Connect) -> bool:
@@ -201,9 +209,9 @@ async def _claim(client: Client, connect: Connect) -> bool:
     if looked:
         key, known, expected = await find_session(client, client.account.claims, connect)
     for _ in range(CLAIM_ROUNDS):
-        if key != client.hash:
-            await _move(client, key)
         had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
+        if key != client.hash or had.consumerless:
+            await _move(client, key, had)
         wills, quota = had.wills, had.quota
         written = known.time_ns if known is not None else 0
         present = _prepare(client, connect, known, known is not None and await has_expired(client, known, expected))

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Publish, Subscription
+from mqtt_streams.gateways import BUCKET
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_CONSUMERLESS, V5_SECOND
 from tests.conftest import GatewayFactory, _gateway_factory
@@ -101,6 +103,13 @@ async def version(stored: Stored, client_id: str) -> int:
     return found
 
 
+async def told(stored: Stored) -> list[int]:
+    """The highest versions of records that gateways tell others they may write."""
+    bucket = await stored.js.key_value(BUCKET)
+    keys = [key for key in await bucket.keys() if key.startswith("gateway.")]
+    return [orjson.loads((await bucket.get(key)).value or b"")["records"] for key in keys]
+
+
 async def received(client: RawClient, count: int) -> list[Publish]:
     return await client.messages(count, timeout=30)
 
@@ -143,6 +152,7 @@ async def test_what_waits_for_an_absent_client_comes(
     else:
         assert len(await stored.session_consumers(name)) == 2
         assert await version(stored, name) <= V5_SECOND
+        assert (await told(stored)).count(V5_CONSUMERLESS) > 2  # it has written one such record
     await publisher.deliver(f"{name}", b"later", qos)
     (one,) = await received(client, 1)
     assert one.payload == b"later"
