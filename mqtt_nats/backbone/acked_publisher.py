@@ -118,7 +118,8 @@ class AckedPublisher(PendingStores):
     def trust(self, seconds: float, replicas: int) -> None:
         """Set for how long the stream of messages certainly recognises an id, and its number of replicas."""
         self.trusted = seconds
-        self.silence.apply(replicas > 1)
+        for silence in self.silences:
+            silence.apply(replicas > 1)
 
     def forget_unheard(self) -> None:
         """Reset `unheard`: the streams are being looked at."""
@@ -150,7 +151,7 @@ class AckedPublisher(PendingStores):
         self.bytes += len(data)
         op.begin(data)
         waits = (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld)
-        if waits or (data.startswith(MESSAGE) and self.silence.holds(token, op)):
+        if waits or self._holds(token, op):
             if self._timed is op:
                 self._timed = None
         else:
@@ -188,12 +189,11 @@ class AckedPublisher(PendingStores):
                 if b'"error"' not in payload:
                     self.refusals.room()
                 self._resume(group)
-        if op.frame.startswith(MESSAGE):
-            self._send_held()
+        self._send_held(self._released_by(op))
 
-    def _send_held(self) -> None:
-        """Send the messages that have waited for an answer to an earlier one."""
-        for token, op in self.silence.end().items():
+    def _send_held(self, held: dict[bytes, PendingStore]) -> None:
+        """Send the stores that have waited for an answer to an earlier one."""
+        for token, op in held.items():
             if self.pending.get(token) is op and not (op.born or op in self._withheld or self._waits(op)):
                 self._attempt(op)
 
@@ -271,7 +271,7 @@ class AckedPublisher(PendingStores):
         if not self._offline and MESSAGES not in self._outages:
             self._lost = self.now
         self._offline = self._stalled = True
-        self.silence.end()
+        self._end_silences()
         self.attempt += 1
         self.refusals.room()
         self._end_outages()
@@ -329,7 +329,7 @@ class AckedPublisher(PendingStores):
         if group == MESSAGES:
             self._lost = self.now
             if not full:
-                self.silence.end()
+                self._end_silences()
         self._stalled = True
         self.attempt += 1
         if not full:  # else they might overtake one that the former leader has dropped
@@ -480,8 +480,7 @@ class AckedPublisher(PendingStores):
         """Check time-outs; called about once a second with loop time in seconds."""
         self.now = now
         self.overtaking.prune()
-        if self.silence.overdue():
-            self._send_held()
+        self._send_held(self._overdue())
         if not self.pending or self._offline:
             return
         for op in self.pending.values():

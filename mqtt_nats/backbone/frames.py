@@ -25,6 +25,9 @@ STORE: Final = b"HPUB "
 MESSAGE: Final = b"HPUB $MQTT.msgs."
 """First bytes of frames of messages with ids, for which the stream can be searched."""
 
+RETAINED_COPY: Final = b"HPUB $MQTT.rmsgs."
+"""First bytes of frames of retained copies."""
+
 COMMON: Final = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
 """Ids under which other gateways store, too: the release of a held publish, and a will."""
 

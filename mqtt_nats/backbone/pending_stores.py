@@ -10,7 +10,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from mqtt_nats.backbone.frames import frame_group, stream_of
+from mqtt_nats.backbone.frames import MESSAGE, RETAINED_COPY, frame_group, stream_of
 from mqtt_streams.api import ApiError
 
 # Above these limits the gateway stops reading from publishers until half of them is acknowledged.
@@ -200,7 +200,8 @@ class PendingStores:
         self.pending: dict[bytes, PendingStore] = {}
         """Stores by the token of their reply subject."""
         self.overtaking = Overtaking(self.pending)
-        self.silence = Silence()
+        self.silences = (Silence(), Silence())
+        """Silence of the stream of messages, and of the stream of retained copies: each has its leader."""
         self.bytes = 0
         self.on_timed: Callable[[float], None] | None = None
         """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
@@ -251,6 +252,31 @@ class PendingStores:
                 return token
         return b""
 
+    def _silence_of(self, op: PendingStore) -> Silence | None:
+        """Return the silence of an operation's stream; None = the order of its stores does not matter."""
+        if op.frame.startswith(MESSAGE):
+            return self.silences[0]
+        return self.silences[1] if op.frame.startswith(RETAINED_COPY) else None
+
+    def _holds(self, token: bytes, op: PendingStore) -> bool:
+        """Return whether a store that is about to be sent has to wait, since its stream is silent."""
+        silence = self._silence_of(op)
+        return silence is not None and silence.holds(token, op)
+
+    def _released_by(self, op: PendingStore) -> dict[bytes, PendingStore]:
+        """Return the stores that have waited for an answer of a stream that has answered ``op``, in order."""
+        silence = self._silence_of(op)
+        return {} if silence is None else silence.end()
+
+    def _overdue(self) -> dict[bytes, PendingStore]:
+        """Return the stores that have waited for an answer for too long, in order."""
+        return {token: op for one in self.silences if one.overdue() for token, op in one.end().items()}
+
+    def _end_silences(self) -> None:
+        """Note that nothing is sent now: what has waited is sent with the other stores."""
+        for one in self.silences:
+            one.end()
+
     def _measure(self, op: PendingStore) -> None:
         """Measure the duration of a store, unless another one is being measured."""
         if self._timed is None:
@@ -284,7 +310,7 @@ class PendingStores:
 
 
 class Silence:
-    """Messages that are not sent, since JetStream has not answered earlier ones for a moment.
+    """Messages that are not sent, since their stream has not answered earlier ones for a moment.
 
     A leader that steps down drops messages without an answer. The next leader would store what follows before the
     dropped ones are sent again. See docs/internals/backbone.md#elections.

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages wait for a leader that does not answer for a moment; docs/internals/backbone.md#elections."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqtt_nats.backbone import pending_stores
+from tests.backbone.bench import Bench
+from tests.harness.waiting import aeventually
+
+HELD = b"$MQTT.qos2.in.token.1"
+
+
+async def test_messages_wait_while_a_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be about to go, and has dropped the first message: the next leader would store the others before."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("dropped")
+    now[0] += 0.04
+    bench.put("soon")
+    now[0] += 0.02
+    bench.put("later")
+    bench.put("held", subject=HELD)
+    assert bench.sent() == ["dropped", "soon", "held"]
+    bench.store.elected("$MQTT_msgs")
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["dropped"]
+    bench.answer("dropped")
+    assert bench.sent() == ["soon", "later"]
+
+
+async def test_messages_go_on_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow leader is no silent one. Streams without replicas do not change their leader."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.put("1")
+    now[0] += 9.0
+    bench.put("2")
+    assert bench.sent() == ["1", "2"]
+    bench.store.trust(60.0, 3)
+    bench.put("3")
+    now[0] += 0.06
+    bench.put("4")
+    bench.put("5")
+    assert bench.sent() == ["3"]
+    bench.answer("3")
+    assert bench.sent() == ["4", "5"]
+    now[0] += 0.04
+    bench.put("6")
+    now[0] += 0.04
+    bench.put("7")
+    assert bench.sent() == ["6", "7"]
+
+
+async def test_retained_copies_wait_for_their_own_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was dropped and is stored after its successor would be the topic's retained message for good."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("dropped", subject=b"$MQTT.rmsgs.s")
+    now[0] += 0.06
+    bench.put("successor", subject=b"$MQTT.rmsgs.s")
+    bench.put("message")
+    assert bench.sent() == ["dropped", "message"]
+    bench.answer("message")
+    assert bench.sent() == [], "an answer of another stream"
+    bench.store.elected("$MQTT_rmsgs")
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["dropped"]
+    bench.answer("dropped")
+    assert bench.sent() == ["successor"]
+    now[0] += 0.06
+    bench.put("later", subject=b"$MQTT.rmsgs.s")
+    now[0] += 1.1
+    bench.put("overdue", subject=b"$MQTT.rmsgs.s")
+    bench.store.tick(2.0)
+    assert bench.sent() == ["later", "overdue"]
+
+
+async def test_messages_do_not_wait_for_a_lost_one_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost on its way to a leader that is there."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("lost")
+    now[0] += 0.06
+    bench.put("later")
+    bench.store.tick(0.5)
+    assert bench.sent() == ["lost"]
+    now[0] += 1.0
+    bench.store.tick(1.5)
+    assert bench.sent() == ["later"]
+    bench.store.tick(3.0)
+    assert bench.sent() == []
