@@ -432,7 +432,7 @@ class AckedPublisher(PendingStores):
                 continue
             if op in dropped:
                 self._end(token, op)
-            elif not self._waits(op):
+            elif not (self._waits(op) or self._holds(token, op)):
                 self._send_again(op)
         self.link.kick()
 

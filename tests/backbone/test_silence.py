@@ -82,6 +82,23 @@ async def test_retained_copies_wait_for_their_own_leader(monkeypatch: pytest.Mon
     assert bench.sent() == ["later", "overdue"]
 
 
+async def test_withheld_copies_do_not_overtake_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The withheld ones came later."""
+    now = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("unanswered", subject=b"$MQTT.rmsgs.s")
+    now[0] += 0.06
+    for name in ("waiting", "withheld"):
+        bench.put(name, subject=b"$MQTT.rmsgs.s")
+    bench.store.withhold(bench.op("withheld"))
+    bench.store.let_go(set())
+    assert bench.sent() == ["unanswered"]
+    bench.answer("unanswered")
+    assert bench.sent() == ["waiting", "withheld"]
+
+
 async def test_messages_do_not_wait_for_a_lost_one_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was lost on its way to a leader that is there."""
     now = [100.0]
