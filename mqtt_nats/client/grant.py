@@ -231,6 +231,9 @@ class Room:
         self._overlaps: OverlapLimit | None = None
         """Overlaps of the session's filters with wildcards or of groups; None = not needed yet."""
         self._count = client.connection.settings.max_subscriptions
+        gateway = client.services.settings.max_subscriptions_per_gateway
+        self._free = None if gateway is None else gateway - client.path.table.subscriptions
+        """Subscriptions, shared ones not counted, that the gateway has room for; None = it has no limit."""
         most = LEVELS_EACH * self._count + client.services.settings.max_topic_levels
         self._levels = most - sum(map(_level_count, self._present))
         """Levels that further filters may have."""
@@ -271,6 +274,8 @@ class Room:
             return "max_subscriptions"
         if levels > self._levels:
             return "filter_levels"
+        if not shared and self._free is not None and self._free <= 0:  # else its consumers would be made for nothing
+            return "max_subscriptions_per_gateway"
         if self._bytes is not None:
             size = subscription_bytes(topic_filter, subjects)
             if size > self._bytes:
@@ -282,6 +287,8 @@ class Room:
         self._levels -= levels
         self._present.add(topic_filter)
         self._consumers -= consumers
+        if self._free is not None:
+            self._free -= not shared
         return ""
 
     def _may_overlap(self, topic_filter: str) -> bool:

@@ -101,6 +101,10 @@ async def test_subscriptions_of_all_sessions(
             async with await connect(gateway, version, f"one{name}", durable) as one:
                 await aeventually(lambda: gateway.call(lambda: gateway.account.services.path.table.subscriptions == 39))
                 assert await one.subscribe(f"{name}/new", qos=0) == (code,), "a session keeps what it has"
+                client = gateway.account.services.registry.clients[f"one{name}"]
+                epoch = gateway.call(lambda: client.epoch)
+                assert await one.subscribe(f"{name}/higher", qos=1) == (code,)
+                assert gateway.call(lambda: client.epoch) == epoch, "no record and no consumer that would be removed"
         for client in (f"one{name}", f"other{name}"):
             async with await RawClient.connect(gateway.port, client) as last:
                 await last.disconnect()
