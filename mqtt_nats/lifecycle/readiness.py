@@ -59,6 +59,7 @@ class Readiness:
         while True:
             proven = max(answered, self._lease.proven)
             if self._nats.store.outages or loop.time() > proven + EVERY + SOON:
+                self._judge()  # the answer may take as long as an election
                 begun = loop.time()
                 self._answer = await self._ask()
                 answered = begun if not self._answer else -math.inf

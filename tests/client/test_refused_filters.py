@@ -105,8 +105,8 @@ async def test_subscriptions_of_all_sessions(
                 epoch = gateway.call(lambda: client.epoch)
                 assert await one.subscribe(f"{name}/higher", qos=1) == (code,)
                 assert gateway.call(lambda: client.epoch) == epoch, "no record and no consumer that would be removed"
-        for client in (f"one{name}", f"other{name}"):
-            async with await RawClient.connect(gateway.port, client) as last:
+        for client_id in (f"one{name}", f"other{name}"):
+            async with await RawClient.connect(gateway.port, client_id) as last:
                 await last.disconnect()
 
 

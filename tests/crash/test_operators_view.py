@@ -148,6 +148,7 @@ def test_the_leader_is_away(cluster: Cluster, view: View) -> None:
             if all(told):
                 break
             leader.start()
+            asyncio.run(cluster.settled(MESSAGES))
     assert told == [True, True, True], "in /readyz, in the API, in ctl status"
     log = view.gateway.log
     waits = r"JetStream does not store: (no server answers|no answer for 5 s), on \$MQTT\.msgs\.t; 1 publishes wait"
