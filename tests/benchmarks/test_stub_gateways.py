@@ -15,7 +15,7 @@ from benchmarks.gateways import stubs
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import NatsServer
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 SETTLE_S = 40.0
 """Seconds after which a gateway hears claims that concern it, and checks what it checks seldom."""

@@ -87,7 +87,7 @@ async def test_groups_with_members_at_both(run: Callable[[str], Gateway], stored
     await nobodys(stored)
 
 
-@pytest.mark.parametrize("durable", [True, False], ids=["durable", "regular"])
+@pytest.mark.parametrize("durable", [True, pytest.param(False, marks=pytest.mark.long)], ids=["durable", "regular"])
 async def test_one_dies_before_the_group_has_its_acknowledgement(
     run: Callable[[str], Gateway],
     gateway_factory: GatewayFactory,
