@@ -41,7 +41,7 @@ NO_SPACE: Final = "no space left on device"
 
 
 class Readiness:
-    """Probe of JetStream that runs now and then, and logs when the gateway becomes not ready or ready again.
+    """Probe of JetStream that runs now and then, and logs why the gateway is not ready, and when it is ready again.
 
     Attributes:
         reason: why the gateway is not ready at present; empty = it is ready.
@@ -92,7 +92,7 @@ class Readiness:
         stored = self._answer or _outages(self._nats.store)
         lease = self._lease.obstacle
         reason = (stored or lease) if self._nats.online.is_set() else "not connected to NATS"
-        if reason and not self.reason:
+        if reason and reason != self.reason:
             what = "new clients are refused" if reason == lease else "publishes are not acknowledged"
             log.warning("not ready: %s; %s", reason, what)
         elif self.reason and not reason:
