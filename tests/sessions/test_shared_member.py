@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Sessions, bool, bool]] = {
 """The session record; whether the member takes part, and whether its registration stays."""
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("case", CASES)
 async def test_joining(case: str) -> None:
     """A registration that is left behind would keep the group's consumer for ever."""
