@@ -40,6 +40,8 @@ class Stored:
         self.content = Content(0, {}, {})
         self.live = False
         self.clean = False
+        self.perhaps = 0
+        """Last sequence that a gateway that has died may have sent, also after a resume that did not end."""
 
 
 class Gateway:
@@ -211,6 +213,8 @@ class World:
         self.store(gateway)
         gateway.write, gateway.stored_now = None, False
         ledger.stored()
+        if was_live:
+            position.perhaps = 0 if clean else self.last
         if dies == 2:
             return self.crash(stored=False)
         for identifier, sequence in ledger.released.items():
@@ -218,9 +222,8 @@ class World:
             machine.keep(identifier, b"%%%d" % identifier)
         for identifier, sequence in self.records.items():
             machine.pubrel_delivered(identifier, sequence, b"&%d" % identifier)
+        machine.sent_perhaps(position.perhaps)
         if was_live:
-            if not clean:
-                machine.sent_perhaps(self.last)
             source.last = source.first = content.reached
         else:
             source.last = source.first = self.consumer.position
