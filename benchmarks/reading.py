@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shared reader of a gateway reads: ``python -m benchmarks.reading``.
+"""Messages that the shared reader of a gateway reads: ``python -m benchmarks.reading``.
 
 Each row has one gateway with so many durable sessions, each with one device topic of its own. A NATS client stores
 messages on all topics in turn.

@@ -82,13 +82,13 @@ def session(cores: int) -> SparkSession:
 
 
 class Processes(NamedTuple):
-    """What takes part in a read, by process id."""
+    """Processes that take part in a read, by process id."""
 
     nats_server: int
     jvm: int
 
     def cpu_seconds(self) -> dict[str, float]:
-        """What each has spent."""
+        """CPU seconds of each process until now."""
         return {
             "nats-server": proc.cpu_seconds_alone(self.nats_server),
             "JVM": proc.cpu_seconds_alone(self.jvm),

@@ -54,7 +54,7 @@ LEARN_S: Final = 30.0
 
 
 class Stub:
-    """One gateway without clients.
+    """Stub of a gateway without clients.
 
     Args:
         number: of stubs and gateways that there are; a real gateway estimates it.

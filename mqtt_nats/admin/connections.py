@@ -42,7 +42,7 @@ def notice_the_end(listening: socket.socket) -> None:
 
 
 class AdminProtocol(H11Protocol):
-    """One HTTP connection to the admin listener."""
+    """HTTP connection to the admin listener."""
 
     _late: asyncio.TimerHandle | None = None
     _since = 0.0

@@ -263,6 +263,7 @@ class AckedPublisher(PendingStores):
         error = ApiError(403, 0, f"NATS permissions do not allow publishing to {subject.decode(errors='replace')}")
         for token, op in refused:
             self._fail(token, op, error)
+            self._send_held(self._released_by(op))
 
     # -- no connection, no leader -------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One MQTT connection of a client: CONNECT, packets both ways, keep alive, DISCONNECT."""
+"""MQTT connection of a client: CONNECT, packets both ways, keep alive, DISCONNECT."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _SHARED = "$share/"
 
 
 class Rule(BaseModel):
-    """One rule of topic rewrite."""
+    """Rule of topic rewrite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -254,14 +254,22 @@ class Turns:
         steps, done = self._jobs.popleft()
         if done.done():  # the job was cancelled
             return
+        failure: Exception | None = None
         try:
             next(steps)
         except StopIteration:
-            done.set_result(None)
+            pass
         except Exception as error:
-            done.set_exception(error)
+            failure = error
         else:
             self._jobs.append((steps, done))
+            return
+        if done.done():  # the step has cancelled its own job, as the end of a connection does
+            return
+        if failure is None:
+            done.set_result(None)
+        else:
+            done.set_exception(failure)
 
 
 def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Iterator[None]:

@@ -12,10 +12,16 @@ from tests.harness.waiting import aeventually
 HELD = b"$MQTT.qos2.in.token.1"
 
 
-async def test_messages_wait_while_a_leader_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time in seconds, which a test moves on."""
+    time = [100.0]
+    monkeypatch.setattr(pending_stores, "monotonic", lambda: time[0])
+    return time
+
+
+async def test_messages_wait_while_a_leader_is_silent(now: list[float]) -> None:
     """It may be about to go, and has dropped the first message: the next leader would store the others before."""
-    now = [100.0]
-    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
     bench = Bench()
     bench.store.trust(60.0, 3)
     bench.put("dropped")
@@ -32,10 +38,8 @@ async def test_messages_wait_while_a_leader_is_silent(monkeypatch: pytest.Monkey
     assert bench.sent() == ["soon", "later"]
 
 
-async def test_messages_go_on_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_go_on_with_an_answer(now: list[float]) -> None:
     """A slow leader is no silent one. Streams without replicas do not change their leader."""
-    now = [100.0]
-    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
     bench = Bench()
     bench.put("1")
     now[0] += 9.0
@@ -56,10 +60,8 @@ async def test_messages_go_on_with_an_answer(monkeypatch: pytest.MonkeyPatch) ->
     assert bench.sent() == ["6", "7"]
 
 
-async def test_retained_copies_wait_for_their_own_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retained_copies_wait_for_their_own_leader(now: list[float]) -> None:
     """One that was dropped and is stored after its successor would be the topic's retained message for good."""
-    now = [100.0]
-    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
     bench = Bench()
     bench.store.trust(60.0, 3)
     bench.put("dropped", subject=b"$MQTT.rmsgs.s")
@@ -82,10 +84,8 @@ async def test_retained_copies_wait_for_their_own_leader(monkeypatch: pytest.Mon
     assert bench.sent() == ["later", "overdue"]
 
 
-async def test_withheld_copies_do_not_overtake_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_withheld_copies_do_not_overtake_those_that_wait(now: list[float]) -> None:
     """The withheld ones came later."""
-    now = [100.0]
-    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
     bench = Bench()
     bench.store.trust(60.0, 3)
     bench.put("unanswered", subject=b"$MQTT.rmsgs.s")
@@ -99,10 +99,8 @@ async def test_withheld_copies_do_not_overtake_those_that_wait(monkeypatch: pyte
     assert bench.sent() == ["waiting", "withheld"]
 
 
-async def test_messages_do_not_wait_for_a_lost_one_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_do_not_wait_for_a_lost_one_for_long(now: list[float]) -> None:
     """It was lost on its way to a leader that is there."""
-    now = [100.0]
-    monkeypatch.setattr(pending_stores, "monotonic", lambda: now[0])
     bench = Bench()
     bench.store.trust(60.0, 3)
     bench.put("lost")
@@ -115,3 +113,15 @@ async def test_messages_do_not_wait_for_a_lost_one_for_long(monkeypatch: pytest.
     assert bench.sent() == ["later"]
     bench.store.tick(3.0)
     assert bench.sent() == []
+
+
+async def test_messages_do_not_wait_for_a_denied_one(now: list[float]) -> None:
+    """Nothing answers a message that NATS permissions do not allow."""
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("denied", subject=b"$MQTT.msgs.denied")
+    now[0] += 0.06
+    bench.put("later")
+    assert bench.sent() == ["denied"]
+    bench.store.denied(b"$MQTT.msgs.denied")
+    assert bench.sent() == ["later"]

@@ -17,8 +17,8 @@ from mqtt_streams.sessions import V5_CONSUMERLESS, V5_SECOND
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import RawClient
 from tests.integration.conftest import Connector, Connector5, Stored, position, until
+from tests.integration.resuming import expect_rest, received
 
 PUBREC, PUBREL, PUBCOMP = 5, 6, 7
 RECORDS = ("--shared-reader", "always", "--session-positions", "records")
@@ -108,10 +108,6 @@ async def told(stored: Stored) -> list[int]:
     bucket = await stored.js.key_value(BUCKET)
     keys = [key for key in await bucket.keys() if key.startswith("gateway.")]
     return [orjson.loads((await bucket.get(key)).value or b"")["records"] for key in keys]
-
-
-async def received(client: RawClient, count: int) -> list[Publish]:
-    return await client.messages(count, timeout=30)
 
 
 @pytest.mark.parametrize("goes", ["here", "other", "keeping", "without"])
@@ -230,16 +226,7 @@ async def test_window_of_mixed_states(
     await publisher.deliver(name, b"new", 2)
     new = await created(stored)
     client = await connect(name, clean=False, to={"near": near, "other": other, "keeping": keeping}[goes])
-    await client.expect_ack(PUBREL, *ids[2:4])
-    again = await received(client, 3)
-    assert [one.payload for one in again] == [b"4", b"5", b"new"]
-    assert [one.packet_id for one in again[:2]] == ids[4:]
-    assert all(one.dup for one in again[:2])
-    assert again[2].dup is (end == "killed")  # who has died cannot say what it has not sent
-    client.ack(PUBCOMP, *ids[2:4])
-    for one in again:
-        await client.complete(one)
-    await client.quiet()
+    await expect_rest(client, ids, killed=end == "killed")
     await stored.settled(name)
     assert len(new.of(name)) == (goes == "keeping")
 

@@ -14,8 +14,8 @@ from mqtt_streams.positions import Position
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import RawClient
 from tests.integration.conftest import Connector, Stored, position, until
+from tests.integration.resuming import expect_rest, received
 
 PUBREC, PUBREL, PUBCOMP = 5, 6, 7
 
@@ -51,10 +51,6 @@ async def where(stored: Stored, client_id: str, check: Callable[[Position], bool
         assert check(at), at
 
     await until(so, 30)
-
-
-async def received(client: RawClient, count: int) -> list[Publish]:
-    return await client.messages(count, timeout=30)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -114,16 +110,7 @@ async def test_window_of_mixed_states(
     await publisher.deliver(name, b"new", 2)
     to = {"here": near if end == "lost" else other, "elsewhere": other, "without": without}[goes]
     client = await connect(name, clean=False, to=to)
-    await client.expect_ack(PUBREL, *ids[2:4])
-    again = await received(client, 3)
-    assert [one.payload for one in again] == [b"4", b"5", b"new"]
-    assert [one.packet_id for one in again[:2]] == ids[4:]
-    assert all(one.dup for one in again[:2])
-    assert again[2].dup is (end == "killed")  # who has died cannot say what it has not sent
-    client.ack(PUBCOMP, *ids[2:4])
-    for one in again:
-        await client.complete(one)
-    await client.quiet()
+    await expect_rest(client, ids, killed=end == "killed")
     await stored.settled(name)
 
 

@@ -141,3 +141,24 @@ async def test_work_that_fails_or_is_cancelled_leaves_the_others_their_turns() -
     await asyncio.gather(*jobs, return_exceptions=True)
     assert other.done == 10
     assert cancelled.done < 50
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_step_that_cancels_its_own_job(fails: bool) -> None:
+    """As the end of a connection cancels the jobs of its client; the turns of others go on."""
+    turns = Turns(asyncio.get_running_loop().call_soon)
+    other = Work(10)
+
+    def steps() -> Iterator[None]:
+        yield
+        jobs[0].cancel()
+        if fails:
+            raise ValueError("its client has gone")
+
+    jobs = [asyncio.ensure_future(turns.run(each)) for each in (steps(), other.steps())]
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    await asyncio.gather(*jobs, return_exceptions=True)
+    assert jobs[0].cancelled()
+    assert other.done == 10
+    assert not errors

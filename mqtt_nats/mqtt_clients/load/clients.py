@@ -23,7 +23,7 @@ _KEEP_ALIVE = 600  # seconds; nothing is sent to keep a connection alive, a run 
 
 
 class Connection:
-    """One non-blocking socket with what could not be written yet and the start of an unfinished packet."""
+    """Non-blocking socket with the bytes that are not written yet, and the beginning of an incomplete packet."""
 
     def __init__(self, loop: Loop, sock: socket.socket, name: str) -> None:
         self.loop, self.sock, self.name = loop, sock, name

@@ -73,7 +73,7 @@ class Batches:
     def batch(
         self, sequences: pa.Array, times: pa.Array, subjects: pa.Array, headers: pa.Array, payloads: pa.Array
     ) -> pa.RecordBatch:
-        """One batch of what `rows.Rows` has; it may have fewer rows than came in."""
+        """Batch of the rows that `rows.Rows` has collected; filters may have left fewer rows than messages."""
         flags: list[int] = []
         if self._retained:
             kept, flags, payloads = _retained(headers, payloads)

@@ -73,7 +73,7 @@ def read(
 
 
 def _merged(cursors: list[_Cursor]) -> Rows | None:
-    """What can be handed over, in order and once: up to where every filter has been read."""
+    """Messages that can be handed over, in order and once: up to the sequence that every filter has reached."""
     safe = min(cursor.next for cursor in cursors)
     parts = []
     for cursor in cursors:

@@ -231,7 +231,7 @@ class Frames:
 
 
 def refusal(text: bytes) -> AccessError | ConnectError:
-    """What an -ERR line means; `text` is the quoted rest of the line."""
+    """Return the error that an -ERR line stands for; `text` is the quoted rest of the line."""
     said = " ".join(text.decode(errors="replace").strip(" '").split())[:300]
     if said.lower().startswith("permissions violation"):
         return AccessError(
