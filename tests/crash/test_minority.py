@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import GatewayFactory
-from tests.harness.gateway import Gateway
 from tests.harness.partition import SplitCluster
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually
@@ -90,10 +88,4 @@ async def test_a_gateway_on_the_smaller_side(
         assert got == {b"one", b"two", b"three"}
         await subscriber.quiet()
         for each in (apart, gateway):  # the other one may have been without a leader for a moment, too
-            await aeventually(partial(_ready, each), PATIENCE)
-
-
-def _ready(gateway: Gateway) -> bool:
-    """Whether its last word is that it is."""
-    said = re.findall(r"(not ready: |ready again)", gateway.log)
-    return not said or said[-1] == "ready again"
+            await aeventually(lambda each=each: each.ready, PATIENCE)  # type: ignore[misc]

@@ -60,6 +60,11 @@ class Gateway:
         return self.process.text
 
     @property
+    def ready(self) -> bool:
+        """Whether the last record of its log about its readiness says "ready again", or there is none."""
+        return "not ready: " not in self.log.rpartition("ready again")[2]
+
+    @property
     def nats_url(self) -> str:
         """URL of NATS, as it prints it: behind the addresses of its listeners."""
         return wait_ready(self.process, r"\bNATS +(\w+://\S+)", _START_WAIT)

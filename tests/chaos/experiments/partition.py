@@ -124,7 +124,9 @@ class Scene:
 
     async def over(self) -> None:
         """Wait until all gateways serve their clients again: the next cut is to be noticed."""
-        await aeventually(lambda: all(map(_ready, self.gateways)), PATIENCE, what="gateways that are ready again")
+        await aeventually(
+            lambda: all(gateway.ready for gateway in self.gateways), PATIENCE, what="gateways that are ready again"
+        )
         await self.flowing()
 
     async def until_over(self, number: int, warned: int) -> None:
@@ -153,10 +155,6 @@ class Scene:
         how = f"Routes through proxies{self.obstacle and f' ({self.obstacle})'}."
         remark = how if self.proxies else "Each server, with its gateway, in a network namespace of its own."
         return Result(figures, [*wrong[:10], *(line for verdict in verdicts for line in verdict.lines())], [remark])
-
-
-def _ready(gateway: Gateway) -> bool:
-    return gateway.log.count("not ready: ") == gateway.log.count("ready again")
 
 
 def acknowledged_meanwhile(events: Sequence[Event], cuts: Sequence[Cut]) -> list[str]:
