@@ -228,8 +228,10 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
         await _delay_wills(client, wills, record)
     else:
         await settle_wills(wills, client.hash, found[0].v5.wills, client.epoch, continued=False)
-    set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
-    services.nats.link.kick()
+    latest = await services.streams.sessions.load(client.hash, client.client_id)
+    if latest is not None and latest[1] == epoch:  # else another connection has claimed the session meanwhile
+        set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
+        services.nats.link.kick()
     return True
 
 

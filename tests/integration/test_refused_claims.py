@@ -69,6 +69,33 @@ async def test_the_will_of_the_former_connection(
     await watch.quiet()
 
 
+async def test_a_later_connection_elsewhere_is_not_given_a_deadline(
+    connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy
+) -> None:
+    """The session has come and gone at another gateway before the wills of the refused claim are settled."""
+    watch = await connect5(f"{name}-watch")
+    await watch.subscribe(f"{name}/will", qos=2)
+    will = Will(f"{name}/will", b"gone", 2, False)
+    first = await connect5(name, to=late, will=will, session_expiry_interval=300)
+    trap = proxy.set("up", "$JS.API.STREAM.MSG.DELETE.$MQTT_wills", Action.HOLD)
+    try:
+        await refused(name, late, proxy, f"{GET}$MQTT_pos", first, clean=True, expiry=300)
+        await watch.complete(await watch.message(f"{name}/will", b"gone", timeout=20))
+        await asyncio.wait_for(trap.sprung.wait(), 10)
+        back = await connect5(name, clean=True, session_expiry_interval=0)
+        await back.disconnect5()
+        await stored.gone(name)
+    finally:
+        trap.release()
+    later = await connect5(f"{name}-later", to=late)
+    for number in range(1, 11):  # each is stored behind what the gateway has sent before
+        await later.deliver(f"{name}/later", b"%d" % number, 1)
+    await later.disconnect5()
+    await stored.gone(name)
+    assert not await stored.count("$MQTT_wills", "$MQTT.wills.>")
+    await watch.quiet()
+
+
 async def test_a_delayed_will_waits_for_its_delay(
     connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy
 ) -> None:
