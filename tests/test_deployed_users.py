@@ -20,6 +20,7 @@ from mqtt_nats.cli import command
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.reading.ranges import snapshot, split
 from pyspark_mqtt_nats.reading.read import read_range
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.installation import Secrets, SecuredNats, users_of_the_chart
 from tests.harness.nats import ROOT
@@ -168,7 +169,7 @@ async def refused(one: Application, word: str, subject: str) -> None:
     """Wait until nats-server has refused this."""
     async with asyncio.timeout(10):
         while not any(word in said and f'"{subject.lower()}"' in said.lower() for said in one.errors):
-            await one.client.flush()
+            await fence(one.client)
             await asyncio.sleep(0.01)
 
 
@@ -178,7 +179,7 @@ async def test_what_an_application_may(gateway: Gateway, server: SecuredNats, se
         assert device.subscribe(("plant/#", 1)) == [1]
         async with Application(server, secrets, "application") as one:
             heard = await one.client.subscribe("plant.>")
-            await one.client.flush()
+            await fence(one.client)
             device.send(publish("plant/up", b"21"))
             assert (await heard.next_msg(timeout=10)).data == b"21"
             headers = {"Nmqtt-Pub": "1"}
@@ -203,10 +204,10 @@ async def test_an_application_answers_requests_and_permits_itself_nothing(
     """A request of its own, whose reply subject is what it may not publish to, does not permit it that."""
     async with Application(server, secrets, "application") as one, Application(server, secrets, "operator") as asking:
         heard = await one.client.subscribe("plant.>")
-        await one.client.flush()
+        await fence(one.client)
         inbox = f"_INBOX.{secrets.text('operator-password')}"
         answers = await asking.client.subscribe(inbox)
-        await asking.client.flush()
+        await fence(asking.client)
         for answerable in (inbox, "_INBOX_application.y"):
             await one.client.publish("plant.question", b"?", reply=answerable)
             await (await heard.next_msg(timeout=10)).respond(b"!")

@@ -17,6 +17,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.hooks.chain import Stop
 from mqtt_nats.hooks.events import Authorizing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
+from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBREC, RawClient
@@ -67,7 +68,7 @@ class Replies:
 
     async def begin(self, client: NatsClient, subject: str) -> None:
         await client.subscribe(subject, cb=self._found.put)
-        await client.flush()
+        await fence(client)
 
     async def next(self) -> bytes:
         return (await asyncio.wait_for(self._found.get(), 10)).data
@@ -99,7 +100,7 @@ async def test_a_topic_that_the_client_may_not_publish_to(
             await client.expect_refusal(PUBACK if qos == 1 else PUBREC, number, NOT_AUTHORIZED)
         await client.quiet()
         await watcher.quiet()
-        await requester.flush()
+        await fence(requester)
         assert replies.empty
 
 

@@ -18,6 +18,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Will
+from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
@@ -81,7 +82,7 @@ class Service:
             await self.asked.put(message)
 
         await client.subscribe("svc.ask", cb=answer)
-        await client.flush()
+        await fence(client)
 
     async def reply(self) -> str:
         """Where the next request wants to be answered; empty: nowhere."""

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from tests.harness import raw
 from tests.harness.bystanders import Bystanders, Paho
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, connect, publish, subscribe, unsubscribe
@@ -174,7 +175,7 @@ async def test_reserved_topics_are_not_published(
         await nats_client.subscribe(f"{root}.{token}.>", cb=see)
         await nats_client.subscribe(f"$MQTT.*.{root}.{token}.>", cb=see)
     await nats_client.subscribe(f"end.{token}", cb=see)
-    await nats_client.flush()
+    await fence(nats_client)
     for topic in (f"{root}/{token}/x", root):
         with Raw.connected(gateway.port) as client:
             client.send(publish(topic, b"x", qos=qos, flags=retain))
@@ -235,7 +236,7 @@ async def test_wildcards_never_show_internal_traffic(
         await bucket.get("key")
         await js.account_info()
         await js.stream_info("$MQTT_msgs")
-        await nats_client.flush()
+        await fence(nats_client)
         regular.publish_acknowledged(f"{token}/b/retained", b"end", 2, retain=True)
         subscribers = (regular, durable, levels, zero)
         for subscriber in subscribers:

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from benchmarks import claims
 from mqtt_nats.shared_reader.eligibility import QUIET
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.fence import fence
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 
@@ -37,7 +38,7 @@ async def test_the_stub_claims_as_a_gateway_does(nats_factory: NatsFactory, gate
         heard.append(message)
 
     await client.subscribe("$MQTT.sess.*", cb=hear)
-    await client.flush()
+    await fence(client)
     async with await RawClient.connect(gateway.port, "client"):
         await aeventually(lambda: heard)
     await client.close()

@@ -15,6 +15,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 
 from mqtt_nats.codec import Publish
+from tests.harness.fence import fence
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector5, Stored
@@ -67,7 +68,7 @@ async def service(client: NatsClient, subject: str, respond: Callable[[Msg], Awa
         await seen.put(message)
 
     await client.subscribe(subject, cb=handle)
-    await client.flush()
+    await fence(client)
     return seen
 
 

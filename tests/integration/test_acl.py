@@ -21,6 +21,7 @@ from mqtt_nats.gateway.gateway import Gateway
 from mqtt_nats.transport.listener_settings import Bound
 from tests.conftest import Logged
 from tests.harness import raw, raw5
+from tests.harness.fence import fence
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.raw5 import ALIAS, NO_LOCAL, RESPONSE_TOPIC, SESSION_EXPIRY, Raw5, prop
@@ -196,7 +197,7 @@ async def test_nats_clients_answer_only_where_the_requester_may_publish(ruled: R
 
     try:
         await service.subscribe("nats.service", cb=asked)
-        await service.flush()
+        await fence(service)
         with Raw5.open(ruled.port, "r") as requester:
             requester.send(raw5.publish("nats/service", b"allowed", prop(RESPONSE_TOPIC, "own/r/answer")))
             requester.send(raw5.publish("nats/service", b"injected", prop(RESPONSE_TOPIC, "read/x")))

@@ -17,6 +17,7 @@ from nats.js.api import ConsumerConfig, RePublish, StreamConfig
 from mqtt_nats.config.settings import Settings
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.conftest import NatsFactory
+from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
@@ -151,7 +152,7 @@ async def test_a_filter_that_has_both_subjects(gateways: tuple[InProcess, InProc
         await client.publish("both.copy", message.data, headers=message.headers)
 
     await client.subscribe("both.origin", cb=relay)
-    await client.flush()
+    await fence(client)
     async with AsyncExitStack() as stack:
         readers = Readers(stack, "both")
         for number, gateway in enumerate(gateways):
@@ -217,7 +218,7 @@ async def test_a_relay_whose_original_no_filter_sees(
         await client.publish(f"{root}.to", message.data, headers=headers)
 
     await client.subscribe(f"{root}.from", cb=relay)
-    await client.flush()
+    await fence(client)
     async with AsyncExitStack() as stack:
         one = await RawClient.connect(gateways[1].port, f"{root}-reader", clean=False)
         await stack.enter_async_context(one)

@@ -7,6 +7,7 @@ import pytest
 
 from mqtt_nats.codec import Publish
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, topic_of
@@ -295,7 +296,7 @@ async def skip_to(stored: Stored, name: str, sequence: int) -> None:
     for start in range(0, missing, 5000):
         for _ in range(min(5000, missing - start)):
             await stored.nats.publish(subject, b"")
-        await stored.nats.flush()
+        await fence(stored.nats)
 
     async def filled() -> None:
         assert await stored.last_sequence() == sequence - 1

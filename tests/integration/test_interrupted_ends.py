@@ -13,6 +13,7 @@ from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.sessions import SessionRecord, decode
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, RawClient
@@ -77,7 +78,7 @@ async def test_a_clean_start_that_crashed(
             claimed.set()
 
     await stored.nats.subscribe(f"$MQTT.sess.{name_hash(name)}", cb=kill)
-    await stored.nats.flush()
+    await fence(stored.nats)
     async with await RawClient.open(doomed.port) as client:
         client.send(Connect(4, name, True, 0, None, None, None))
         await asyncio.wait_for(claimed.wait(), 5)

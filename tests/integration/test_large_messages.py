@@ -8,6 +8,7 @@ import nats
 import pytest
 
 from mqtt_nats.codec import encode_publish
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, key_of, topic_of
@@ -47,7 +48,7 @@ async def test_everybody_gets_them(
         await subscriber.subscribe(found)
     native = await nats.connect(nats_server.url)
     heard = await native.subscribe(f"{name}.1")
-    await native.flush()
+    await fence(native)
     publisher = await (connect5 if modern else connect)(f"{name}-publisher")
     dice = random.Random(name)
     sent = []

@@ -14,6 +14,7 @@ from mqtt_nats.delivery.position_writer import FRESH
 from mqtt_streams.gateway_subjects import LEFT
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient5 import RawClient5
@@ -54,7 +55,7 @@ async def noted(stored: Stored) -> Noted:
     found = Noted()
     for subject in ("$MQTT.pos.*", f"{RESET}>"):
         await stored.nats.subscribe(subject, cb=found.note)
-    await stored.nats.flush()
+    await fence(stored.nats)
     return found
 
 

@@ -10,6 +10,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from mqtt_nats.codec import Will
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBREC, PUBREL
@@ -22,7 +23,7 @@ async def incoming(stored: Stored, subject: str) -> "asyncio.Queue[Msg]":
     """What a NATS client gets on a subject."""
     queue: asyncio.Queue[Msg] = asyncio.Queue()
     await stored.nats.subscribe(subject, cb=queue.put)
-    await stored.nats.flush()
+    await fence(stored.nats)
     return queue
 
 
@@ -206,7 +207,7 @@ async def test_retained_only_from_mqtt(connect: Connector, name: str, stored: St
     await publisher.deliver(name, b"kept", 1, retain=True)
     await stored.nats.publish(name, b"passing")
     await stored.nats.publish(name, b"")
-    await stored.nats.flush()
+    await fence(stored.nats)
     client = await connect(name)
     await client.subscribe(name, qos=1)
     await client.receive(name, b"kept", retain=True)

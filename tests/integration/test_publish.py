@@ -8,6 +8,7 @@ from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Ack, Publish, Suback, Subscribe, Subscription
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
@@ -184,7 +185,7 @@ async def test_what_is_released_together_goes_together(
         return {one: count for one, count in (info.state.subjects or {}).items() if name in one}
 
     await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in", cb=note)
-    await stored.nats.flush()
+    await fence(stored.nats)
     listener = await connect(f"{name}-listener")
     await listener.subscribe(f"{name}/#", qos=1)
     other = await connect(f"{name}-other", clean=False)

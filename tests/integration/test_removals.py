@@ -9,6 +9,7 @@ from nats.aio.subscription import Subscription
 
 from mqtt_nats.client.client import Client
 from tests.base.support import PATIENCE, running
+from tests.harness.fence import fence
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually
@@ -22,14 +23,14 @@ async def publish(client: RawClient, topic: str, stored: Stored, asked: Subscrip
     await client.expect_ack(PUBREC, *ids)
     client.ack(PUBREL, *ids)
     await client.expect_ack(PUBCOMP, *ids)
-    await stored.nats.flush()
+    await fence(stored.nats)
     return asked.pending_msgs - former
 
 
 async def test_until_the_owner_is_looked_up(nats_server: NatsServer, name: str, stored: Stored) -> None:
     """From the loss of NATS until the session's record was read."""
     asked = await stored.nats.subscribe("$JS.API.STREAM.PURGE.$MQTT_qos2in")
-    await stored.nats.flush()
+    await fence(stored.nats)
     with running(nats_server.url) as inside:
         account = inside.gateway.account
         assert account is not None

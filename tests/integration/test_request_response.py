@@ -15,6 +15,7 @@ from nats.micro.request import Request
 
 from mqtt_nats.codec import Ack, Publish
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL
@@ -133,7 +134,7 @@ class TestRequestFromMqtt:
 
         micro = await add_service(stored.nats, name="rooms", version="1.0.0")
         await micro.add_endpoint(name="ask", subject=f"{name}.ask", handler=fail)
-        await stored.nats.flush()
+        await fence(stored.nats)
         asker = await connect5(f"{name}-asker")  # another client: the answer may come before the last acknowledgement
         client = await subscriber(connect5, name, f"{name}/answers", qos=qos)
         there = await subscriber(connect5, f"{name}-there", f"{name}/answers", to=second_gateway)
@@ -323,7 +324,7 @@ class TestRequestFromMqtt:
         """Only the subject that the gateway has given leads to an answer."""
         requests: asyncio.Queue[Msg] = asyncio.Queue()
         await stored.nats.subscribe(f"{name}.ask", cb=requests.put)
-        await stored.nats.flush()
+        await fence(stored.nats)
         client = await subscriber(connect5, name, f"{name}/answers")
         client.publish5(f"{name}/ask", b"q", response_topic=f"{name}/answers", correlation_data=b"c")
         reply = (await asyncio.wait_for(requests.get(), 8)).reply
@@ -355,7 +356,7 @@ class TestRequestFromMqtt:
         inbox = requester.new_inbox()
         replies: asyncio.Queue[Msg] = asyncio.Queue()
         await requester.subscribe(inbox, cb=replies.put)
-        await requester.flush()
+        await fence(requester)
         client.publish5(f"{name}/ask", b"q", response_topic=f"{name}/answers", correlation_data=b"c")
         await client.message(f"{name}/ask", b"q")
         question = await asyncio.wait_for(requests.get(), 8)

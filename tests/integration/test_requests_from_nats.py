@@ -10,6 +10,7 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Publish, Subscription
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, key_of
 from tests.harness.rawclient5 import RawClient5
@@ -123,7 +124,7 @@ class TestRequestFromNats:
         await stored.nats.subscribe(inbox, cb=replies.put)
         for index in range(30):
             await stored.nats.publish(f"{name}.ask", b"%d" % index, reply=inbox)
-        await stored.nats.flush()
+        await fence(stored.nats)
 
         async def work(member: RawClient5) -> None:
             while True:

@@ -15,6 +15,7 @@ from mqtt_streams.gateways import BUCKET
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_CONSUMERLESS, V5_SECOND
 from tests.conftest import GatewayFactory, _gateway_factory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.integration.conftest import Connector, Connector5, Stored, position, until
@@ -94,7 +95,7 @@ async def created(stored: Stored) -> Created:
     """From now on."""
     found = Created()
     await stored.nats.subscribe("$JS.EVENT.ADVISORY.CONSUMER.CREATED.$MQTT_msgs.*", cb=found.note)
-    await stored.nats.flush()
+    await fence(stored.nats)
     return found
 
 

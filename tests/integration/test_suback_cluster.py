@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 
 from mqtt_streams.gateway_subjects import ECHO, HERE
 from tests.harness.cluster import Cluster, running_cluster
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
@@ -121,7 +122,7 @@ async def test_servers_without_an_answer_are_not_waited_for_again(gateways: list
         await client.subscribe(ECHO.decode() + "SILENT", cb=hear)
         for name in (b"SILENT", b"GONE"):
             await client.publish(HERE.decode(), name)
-        await client.flush()
+        await fence(client)
         begun = time.monotonic()
         async with clients(gateways[:1]) as (subscriber,):
             for number in range(60):
@@ -130,7 +131,7 @@ async def test_servers_without_an_answer_are_not_waited_for_again(gateways: list
         assert time.monotonic() - begun < 45  # a second each, otherwise
         # What is no name of a server is not remembered, or could be a subject with a wildcard.
         await client.publish(HERE.decode(), b"*")
-        await client.flush()
+        await fence(client)
     finally:
         await client.close()
     await heard_at_once(gateways, "after/{}", "after/{}", 20)

@@ -35,6 +35,7 @@ from mqtt_streams.gateway_subjects import ASK, RELOAD
 from tests.access.test_passwords import CHEAP
 from tests.conftest import _nats_factory
 from tests.harness import raw5
+from tests.harness.fence import fence
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw, field
 from tests.harness.raw5 import CONNACK, SESSION_EXPIRY, Raw5, prop
@@ -231,13 +232,13 @@ async def test_nats_clients_of_an_account(place: Place, accounts: NatsServer) ->
             client.subscribed(("from/nats", 0), ("$SYS/own/news", 0))
         service = await nats.connect(accounts.url, user="acme", password="acme-pw")
         heard = await service.subscribe("to.nats")
-        await service.flush()
+        await fence(service)
         for name, client in clients.items():
             client.deliver("to/nats", name.encode())
         assert (await heard.next_msg(PATIENCE)).data == b"acme"
         await service.publish("from.nats", b"hello")
         await service.publish("$MQTT_SYS.own.news", b"news")
-        await service.flush()
+        await fence(service)
         assert [clients["acme"].message().payload for _ in range(2)] == [b"hello", b"news"]
         for name in ("own", "duck"):
             clients[name].quiet()

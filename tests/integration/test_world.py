@@ -36,6 +36,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_streams.retained import retained_subject
 from mqtt_streams.subjects import topic_to_subject
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, key_of, topic_of
 from tests.harness.rawclient5 import RawClient5
@@ -425,7 +426,7 @@ async def turn(world: World, stored: Stored, heard: list[bytes]) -> None:
             world.publish(None, Told(topic, payload, 0, False, Properties(user_property=[("k", "v")])))
             await stored.nats.publish(topic.replace("/", "."), payload, headers={"k": "v"})
             from_nats.append(payload)
-        await stored.nats.flush()
+        await fence(stored.nats)
     for topic, (_, qos) in world.retaining.items():
         if not qos:  # nobody has acknowledged it
             await aeventually(partial(can_be_read, world, stored, f"{world.name}/{topic}"), what=topic)
@@ -473,7 +474,7 @@ async def test_everybody_gets_what_it_asks_for(
     for seed in seeds:
         world = World(f"{name}-{seed}", Random(seed))
         listening = await stored.nats.subscribe(f"{world.name}.>", cb=hear)
-        await stored.nats.flush()
+        await fence(stored.nats)
         for _ in range(MEMBERS):
             world.members.append(Member(world, [gateway, second_gateway], connect, connect5))
         for member in world.members:

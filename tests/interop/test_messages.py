@@ -6,6 +6,7 @@ import asyncio
 import pytest
 from nats.aio.client import Client as NatsClient
 
+from tests.harness.fence import fence
 from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
 
 
@@ -53,7 +54,7 @@ async def test_nats_clients_receive_from_both(paho: Pahos, nats_client: NatsClie
         await received.put((header.strip(), message.data))  # type: ignore[attr-defined]
 
     await nats_client.subscribe(topic.replace("/", "."), cb=handler)
-    await nats_client.flush()
+    await fence(nats_client)
     for side in ("gateway", "nats-server"):
         publisher = paho(side, unique("pub"))
         for qos in (0, 1, 2):
@@ -77,7 +78,7 @@ async def test_nats_clients_reach_both(paho: Pahos, nats_client: NatsClient) -> 
         subscriber.subscribe(topic, granted)
 
     await nats_client.publish(subject, b"plain")
-    await nats_client.flush()
+    await fence(nats_client)
     for _, subscriber in subscribers:
         subscriber.expect(Message(topic, b"plain", 0, False))
 

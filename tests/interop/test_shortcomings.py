@@ -10,6 +10,7 @@ from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Ack, Publish
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
@@ -178,12 +179,12 @@ async def test_subjects_of_the_system_are_out_of_reach(
         assert await client.subscribe(topic, "#", qos=1) == (code, 1)
         await nats.subscribe(topic.replace("/", "."), cb=hear)
         await nats.publish(topic.replace("/", "."), b"of the system")
-        await nats.flush()
+        await fence(nats)
         await client.quiet()
         async with await RawClient.connect(gateway.port, unique("pub")) as publisher:
             publisher.publish(topic, b"of a client", 1)
             await publisher.expect_closed()
         await client.quiet()
-    await nats.flush()
+    await fence(nats)
     assert b"of a client" not in heard
     await nats.close()

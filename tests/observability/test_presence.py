@@ -17,6 +17,7 @@ from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.presence import Presence
 from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
@@ -41,7 +42,7 @@ class Seen:
                 self.events.append((message.subject, event))
 
         await self._client.subscribe("$MQTT.presence.>", cb=cb)
-        await self._client.flush()
+        await fence(self._client)
 
     async def count(self, wanted: int) -> list[Event]:
         """Wait for this many events; more must not have come."""

@@ -13,6 +13,7 @@ from nats.aio.client import Client as NatsClient
 from mqtt_nats.codec import PINGREQ, Ack, PingResp, Publish, ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.observability import sys_topics
+from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess, running
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
@@ -121,7 +122,7 @@ async def test_sums_over_gateways(pair: Pair, name: str) -> None:
 async def test_another_gateways_topics_come_through_nats(pair: Pair, name: str, nats_client: NatsClient) -> None:
     first, second = pair
     read = await nats_client.subscribe(f"$MQTT_SYS.brokers.{second.account.services.identity.id}.>")
-    await nats_client.flush()
+    await fence(nats_client)
     async with await RawClient.connect(first.port, name) as client:
         topic = f"$SYS/brokers/{second.account.services.identity.id}/version"
         await client.subscribe(topic)
@@ -170,7 +171,7 @@ async def test_clients_cannot_publish_there(pair: Pair, name: str) -> None:
 async def test_a_gateway_that_is_not_heard_of_is_forgotten(pair: Pair, nats_client: NatsClient) -> None:
     first, _ = pair
     heard = await nats_client.subscribe("$MQTT.gateways.report")
-    await nats_client.flush()
+    await fence(nats_client)
     tick(first)
     report = orjson.loads((await heard.next_msg(30)).data)
 
@@ -211,7 +212,7 @@ async def test_they_can_be_turned_off(
     nats_server: NatsServer, name: str, nats_client: NatsClient, readers: Path
 ) -> None:
     read = await nats_client.subscribe("$MQTT.presence.>")
-    await nats_client.flush()
+    await fence(nats_client)
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), sys_interval=0, presence=False, acl_file=readers)
     with running(settings) as gateway:
         async with await RawClient.connect(gateway.port, name) as client:

@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode, format_span_id, format_tra
 
 from mqtt_nats.hooks.events import ClientView
 from mqtt_nats.plugins import spans, tracing
+from tests.harness.fence import fence
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.rawclient5 import RawClient5
@@ -117,7 +118,7 @@ async def test_the_publisher_decides_and_nats_clients_continue(
     gateway = start({"otel": {"ratio": 0}})
     client = await nats.connect(nats_server.url)
     heard = await client.subscribe("spans.given")
-    await client.flush()
+    await fence(client)
     async with await RawClient5.connect5(gateway.port, "writer") as writer:
         await send(writer, "spans/given", b"0", 1)
         quiet = f"00-{TRACE}-{PARENT}-00"

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from mqtt_nats.pubsub.interest_propagation import REPEAT, time_to_announcement
 from mqtt_streams.gateway_subjects import HERE
 from tests.conftest import GatewayFactory
+from tests.harness.fence import fence
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import aeventually
 
@@ -45,7 +46,7 @@ async def test_announcements_of_several_gateways(nats_server: NatsServer, gatewa
         inbox = client.new_inbox()
         await client.subscribe(inbox, cb=answer)
         await client.publish(HERE.decode(), b"ANOTHER", reply=inbox)
-        await client.flush()
+        await fence(client)
         await aeventually(lambda: bool(answers))
         await asyncio.sleep(1)
         assert answers == [heard[0]]

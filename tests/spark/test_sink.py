@@ -25,6 +25,7 @@ from pyspark_mqtt_nats.errors import ApiError, OptionError, SourceError
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.sink import BatchWriter, Published, StreamWriter
 from tests.conftest import NatsFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.paho import stop
@@ -228,7 +229,7 @@ async def test_nats_gets_what_a_gateway_would_send(
     try:
         for who in (f"{name}a", f"{name}b"):
             kept = [await client.subscribe(f"{prefix}{who}.>") for prefix in COPIES]
-            await client.flush()
+            await fence(client)
             if not copies:
                 async with await RawClient5.connect5(gateway.port, who) as publisher:
                     for payload, _, properties in SAME:
@@ -244,7 +245,7 @@ async def test_nats_gets_what_a_gateway_would_send(
                 await run(Sinker(nats_server.url, rows, qos=qos, retain=retain))
             copies.append([])
             await aeventually(partial(pending, kept[0]))  # PINGRESP does not wait for NATS
-            await client.flush()
+            await fence(client)
             for one, expected in zip(kept, (True, bool(qos), retain), strict=True):
                 assert one.pending_msgs == len(SAME) * expected
                 copies[-1] += [comparable(await one.next_msg(1), who) for _ in range(one.pending_msgs)]

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 
 from mqtt_streams.api import NoResponders, Reply, RequestTimeout
 from mqtt_streams.headers import STREAM_SEQUENCE, get_last
+from tests.harness.fence import fence
 
 
 def find_nats_server() -> str:
@@ -91,7 +92,7 @@ class NatsPyJetStream:
         else:
             head = b"PUB %b %b %d\r\n" % (subject.encode(), reply.encode(), len(payload))
         await self.client._send_command(head + headers + payload + b"\r\n")
-        await self.client.flush()
+        await fence(self.client)
 
     async def request(
         self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""

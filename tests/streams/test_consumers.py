@@ -25,6 +25,7 @@ from mqtt_streams.consumers import (
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.headers import PUB_BLOCKS
 from mqtt_streams.subjects import ESCAPES, encode_topic
+from tests.harness.fence import fence
 from tests.streams.support import NatsPyJetStream
 
 V1 = b"$JS.ACK.$MQTT_msgs.A4a1Bsn5_n.2.300.7.1700000000000000001.5"
@@ -90,7 +91,7 @@ async def test_names_of_more_than_one_page(js: NatsPyJetStream) -> None:
 async def test_a_new_deliver_subject_resends_what_is_pending(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     old = await js.client.subscribe("$MQTT.sub.d1")
-    await js.client.flush()
+    await fence(js.client)
     await create_consumer(js, messages.STREAM, consumer())
     for number in range(4):
         await publish(js, messages.message_subject("a.x"), b"%d" % number, PUB_BLOCKS[1])
@@ -106,9 +107,9 @@ async def test_a_new_deliver_subject_resends_what_is_pending(js: NatsPyJetStream
     with pytest.raises(DeliverSubjectBusy):
         await update_consumer(js, messages.STREAM, consumer("d2"))
     await old.unsubscribe()
-    await js.client.flush()
+    await fence(js.client)
     new = await js.client.subscribe("$MQTT.sub.d2")
-    await js.client.flush()
+    await fence(js.client)
     await update_consumer(js, messages.STREAM, consumer("d2"))
     await publish(js, messages.message_subject("a.x"), b"new", PUB_BLOCKS[1])
     again = [await new.next_msg(5) for _ in range(4)]
@@ -122,7 +123,7 @@ async def test_start_sequence(js: NatsPyJetStream) -> None:
     for number in range(3):
         await publish(js, messages.message_subject("a.x"), b"%d" % number, PUB_BLOCKS[1])
     delivered = await js.client.subscribe("$MQTT.sub.d1")
-    await js.client.flush()
+    await fence(js.client)
     await create_consumer(js, messages.STREAM, consumer(start_seq=2))
     assert [(await delivered.next_msg(5)).data for _ in range(2)] == [b"1", b"2"]
 
@@ -150,7 +151,7 @@ async def test_escaped_subjects_work_as_filters(js: NatsPyJetStream) -> None:
     subject = encode_topic(topic)
     delivered = await js.client.subscribe("$MQTT.sub.d1")
     core = await js.client.subscribe(subject)
-    await js.client.flush()
+    await fence(js.client)
     await create_consumer(js, messages.STREAM, consumer(subject=subject))
     await js.client.publish(subject, b"core")
     await publish(js, messages.message_subject(subject), b"stored", PUB_BLOCKS[1])

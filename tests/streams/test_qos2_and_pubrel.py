@@ -18,6 +18,7 @@ from mqtt_streams.pubrel import Owed, PubrelStore, pubrel_block, pubrel_subject
 from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject, held_subjects, release_id
 from mqtt_streams.repeats import find_ids
 from mqtt_streams.stored import StoredMessage
+from tests.harness.fence import fence
 from tests.streams.support import NatsPyJetStream
 
 MESSAGE_ID = b"0123456789abcdef0123456789abcdef"
@@ -159,7 +160,7 @@ async def test_owed_until_acknowledged(js: NatsPyJetStream) -> None:
     for client_hash in ("A4a1Bsn5", "B4a1Bsn5"):
         consumer = pubrel.pubrel_consumer(client_hash, max_ack_pending=10)
         deliveries[client_hash] = await js.client.subscribe(consumer.deliver_subject)
-        await js.client.flush()
+        await fence(js.client)
         await create_consumer(js, pubrel.STREAM, consumer)
     sequences = [await owe(js, "A4a1Bsn5", packet_id) for packet_id in (5, 2)]
     await owe(js, "B4a1Bsn5", 5)

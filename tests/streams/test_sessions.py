@@ -33,6 +33,7 @@ from mqtt_streams.sessions import (
     SubscriptionOptions,
     decode,
 )
+from tests.harness.fence import fence
 from tests.rolling.golden import GOLDEN, Golden
 from tests.streams.support import NatsPyJetStream
 
@@ -379,7 +380,7 @@ async def test_only_one_of_many_writers_wins(js: NatsPyJetStream) -> None:
 async def test_the_reply_subject_announces_the_takeover(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     signals = await js.client.subscribe("$MQTT.JSA.*.SP.*.*")
-    await js.client.flush()
+    await fence(js.client)
     seq = await SessionStore(js).save(captured_record(), expected=None, reply="$MQTT.JSA.gw000001.SP.A4a1Bsn5." + ONE)
     signal = await signals.next_msg(5)
     assert orjson.loads(signal.data) == {"stream": "$MQTT_sess", "seq": seq}

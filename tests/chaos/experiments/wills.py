@@ -17,6 +17,7 @@ from mqtt_nats.codec import Will
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.looking import Look, looking
 from tests.chaos.rival import Device, Rival
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient5 import RawClient5
 
@@ -111,7 +112,7 @@ class Watch:
             self.bare[message.data] += 1
 
         await self.look.nats.subscribe("wills.>", cb=arrived)
-        await self.look.nats.flush()
+        await fence(self.look.nats)
 
     async def attach(self, gateway: Gateway, *, first: bool = False) -> None:
         """Receive through a gateway from now on."""
