@@ -194,3 +194,44 @@ async def test_nothing_that_came_before_tls_is_left_to_be_read_under_it(tmp_path
         users = NatsUsers(NatsSettings(type="nats", account="*"), nats_access(given))
         assert isinstance(await users.check(ANN), Denied)
         assert attempts == 2
+
+
+@HOW
+async def test_a_reconnect_to_an_announced_server_sends_no_login(tmp_path: Path, how: str) -> None:
+    """The first server has TLS, announces one that has none, and ends the connection."""
+    (tmp_path / "server").mkdir()
+    authority = Authority(tmp_path / "server")
+    pair = authority.issue("nats.example")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    up, changed = asyncio.Event(), asyncio.Event()
+
+    async def noted() -> None:
+        changed.set()
+
+    async with between() as plain:
+        announced = plain.url.removeprefix("nats://").encode()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(SECURE.replace(b"}", b',"connect_urls":["%b"]}' % announced))
+            await writer.start_tls(context)
+            await reader.readuntil(b"PING\r\n")
+            writer.write(b"PONG\r\n")
+            await up.wait()
+            writer.close()
+
+        first = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"nats://127.0.0.1:{first.sockets[0].getsockname()[1]}"
+        trusting = ssl.create_default_context(cafile=str(authority.file))
+        options = nats_options(settings(tmp_path, url, how)) | {"tls": trusting, "tls_hostname": "nats.example"}
+        try:
+            link = await open_link(options, name="x", no_echo=False, on_online=noted, on_offline=noted)
+        finally:
+            first.close()
+        up.set()
+        try:
+            await asyncio.wait_for(changed.wait(), 10)
+            assert await heard(plain) == b""
+            assert not link.online
+        finally:
+            await link.close()
