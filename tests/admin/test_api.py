@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 from mqtt_nats.admin.access.administrators import LOCAL
 from mqtt_nats.admin.access.guard import ADMINISTRATOR
 from mqtt_nats.admin.api import LISTS_AT_ONCE, PREFIX, Api, _done, describe
-from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.backbone.inbox import RequestInbox
@@ -27,6 +25,7 @@ from mqtt_nats.control.deeds import Deeds
 from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from tests.admin.fakes import FakeListener, as_listener
 
 
 class Nothing(Arguments):
@@ -73,10 +72,7 @@ TABLE = (
 
 
 async def ask(method: str, path: str, obstacle: str = "", **given: Any) -> httpx.Response:
-    async def inbox() -> Any:
-        return None
-
-    listener = cast(AdminListener, SimpleNamespace(inbox=inbox, obstacle=obstacle))
+    listener = as_listener(FakeListener(obstacle=obstacle))
     app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE, Deeds()))])
 
     async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
@@ -320,11 +316,8 @@ async def test_few_lists_are_made_at_a_time() -> None:
         running -= 1
         return {}
 
-    async def inbox() -> Any:
-        return None
-
     table = (verb("pages", "GET", "/pages", Paged, counted), verb("list", "GET", "/list", Nothing))
-    api = Api(cast(AdminListener, SimpleNamespace(inbox=inbox, obstacle="")), table, Deeds())
+    api = Api(as_listener(FakeListener()), table, Deeds())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await api({**scope, ADMINISTRATOR: LOCAL}, receive, send)

@@ -7,8 +7,7 @@ import ast
 import math
 import re
 import time
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics import exposition, parser
@@ -19,11 +18,11 @@ from mqtt_nats.admin import metrics
 from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.config.worker_identity import WorkerIdentity
 from mqtt_nats.observability.counters import LAGS, LATENCIES, Counters, Histogram
 from mqtt_nats.observability.jetstream_state import JetStreamState, StreamState, stream_state
 from mqtt_nats.observability.process_usage import process_usage
 from mqtt_streams.account import AccountStorage, account_storage
+from tests.admin.fakes import FakeListener, as_listener
 from tests.harness.nats import ROOT
 
 
@@ -73,9 +72,9 @@ STATE = JetStreamState(
 
 def listener(**settings: Any) -> AdminListener:
     """An admin listener, as far as metrics look at it."""
-    place = WorkerIdentity("g", 1, 2)
-    found = SimpleNamespace(settings=Settings(**settings), place=place, certificates={"0.0.0.0:8883": 1e9})
-    return cast(AdminListener, found)
+    found = FakeListener(Settings(**settings), workers=2)
+    found.certificates["0.0.0.0:8883"] = 1e9
+    return as_listener(found)
 
 
 def families(reports: list[dict[str, Any]], aggregated: bool, **settings: Any) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -21,6 +19,7 @@ from mqtt_nats.transport.connection import Clock
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
 from tests.conftest import Logged
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeServices, as_services
 
 
 @pytest.mark.parametrize(
@@ -277,15 +276,12 @@ async def test_the_time_in_which_the_process_stood_still_does_not_count() -> Non
     bench = Bench()
     bench.store.tick(1000.0)
     bench.put("1")
-    inbox: Any = None
-    stood: Any = SimpleNamespace(
-        store=bench.store,
-        clock=Clock(0.0),
-        nats=NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), inbox, bench.store),
-    )
+    stood = FakeServices()
+    stood.nats = NatsLinks(NatsConnection(), NatsConnection(), NatsConnection(), stood.nats.inbox, bench.store)
+    stood.clock = clock = Clock(0.0)
     stood.nats.begin_standstill()
-    stood.clock.read = time.monotonic() - 20
-    standstill._begin(stood)
+    clock.read = time.monotonic() - 20
+    standstill._begin(as_services(stood))
     stalled = []
     for passed in (19, 21):
         bench.store.tick(1000.0 + ACK_TIMEOUT + passed)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,7 @@ from mqtt_streams.definitions import EVERY, load_definition
 from mqtt_streams.stores import Streams
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench, Look, Note
 from tests.conftest import Logged
+from tests.harness.jetstream import MemoryJetStream
 from tests.harness.waiting import aeventually
 
 HELD = b"$MQTT.qos2.in.token.1"
@@ -55,10 +54,8 @@ def test_each_stream_is_known_by_its_subjects(stream: str) -> None:
 
 def test_each_request_is_known_by_its_stream() -> None:
     """What the gateway sends through the store, besides what is stored, and acknowledgements."""
-    inbox: Any = SimpleNamespace(api_prefix="$JS.API")
-    requests = [
-        value.decode() for name, value in vars(Streams(inbox, "")).items() if name.startswith(("delete", "purge"))
-    ]
+    streams = Streams(MemoryJetStream(), "")
+    requests = [value.decode() for name, value in vars(streams).items() if name.startswith(("delete", "purge"))]
     assert len(requests) == 6
     for request in requests:
         stream = request.rpartition(".")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,12 @@ import pytest
 from mqtt_nats.base.logs import RECORDS_BURST, Budgeted
 from mqtt_nats.control.deeds import DEEDS_MOST, DONE, TEXT_MOST, Deeds, answer
 from mqtt_nats.control.selection import Refusal, Total
+from mqtt_nats.control.server import Powers
+from tests.control.fakes import FakeControl, as_control
 
 
 async def answers(deeds: Deeds | None, **question: Any) -> list[Any]:
-    control: Any = SimpleNamespace(powers=SimpleNamespace(deeds=deeds))
+    control = as_control(FakeControl(Powers({}, None, deeds)))
     return [one async for one in answer(control, question)]
 
 

@@ -3,7 +3,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -12,30 +11,22 @@ import pytest
 from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control.selection import Total
 from mqtt_nats.control.server import Control
-from mqtt_nats.messages.identity import Identity
-from mqtt_nats.sessions.services import Registry
-
-
-def serving(clients: dict[str, Any]) -> Any:
-    """An account with these clients."""
-    registry: Registry[Any] = Registry()
-    registry.clients.update(clients)
-    return SimpleNamespace(registry=registry)
+from tests.control.fakes import FakeControl, as_control
+from tests.sessions.fakes import FakeClient
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1000, False), (1001, True)])
 def test_an_answer_that_nats_would_end_the_connection_over_is_not_sent(size: int, refused: bool) -> None:
-    link = SimpleNamespace(max_payload=1000, out=[], kick=lambda: None)
-    services = SimpleNamespace(nats=SimpleNamespace(link=link), identity=Identity("g"))
-    account = SimpleNamespace(services=services)
-    control: Any = SimpleNamespace(account=account)
-    Control.tell(control, b"reply", b"x" * size)
+    control = FakeControl()
+    link = control.account.services.fake_link
+    link.max_payload = 1000
+    Control.tell(as_control(control), b"reply", b"x" * size)
     head, body, end = link.out[0].split(b"\r\n")
     assert head == b"PUB reply %d" % len(body)
     assert not end
     if refused:
         found = orjson.loads(body)
-        assert (found["id"], found["more"], found["items"]) == ("g", False, [])
+        assert (found["id"], found["more"], found["items"]) == ("gateway0", False, [])
         assert "1001 bytes" in found["error"]
     else:
         assert body == b"x" * size
@@ -48,14 +39,9 @@ async def test_clients_are_left_in_peace_when_nobody_wants_it_any_more(
     """It is stopped, or nobody renews it; while somebody does, it goes on."""
     monkeypatch.setattr(controlclients, "HEARD", 0.01)
     monkeypatch.setattr(controlclients, "PATIENCE", 0.1)
-    names = [f"c{number}" for number in range(100)]
-    ended: list[str] = []
-
-    def client(name: str) -> Any:
-        end = lambda error: ended.append(name)  # noqa: E731
-        return SimpleNamespace(client_id=name, alive=True, end=end, filters={}, shares=None)
-
-    control: Any = SimpleNamespace(account=serving({name: client(name) for name in names}), kicks={})
+    fake = FakeControl()
+    clients = [FakeClient(fake.account.services, f"c{number}") for number in range(100)]
+    control = as_control(fake)
     question = {"everybody": True, "over": 5.0, "kick": "this"}
     kicking = asyncio.ensure_future(anext_all(controlclients._kick(control, question)))
     for _ in range(15):
@@ -65,7 +51,7 @@ async def test_clients_are_left_in_peace_when_nobody_wants_it_any_more(
     if stopped:
         assert await anext_all(controlclients._kicking(control, {"kick": "this", "stop": True}))
     await asyncio.wait_for(kicking, 2)
-    assert 4 <= len(ended) < 50
+    assert 4 <= len([one for one in clients if one.fake_ended]) < 50
     assert control.kicks == {}
 
 
@@ -75,13 +61,11 @@ async def anext_all(items: AsyncIterator[Any]) -> list[Any]:
 
 async def test_who_has_clients_kicked_slowly_hears_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controlclients, "HEARD", 0.01)
-    clients = {
-        name: SimpleNamespace(client_id=name, alive=True, end=lambda error: None, filters={}, shares=None)
-        for name in ("one", "two")
-    }
-    control: Any = SimpleNamespace(account=serving(clients), kicks={})
+    control = FakeControl()
+    for name in ("one", "two"):
+        FakeClient(control.account.services, name)
     question = {"clients": ["one", "two"], "over": 1.0}
-    said = [item async for item in controlclients._kick(control, question)]
+    said = [item async for item in controlclients._kick(as_control(control), question)]
     assert [item for item in said if not isinstance(item, Total)] == ["one", "two"]
     between = said[said.index("one") : said.index("two")]
     assert between.count(Total(2)) >= 3

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def untraced(gateway: InProcess) -> bool:
 
 
 def watching(server: NatsServer, topic: str) -> Watching:
-    return Watching(cast(Any, SimpleNamespace(server=server)), topic=topic)
+    return Watching(server, topic=topic)
 
 
 def published(seen: Watching) -> int:

@@ -79,7 +79,7 @@ def test_listeners(fleet: Fleet) -> None:
 
 def test_hooks(fleet: Fleet) -> None:
     assert fleet.json("hooks") == {"hooks": [], "silent": []}
-    with Watching(fleet, topic="hooked"), Raw5.open(fleet.one.port, "c-hooked") as client:
+    with Watching(fleet.server, topic="hooked"), Raw5.open(fleet.one.port, "c-hooked") as client:
         client.send(publish("hooked", b"1"))
         client.quiet()
         found = fleet.json("hooks")["hooks"]

@@ -20,7 +20,7 @@ from mqtt_nats.ctl.commands import trace as tracing
 from mqtt_nats.ctl.commands.trace import Durations, line, trace
 from mqtt_nats.ctl.nats_connection import connected
 from tests.ctl.conftest import Fleet
-from tests.harness.nats import ROOT
+from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess
 from tests.harness.raw5 import Raw5, will
 from tests.harness.waiting import eventually
@@ -31,9 +31,9 @@ Event = dict[str, Any]
 class Watching:
     """A trace in a thread of its own."""
 
-    def __init__(self, fleet: Fleet, **what: str) -> None:
+    def __init__(self, server: NatsServer, **what: str) -> None:
         self.events: list[Event] = []
-        self._settings = Settings(nats=(fleet.server.url,))
+        self._settings = Settings(nats=(server.url,))
         self._what = what
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
@@ -79,7 +79,7 @@ def untraced(fleet: Fleet) -> bool:
 def test_a_client(fleet: Fleet) -> None:
     """Its packets with the times of the answers, also when it comes back, to the other gateway."""
     with Raw5.open(fleet.one.port, "c-traced") as client:
-        with Watching(fleet, client="c-traced") as watching:
+        with Watching(fleet.server, client="c-traced") as watching:
             first = watching.events[0]
             assert (first["event"], first["connected"]) == ("tracing", [fleet.ids[0]])
             assert set(first["gateways"]) == set(fleet.ids)
@@ -122,7 +122,7 @@ def test_a_topic(fleet: Fleet) -> None:
     with (
         Raw5.open(fleet.one.port, "c-from") as sender,
         Raw5.open(fleet.two.port, "c-to") as receiver,
-        Watching(fleet, topic="path/+") as watching,
+        Watching(fleet.server, topic="path/+") as watching,
     ):
         assert receiver.subscribed(("path/#", 1), ("secret/#", 1)) == (1, 0x87)
         sender.deliver("path/a", b"one", qos=1)
@@ -145,7 +145,7 @@ def test_a_will_is_not_published_before_it_is(fleet: Fleet) -> None:
     """That a client has one is said when it connects; when it is published, it is delivered."""
     with (
         Raw5.open(fleet.two.port, "c-heir") as heir,
-        Watching(fleet, topic="path/+") as watching,
+        Watching(fleet.server, topic="path/+") as watching,
     ):
         assert heir.subscribed(("path/#", 1)) == (1,)
         testator = Raw5.open(fleet.one.port, "c-testator", flags=4, tail=will("path/will", b"dead"))
@@ -161,7 +161,7 @@ def test_a_will_is_not_published_before_it_is(fleet: Fleet) -> None:
 
 
 def test_who_may_not_publish(fleet: Fleet) -> None:
-    with Raw5.open(fleet.one.port, "c-denied") as client, Watching(fleet, topic="secret/#") as watching:
+    with Raw5.open(fleet.one.port, "c-denied") as client, Watching(fleet.server, topic="secret/#") as watching:
         client.send(b"\x30\x0b\x00\x08secret/x\x00")
         assert watching.one(event="dropped", client="c-denied")["reason"] == "denied"
 
@@ -196,7 +196,7 @@ def test_a_time_that_ends_it(fleet: Fleet) -> None:
 def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a word of who has asked for it, as when that is killed."""
     monkeypatch.setattr(tracing, "tell", lambda inbox, what, question: None)
-    with Watching(fleet, topic="forgotten"):
+    with Watching(fleet.server, topic="forgotten"):
         assert not untraced(fleet)
     assert not untraced(fleet)
     eventually(lambda: untraced(fleet), PATIENCE + 30)
@@ -226,7 +226,7 @@ def test_what_nobody_reads_is_counted_and_not_kept(fleet: Fleet, monkeypatch: py
 def test_names_of_any_size_are_shortened(fleet: Fleet) -> None:
     """So that what is told of them stays below what NATS takes, and the trace goes on."""
     topic, filters = "long/" + "x" * 3000, [(f"{number}/" + "y" * 3000, 0) for number in range(100)]
-    with Raw5.open(fleet.one.port, "c-long") as client, Watching(fleet, client="c-long") as watching:
+    with Raw5.open(fleet.one.port, "c-long") as client, Watching(fleet.server, client="c-long") as watching:
         for _ in range(20):
             assert client.subscribed(*filters) == (0,) * len(filters)
         client.deliver(topic, b"x", qos=1)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.client.client import Client
+from mqtt_nats.codec import MqttError
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
@@ -12,10 +15,17 @@ from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSide, FakeStore
+from tests.harness.doubles import stands_for
+from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSettings, FakeSide, FakeStore
 
 if TYPE_CHECKING:
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.delivery.receiver import Delivery
+    from mqtt_nats.messages.publish_encoder import Aliases
+    from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.pubsub.routing_table import Filter
+    from mqtt_nats.transport.write_buffer import WriteBuffer
     from mqtt_streams.sessions import V5
 
 
@@ -42,7 +52,8 @@ class FakeHandover:
 class FakeDelivery:
     """Stands for `Delivery`, where the shared reader is not used."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: FakeDeliveryServices) -> None:
+        self.services, self.registry = services, services.registry
         self.writers: set[PositionWriter] = set()
         self.reconciling = FakeReconciling()
         self.feed = SharedFeed()
@@ -50,11 +61,21 @@ class FakeDelivery:
         self.resets = True
 
 
+@stands_for(Settings)
+class FakeDeliverySettings(FakeSettings):
+    """Stands for `Settings`: the limits of what waits for clients that do not read."""
+
+    def __init__(self) -> None:
+        self.stall_time = 1e9
+        self.max_unread_bytes = 1 << 40
+
+
 class FakeDeliveryServices(FakeServices):
     """Stands for `Services`, connected to NATS."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.settings: FakeDeliverySettings = FakeDeliverySettings()
         self.counters = Counters([0] * 3, [0] * 3)
         self.path = FakeDeliveryPath(self.fake_link, self.fake_store, self.counters)
 
@@ -129,10 +150,30 @@ class FakeReceiver(FakeClient):
         self.version = 4
         self.outlet = FakeBuffer()  # type: ignore[assignment]
         self.connection = FakeConnection()
-        self.delivery = FakeDelivery()
+        self.delivery = FakeDelivery(services)
         self.guarded = None
         self.checks_each = False
         self.options = 0
+
+
+@stands_for(Client)
+class FakeSlowReceiver:
+    """Stands for `Client`, which does not read what its write buffer keeps."""
+
+    def __init__(self, outlet: WriteBuffer, aliases: Aliases | None = None) -> None:
+        self.services = FakeDeliveryServices()
+        self.path = self.services.path
+        self.client_id = "client"
+        self.alive = True
+        self.outlet = outlet
+        self.outgoing = aliases
+        self.regular_side: None = None
+        self.durable_side: DurableDelivery | None = None
+        self.gates: dict[Filter, Gate] | None = None
+        self.fake_ended: list[str] = []
+
+    def end(self, error: MqttError) -> None:
+        self.fake_ended.append(str(error))
 
 
 class FakeMachine:
@@ -165,6 +206,16 @@ class FakeWriterSide(FakeSide):
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
         self.fake_released.append((identifier, mark))
+
+
+def as_delivery(fake: FakeDelivery) -> Delivery:
+    """The fake, for a function that wants a `Delivery`."""
+    return cast("Delivery", fake)
+
+
+def as_receiver(fake: FakeReceiver | FakeSlowReceiver) -> Client:
+    """The fake, for a function that wants a `Receiver`."""
+    return cast("Client", fake)
 
 
 class Side(StatefulDelivery):

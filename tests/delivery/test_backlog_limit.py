@@ -7,11 +7,11 @@ from mqtt_nats.delivery import slow_clients as overflowing
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
-from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
-from tests.sessions.fakes import FakeSettings, FakeSide, as_side, consumer_state
+from tests.delivery.fakes import FakeDeliveryServices, FakeDeliverySettings, FakeReceiver
+from tests.sessions.fakes import FakeSide, as_side, consumer_state
 
 
-class BacklogSettings(FakeSettings):
+class BacklogSettings(FakeDeliverySettings):
     """At most six messages may wait for a session."""
 
     max_backlog = 6

@@ -3,8 +3,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,12 @@ from mqtt_nats.backbone.pending_stores import STALE, IgnoredStore, PendingStore
 from mqtt_nats.delivery import deferred_removals as lingering
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.protocol.ack_tokens import assigned
-from mqtt_streams.api import RequestTimeout
+from mqtt_streams.api import JetStream, RequestTimeout
 from mqtt_streams.consumers import ConsumerInfo
+from mqtt_streams.stored import StoredMessage
 from tests.harness.doubles import Timers
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeServices
 
 
 class Bench:
@@ -26,14 +26,8 @@ class Bench:
         self.pass_to = self.timers.pass_to
         monkeypatch.setattr(lingering, "LINGER", 10.0)
         monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
-        self.link = SimpleNamespace(online=True, out=[], kick=lambda: None)
-        self.gone: list[bytes] = []
-        services: Any = SimpleNamespace(
-            nats=SimpleNamespace(link=self.link, relinked=-1e9),
-            tasks=SimpleNamespace(spawn=None),
-            drop_assignment=lambda token, operation: self.gone.append(token),
-        )
-        self.services = services
+        self.services = services = FakeServices()
+        self.link, self.gone = services.fake_link, services.fake_dropped
         self.kept = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
 
 
@@ -100,48 +94,48 @@ def info(delivered: int, redelivered: int = 0) -> ConsumerInfo:
     return ConsumerInfo({}, False, delivered, delivered, 0, 1, 0, redelivered)
 
 
+def stored_at(time_ns: int) -> StoredMessage:
+    """The group's message, stored at a time in nanoseconds since 1970."""
+    return StoredMessage("$MQTT.msgs.a", 5, time_ns, b"", b"")
+
+
 class Group:
     """One session's assignments, and a group's consumer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.info: ConsumerInfo | Exception | None = info(5)
-        self.found: Any = SimpleNamespace(time_ns=STAMP_NS)
-        self.acknowledged: list[bytes] = []
+        self.found: StoredMessage | None = stored_at(STAMP_NS)
         self.removals: list[tuple[bytes, PendingStore]] = []
-        self.tasks: list[asyncio.Task[None]] = []
-        self.services: Any = SimpleNamespace(
-            nats=SimpleNamespace(
-                link=SimpleNamespace(online=True, out=[], kick=lambda: None),
-                inbox=None,
-                store=SimpleNamespace(call=self._call),
-                linked=0.0,
-                relinked=-1e9,
-            ),
-            drop_assignment=lambda record, operation: self.removals.append((record, operation)),
-            tasks=SimpleNamespace(spawn=lambda work, name: self.tasks.append(asyncio.create_task(work))),
-        )
+        self.services = FakeServices()
+        self.services.fake_store.fake_answers = True
+        self.services.nats.linked = 0.0
+        self.tasks = self.services.tasks.fake_spawned
         monkeypatch.setattr(lingering, "LINGER", 0.01)
         monkeypatch.setattr(lingering, "LOOK", 0.01)
         monkeypatch.setattr(lingering, "AFTERWARDS", 0.0)
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
-        self.kept = DeferredRemovals(self.services.nats, self.services.tasks.spawn, self.services.drop_assignment)
+        self.kept = DeferredRemovals(self.services.nats, self.services.tasks.spawn, self._drop)
 
-    async def _info(self, js: Any, stream: str, name: str) -> ConsumerInfo | None:
+    def _drop(self, record: bytes, operation: PendingStore) -> None:
+        self.removals.append((record, operation))
+
+    @property
+    def acknowledged(self) -> list[bytes]:
+        """Reply subjects of the messages that were acknowledged."""
+        return [subject for subject, _, _ in self.services.fake_store.fake_called]
+
+    async def _info(self, js: JetStream, stream: str, name: str) -> ConsumerInfo | None:
         assert (stream, name) == ("$MQTT_msgs", "share_group")
         self.looks += 1
         if isinstance(self.info, Exception):
             raise self.info
         return self.info
 
-    async def _found(self, js: Any, stream: str, seq: int) -> Any:
+    async def _found(self, js: JetStream, stream: str, seq: int) -> StoredMessage | None:
         assert (stream, seq) == ("$MQTT_msgs", 5)
         return self.found
-
-    def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
-        self.acknowledged.append(subject)
-        operation.stored(b"")
 
     async def removed(self, *records: bytes) -> None:
         """Wait until these are the records that were removed."""
@@ -211,7 +205,7 @@ async def test_what_nobody_delivers_goes(group: Group, gone: str) -> None:
     if gone == "consumer":
         group.info = None
     else:
-        group.found = None if gone == "message" else SimpleNamespace(time_ns=STAMP_NS + 1)
+        group.found = None if gone == "message" else stored_at(STAMP_NS + 1)
     group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await group.removed(b"7")
     assert group.acknowledged == []

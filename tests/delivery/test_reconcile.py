@@ -3,12 +3,13 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.backbone.transport import NatsTransport
+from mqtt_nats.client.client import Client
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
@@ -17,6 +18,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
+from tests.harness.doubles import stands_for
 from tests.protocol.recorder import session
 from tests.sessions.fakes import as_services
 
@@ -28,6 +30,19 @@ def transport(link: Any) -> NatsTransport:
     return NatsTransport(link, asyncio.Transport(), asyncio.Protocol())
 
 
+@stands_for(Client)
+class FakeReconciled(FakeReceiver):
+    """Stands for `Client`: gives its next job to the test."""
+
+    fake_next: asyncio.Future[Coroutine[Any, Any, None]] | None = None
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        if self.fake_next is None:
+            work.close()  # the test is over
+        else:
+            self.fake_next.set_result(work)
+
+
 class Bench:
     """A session whose consumer has not sent again all that was pending when it was attached last."""
 
@@ -35,8 +50,6 @@ class Bench:
         self.told: list[tuple[int, int]] = []
         """What JetStream says, one after the other: how many are pending, and up to where all is acknowledged."""
         self.attached = 0
-        self.next: asyncio.Future[Coroutine[Any, Any, None]] | None = None
-
         self.machine, self.ports = session()
         self.source = SubscriptionState(1, 1, 10)
         self.source.held = SubscriptionState.RETURNING
@@ -45,8 +58,7 @@ class Bench:
         self.services = FakeDeliveryServices()
         link = self.services.fake_link
         link.wire = self.attachment.wire = transport(link)
-        self.client: Any = cast(Any, FakeReceiver(self.services))
-        self.client.do = self._do
+        self.client: Any = FakeReconciled(self.services)
         self.side: Any = Side(
             self.machine,
             client=self.client,
@@ -77,17 +89,11 @@ class Bench:
         """Sequences of the messages that were sent."""
         return [call[1] for call in self.ports.calls if call[0] == "publish"]
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        if self.next is None:
-            work.close()  # the test is over
-        else:
-            self.next.set_result(work)
-
     async def look(self, *told: tuple[int, int]) -> None:
         """Have the look made that is due."""
         self.told += told
-        self.next = asyncio.get_running_loop().create_future()
-        look, self.next = await self.next, None
+        self.client.fake_next = asyncio.get_running_loop().create_future()
+        look, self.client.fake_next = await self.client.fake_next, None
         await look
         assert self.told == []
 
@@ -155,9 +161,9 @@ async def test_who_is_not_answered_holds_up_no_others(monkeypatch: pytest.Monkey
         return await answered if asked == 1 else ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 7, 1, 0)
 
     monkeypatch.setattr(reconciling, "consumer_info", info)
-    bench.next = asyncio.get_running_loop().create_future()
+    bench.client.fake_next = asyncio.get_running_loop().create_future()
     bench.reconciling.due(bench.client, "name")
-    stuck = asyncio.create_task(await bench.next)
+    stuck = asyncio.create_task(await bench.client.fake_next)
     await asyncio.sleep(0)
     bench.reconciling.due(bench.client, "name")
     async with asyncio.timeout(5):

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 
-from mqtt_nats.codec import PINGRESP, MqttError, ack_bytes
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.codec import PINGRESP, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.receiver import Delivery
 from mqtt_nats.delivery.slow_clients import (
     LONGEST,
     SlowClient,
@@ -26,13 +26,23 @@ from mqtt_nats.delivery.slow_clients import (
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases
+from mqtt_nats.protocol import inflight
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
-from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
+from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.transport.write_buffer import LARGE, PIECE, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
-from tests.delivery.fakes import Side
+from tests.delivery.fakes import (
+    FakeDelivery,
+    FakeDeliveryServices,
+    FakeReceiver,
+    FakeSlowReceiver,
+    Side,
+    as_delivery,
+    as_receiver,
+)
 from tests.harness import raw, raw5
 from tests.protocol.recorder import Recorder, source
 
@@ -211,13 +221,16 @@ def test_a_connection_that_ends_holds_nothing() -> None:
 @pytest.mark.sources
 def test_all_gates_of_a_filter_count() -> None:
     """New messages may wait behind a consumer's, which wait behind retained ones."""
-    found, choice, message = MagicMock(), MagicMock(), Message(b"\0\1a", bytes(100), 0)
+    found, message = Filter("a", (), cast(NatsConnection, None), False), Message(b"\0\1a", bytes(100), 0)
+    choice = Choice(found, 0, b"", False)
     former = Gate(found, 1000)
     former.keep(choice, message)
     last = Gate(found, former.room, former)
     last.keep(choice, message)
-    client = MagicMock(regular_side=None, gates={found: last})
-    client.outlet.held = 7
+    fake = FakeSlowReceiver(outlet_of()[0])
+    fake.gates = {found: last}
+    fake.outlet.held = 7
+    client = as_receiver(fake)
     assert _held(client) == 7 + 2 * (message.size + ENTRY_BYTES)
     former.end()
     assert _held(client) == 7 + message.size + ENTRY_BYTES
@@ -235,9 +248,10 @@ class Bench:
         self.outlet, self.written, _ = outlet_of()
         clogging(self.outlet, self.written, 1)
         self.outlet.write(b"first")
-        client: Any = SimpleNamespace(outlet=self.outlet, outgoing=aliases)
-        self.side = cast(DurableDelivery, Side(self.machine, client=client))
-        self.client = client
+        self.fake = FakeSlowReceiver(self.outlet, aliases)
+        self.client = as_receiver(self.fake)
+        self.side = cast(DurableDelivery, Side(self.machine, client=self.fake))
+        self.fake.durable_side = self.side
 
     def stored(self, sequence: int, *, attempt: int = 1) -> bytes:
         self.machine.arrived(self.source, sequence, attempt, b"r%d.%d" % (sequence, attempt), None, 1)
@@ -291,16 +305,16 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
         bench.machine.arrived(bench.source, sequence, 1, b"r%d" % sequence, "body", 1)
     ended = source(1)
     ended.end = 1
+    link = bench.fake.services.fake_link
     bench.side.attachments = {
-        name: cast(ConsumerBinding, SimpleNamespace(source=one, sid=name.encode()))
+        name: ConsumerBinding("a", ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), one)
         for name, one in (("live", bench.source), ("ended", ended))
     }
-    unsubscribed: list[bytes] = []
-    bench.client.client_id = "c"
-    bench.client.path = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=unsubscribed.append))
+    for attachment in bench.side.attachments.values():
+        attachment.sid = link.subscribe_raw(b"deliver", lambda *message: None)
     give_up(bench.client, bench.side)
     assert bench.side.stall is not None
-    assert unsubscribed == [b"live"]
+    assert list(link.handlers) == [bench.side.attachments["ended"].sid]
     assert bench.outlet.chunks == []
     assert bench.machine.queued == []
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [3], "its socket has it"
@@ -397,15 +411,9 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
 
     monkeypatch.setattr(stalling, "save_record", nothing)
     monkeypatch.setattr(stalling, "ask_again", lambda client: None)
-    record = SimpleNamespace(cons={"a": consumer})
-    client: Any = SimpleNamespace(
-        services=None,
-        record=record,
-        epoch=1,
-        alive=True,
-        connection=SimpleNamespace(release=lambda hold: None),
-        do=lambda work: None,
-    )
+    client = FakeReceiver(FakeDeliveryServices())
+    assert client.record is not None
+    client.record.cons["a"] = consumer
     side: Any = Side(
         machine,
         DeliveryState.WAKING,
@@ -415,10 +423,10 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
         attach=attach,
         collect=nothing,
         stall=stall,
-        client=SimpleNamespace(terms=SimpleNamespace(receive_maximum=10)),
+        client=client,
     )
     bench.ports.take()
-    await stalling._wake(client, side, stall)
+    await stalling._wake(as_receiver(client), side, stall)
     assert bench.ports.take() == [("publish", 2, 1, True), ("publish", 3, 1, True)]
 
 
@@ -448,40 +456,33 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
 def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() -> None:
     bench = Bench()
     bench.side.begin_stall(stall := SlowClient())
-    ended: list[MqttError] = []
-    bench.client.durable_side, bench.client.end = bench.side, ended.append
-    settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=1 << 40)
-    services = SimpleNamespace(settings=settings, path=SimpleNamespace(round=bench.outlet.round))
-    delivery: Any = SimpleNamespace(services=services, registry=SimpleNamespace(connections=[bench.client]))
+    services = FakeDeliveryServices()
+    services.path.round = bench.outlet.round
+    services.registry.connections.add(bench.client)
+    delivery = as_delivery(FakeDelivery(services))
     look_after(delivery)
-    assert not ended
+    assert not bench.fake.fake_ended
     stall.since -= LONGEST
     look_after(delivery)
-    assert [str(error) for error in ended] == ["the client has not read for too long"]
+    assert bench.fake.fake_ended == ["the client has not read for too long"]
     assert LONGEST < BACKSTOP_S
 
 
 @pytest.mark.parametrize("look", [look_after, relieve])
 def test_a_failure_ends_one_session_and_not_the_gateway(
-    look: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    look: Callable[[Delivery], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The clock of the gateway looks after all sessions: the failure of one must not end the clock."""
-    monkeypatch.setattr(stalling, "pages_of", lambda client: 0)
+    services = FakeDeliveryServices()
+    services.settings.stall_time, services.settings.max_unread_bytes = -1.0, 9
+    services.path.round = FlushRound(lambda flush: None)
     wrong, right = Bench(), Bench()
     wrong.side.state = DeliveryState.ENDED  # not known to happen while the session may send
-    ended: list[MqttError] = []
     for number, bench in enumerate((wrong, right)):
         bench.outlet.held += 2 - number  # the larger one is emptied first
-        bench.client.durable_side, bench.client.alive = bench.side, True
-        bench.client.end = ended.append if bench is wrong else pytest.fail
-        bench.client.regular_side = bench.client.gates = None
-        bench.client.path = SimpleNamespace(link=SimpleNamespace(unsubscribe_raw=pytest.fail, handlers={}))
-    settings = SimpleNamespace(stall_time=-1.0, max_unread_bytes=9)
-    services = SimpleNamespace(settings=settings, path=SimpleNamespace(round=SimpleNamespace(held=0)))
-    clients = [wrong.client, right.client]
-    delivery: Any = SimpleNamespace(services=services, registry=SimpleNamespace(connections=clients))
-    look(delivery)
-    assert [str(error) for error in ended] == ["internal error"]
+        services.registry.connections.add(bench.client)
+    look(as_delivery(FakeDelivery(services)))
+    assert (wrong.fake.fake_ended, right.fake.fake_ended) == (["internal error"], [])
     assert right.side.state is DeliveryState.STALLED
     assert "ForbiddenTransition" in caplog.text
 
@@ -492,5 +493,5 @@ def test_a_delivery_that_was_sent_keeps_no_body() -> None:
     machine.sources.append(one)
     machine.start()
     machine.arrived(one, 1, 1, b"r1", "body", 1)
-    sent: Delivery = machine.inflight[packet_id(1)]
+    sent: inflight.Delivery = machine.inflight[packet_id(1)]
     assert sent.body is None

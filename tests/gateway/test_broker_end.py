@@ -2,13 +2,30 @@
 """A gateway that ends is not kept by what is begun, or given up, in its last moments."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.base.tasks import Tasks
+from tests.harness.doubles import stands_for
+
+
+@stands_for(asyncio.Transport)
+class FakeTransport:
+    """Stands for `asyncio.Transport`: it takes everything."""
+
+    def write(self, data: bytes) -> None:
+        """Send nothing."""
+
+
+@stands_for(NatsTransport)
+class FakeWire:
+    """Stands for `NatsTransport`: a connection to a server that does not answer."""
+
+    def __init__(self) -> None:
+        self.transport = FakeTransport()
 
 
 async def test_nothing_is_begun_after_the_end() -> None:
@@ -28,8 +45,7 @@ async def test_nothing_is_begun_after_the_end() -> None:
 async def test_a_lost_connection_is_told_unless_this_is_the_end(ending: bool) -> None:
     """Also where both happen at the same moment."""
     link = NatsConnection()
-    wire: Any = SimpleNamespace(transport=SimpleNamespace(write=lambda data: None))
-    link.wire = wire
+    link.wire = cast(NatsTransport, FakeWire())
     task = asyncio.create_task(link.stop(5))
     await asyncio.sleep(0)
     link._lose_wire()

@@ -4,100 +4,141 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-from unittest.mock import MagicMock
+from typing import cast
 
 import pytest
 
 from mqtt_nats.backbone import retry as patience
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.client.account import Account
+from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway import reconnect as recovery
 from mqtt_nats.gateway.account import Tenant
+from mqtt_nats.gateway.broker import Broker
+from mqtt_nats.lifecycle.lease import Lease
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_streams.consumers import ConsumerRef
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, as_receiver
+from tests.harness.doubles import stands_for
+from tests.ingress.fakes import FakeIngress, FakePublishingServices
+from tests.sessions.fakes import FakeSide
 
 
-class Slow:
-    """A link whose server answers after some fences, or is lost after some."""
+@stands_for(NatsConnection)
+class FakeSlowLink:
+    """Stands for `NatsConnection`, whose server answers after some fences, or is lost after some."""
 
     def __init__(self, fences: int, lost: bool) -> None:
         self.wire: object | None = object()
-        self.fences = fences
-        self.lost = lost
+        self.fake_fences = fences
+        self.fake_lost = lost
 
     async def fence(self) -> None:
-        self.fences -= 1
-        if self.fences:
+        self.fake_fences -= 1
+        if self.fake_fences:
             raise TimeoutError("a test")
-        if self.lost:
+        if self.fake_lost:
             self.wire = object()  # and there is another connection already
             raise TimeoutError("a test")
+
+
+@stands_for(Lease)
+class FakeLease:
+    """Stands for `Lease`, which is to be renewed."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+
+
+@stands_for(Account)
+class FakeAccount:
+    """Stands for `Account`, whose connection to NATS was lost."""
+
+    def __init__(self) -> None:
+        self.services = FakePublishingServices()
+        self.registry = self.services.registry
+        self.ingress = FakeIngress(self.services)
+        self.lease = FakeLease()
+
+
+@stands_for(Broker)
+class FakeBroker:
+    """Stands for `Broker`, which serves an account."""
+
+    def __init__(self) -> None:
+        self.account = FakeAccount()
 
 
 @pytest.mark.parametrize("fences", [1, 3])
 @pytest.mark.parametrize("lost", [True, False])
 async def test_a_server_that_answers_late_is_waited_for(fences: int, lost: bool) -> None:
     """Nothing begins where recovery gives up while the connection lives."""
-    link: Any = Slow(fences, lost)
-    assert await recovery._passed(link) is not lost
-    assert not link.fences
+    link = FakeSlowLink(fences, lost)
+    assert await recovery._passed(cast(NatsConnection, link)) is not lost
+    assert not link.fake_fences
 
 
-async def test_a_reconnect_is_known_before_the_connection_is_used() -> None:
+async def test_a_reconnect_is_known_before_the_connection_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the records of groups' messages would be removed, whose acknowledgements a killed server has forgotten."""
     tenant = Tenant("", Settings())
-    broker: Any = MagicMock()
-    tenant.broker, tenant.store, tenant.inbox = broker, MagicMock(), MagicMock()
-    online: list[bool] = []
+    broker = FakeBroker()
     services = broker.account.services
-    services.nats.relink.side_effect = lambda: online.append(tenant.link.online)
-    services.tasks.spawn.side_effect = lambda work, name: work.close()
+    tenant.broker, tenant.store, tenant.inbox = cast(Broker, broker), services.nats.store, services.nats.inbox
+    online: list[bool] = []
+    monkeypatch.setattr(services.nats, "relink", lambda: online.append(tenant.link.online))
     await tenant._online()
     assert online == [False]
     assert tenant.link.online
+    (recovering,) = services.tasks.fake_spawned
+    recovering.cancel()
+    await asyncio.wait([recovering])
 
 
 @pytest.mark.parametrize("owner", [True, False])
 async def test_consumers_are_looked_at_once_more(monkeypatch: pytest.MonkeyPatch, owner: bool) -> None:
     """The leader of a consumer may keep the former deliver subject, although the change was confirmed."""
-    done: list[str] = []
+    client = FakeReceiver(FakeDeliveryServices())
+    done = client.delivery.reconciling.fake_due
 
-    async def still_owner(client: Any) -> bool:
+    async def still_owner(_: Client) -> bool:
         return owner
 
-    async def rebind(client: Any, side: Any) -> None:
+    async def rebind(_: Client, side: FakeSide) -> None:
         done.append("attached")
 
     monkeypatch.setattr(recovery, "still_owner", still_owner)
     monkeypatch.setattr(recovery, "rebind_consumers", rebind)
-    client = MagicMock()
-    client.durable_side.attachments = {"one": None, "two": None}
-    client.delivery.reconciling.due.side_effect = lambda client, name: done.append(name)
-    await recovery._check(client)
+    side = client.durable_side = FakeSide(client)
+    for name in ("one", "two"):
+        consumer = ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10)
+        side.attachments[name] = ConsumerBinding("a", consumer, SubscriptionState(1, 1, 10))
+    await recovery._check(as_receiver(client))
     assert done == (["attached", "one", "two"] if owner else [])
 
 
 async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their consumers, or the stream of PUBRELs, have no leader, and get none."""
-    checked: list[int] = []
+    account = FakeAccount()
+    services = FakeDeliveryServices()
+    clients = [FakeReceiver(services, f"client {number}") for number in range(recovery.AT_ONCE * 3)]
+    account.registry.clients = services.registry.clients
+    waiting = {client.client_id for client in clients[: recovery.AT_ONCE]}
+    checked: list[str] = []
     stuck, others = asyncio.Event(), asyncio.Event()
 
-    async def check(client: Any) -> None:
-        if client.number < recovery.AT_ONCE:
+    async def check(client: Client) -> None:
+        if client.client_id in waiting:
             await stuck.wait()
-        checked.append(client.number)
+        checked.append(client.client_id)
         if len(checked) == recovery.AT_ONCE * 2:
             others.set()
 
     monkeypatch.setattr(recovery, "_check", check)
     monkeypatch.setattr(patience, "LONGEST", 0.05)
-    account = MagicMock()
-    clients: dict[int, Any] = {}
-    tasks: set[asyncio.Task[None]] = set()
-    for number in range(recovery.AT_ONCE * 3):
-        client = MagicMock(number=number)
-        client.do = lambda work: tasks.add(asyncio.create_task(work))
-        clients[number] = client
-    account.registry.clients = clients
-    recovery._check_all(account)
+    recovery._check_all(cast(Account, account))
+    tasks = [asyncio.create_task(job) for client in clients for job in client.fake_jobs]
     async with asyncio.timeout(10):
         await others.wait()
         stuck.set()
@@ -106,6 +147,6 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_connection_that_is_lost_is_not_waited_for() -> None:
-    link: Any = Slow(1, False)
+    link = FakeSlowLink(1, False)
     link.wire = None
-    assert not await recovery._passed(link)
+    assert not await recovery._passed(cast(NatsConnection, link))

@@ -5,31 +5,67 @@ import ast
 import asyncio
 import inspect
 import textwrap
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
+
+STANDS_FOR: dict[type, type] = {}
+"""The classes that doubles stand for, by double."""
+
+
+def stands_for(real: type) -> Callable[[type[T]], type[T]]:
+    """Note the class that a double stands for; `tests/architecture/test_doubles.py` compares their names.
+
+    Names that begin with ``fake_`` are for the test alone.
+    """
+
+    def note(fake: type[T]) -> type[T]:
+        STANDS_FOR[fake] = real
+        return fake
+
+    return note
+
+
+@stands_for(asyncio.AbstractEventLoop)
+class FakeLoop:
+    """A clock in place of the event loop's, and the callbacks that are due, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self.fake_now = 0.0
+        self.fake_due: list[tuple[float, Callable[[], object]]] = []
+
+    def time(self) -> float:
+        return self.fake_now
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
+        self.fake_due.append((self.fake_now + delay, callback))
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> None:
+        self.fake_due.append((when, callback))
 
 
 class Timers:
     """A clock in place of the event loop's, and what is to be called when."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.due: list[Any] = []
-        self.now = 0.0
-        loop: Any = SimpleNamespace(
-            time=lambda: self.now,
-            call_later=lambda delay, act: self.due.append((self.now + delay, act)),
-            call_at=lambda due, act: self.due.append((due, act)),
-        )
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        self._loop = FakeLoop()
+        self.due = self._loop.fake_due
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: self._loop)
+
+    @property
+    def now(self) -> float:
+        """Seconds of the clock."""
+        return self._loop.fake_now
 
     def pass_to(self, now: float) -> None:
         """Let time pass."""
         while self.due and self.due[0][0] <= now:
-            self.now, act = self.due.pop(0)
+            self._loop.fake_now, act = self.due.pop(0)
             act()
-        self.now = now
+        self._loop.fake_now = now
 
 
 def members(real: type) -> set[str]:

@@ -1,43 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replay is for the subscription that it began with, and what waits for it goes in any case."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.ingress import retained_replay as replaying
 from mqtt_nats.ingress.retained_replay import Replay
-from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.routing_table import Filter
-
-
-class Namespace(SimpleNamespace):
-    """One that can be a key."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
+from mqtt_streams.retained import RetainedMessage
+from tests.ingress.fakes import FakePublisher, FakePublishingServices, as_publisher
+from tests.sessions.fakes import FakeSide, v5_of
 
 
 class Session:
     """A durable session with one subscription, and its client."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.machine = DurableSender(10, SimpleNamespace(ack=lambda reply: None))
         self.saved = 0
-        self.record = SimpleNamespace(v5=SimpleNamespace(replay={"a": 1}))
-        self.gates: dict[Any, Any] = {}
-        self.client: Any = Namespace(
-            consumers=SimpleNamespace(machine=self.machine),
-            record=self.record,
-            epoch=1,
-            alive=True,
-            gates=self.gates,
-            regular_side=None,
-            outlet=SimpleNamespace(clogged=False, round=SimpleNamespace(holding=lambda size: None)),
-        )
+        fake = FakePublisher(FakePublishingServices())
+        side = fake.durable_side = FakeSide(fake)
+        self.machine = side.machine
+        self.noted = v5_of(fake).replay
+        self.noted["a"] = 1
+        self.client = as_publisher(fake)
 
         async def save(*_: object) -> None:
             self.saved += 1
@@ -65,7 +54,7 @@ async def test_a_replay_says_nothing_of_a_later_subscription(monkeypatch: pytest
     assert former.source is None
     for cursor in (200, None):
         await former._note(cursor)
-    assert (session.record.v5.replay, session.saved) == ({"a": 1}, 0)
+    assert (session.noted, session.saved) == ({"a": 1}, 0)
 
 
 async def test_what_is_new_goes_also_when_a_replay_fails(
@@ -73,13 +62,15 @@ async def test_what_is_new_goes_also_when_a_replay_fails(
 ) -> None:
     session = Session(monkeypatch)
     replay, source = session.replay()
-    gate = Gate(Filter("a", (), cast(NatsConnection, None), False), 100)
+    found = Filter("a", (), cast(NatsConnection, None), False)
+    gate = Gate(found, 100)
     gate.hold()
     gate.hold()
-    replay.gate = session.gates["a"] = gate
+    session.client.gates = {found: gate}
+    replay.gate = gate
     replay.qos = 0  # nothing is noted in the record
     replay.complete = True
-    replay.page = [SimpleNamespace(payload=b"")]  # type: ignore[list-item]
+    replay.page = [RetainedMessage("a", 1, b"", b"", 1, 0)]
 
     def send(message: object) -> None:
         raise RuntimeError("a defect")

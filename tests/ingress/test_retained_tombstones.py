@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When tombstones go."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
@@ -31,17 +28,19 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: bool = False) -> None:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
-        self.calls: list[bytes] = []
-        self.operations: list[PendingStore] = []
-        services: Any = SimpleNamespace(
-            store=SimpleNamespace(call=self._call),
-            link=SimpleNamespace(kick=lambda: None),
-        )
-        self.tombstones = Tombstones(services, b"delete", at_once=at_once)
+        services = FakeServices()
+        self._called = services.fake_store.fake_called
+        self.tombstones = Tombstones(services.nats, b"delete", at_once=at_once)
 
-    def _call(self, subject: bytes, body: bytes, operation: PendingStore) -> None:
-        self.calls.append(body)
-        self.operations.append(operation)
+    @property
+    def calls(self) -> list[bytes]:
+        """Bodies of the requests."""
+        return [body for _, body, _ in self._called]
+
+    @property
+    def operations(self) -> list[PendingStore]:
+        """What waits for their answers."""
+        return [operation for _, _, operation in self._called]
 
     def add(self, sequence: int) -> Waiting:
         waiting = Waiting()

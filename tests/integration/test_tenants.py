@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import nats
 import orjson
@@ -18,13 +17,11 @@ from pydantic import SecretStr
 from mqtt_nats.access import passwords
 from mqtt_nats.access.authenticator import Allow, Credentials, Denied, Ignore
 from mqtt_nats.access.passwords import set_password
-from mqtt_nats.admin.listener import AdminListener
 from mqtt_nats.admin.metrics import collect
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.client.account import Account
 from mqtt_nats.config.accounts import TenantSettings
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.config.worker_identity import WorkerIdentity as Spot
 from mqtt_nats.ctl.commands import bans
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.gateway.account import _not_here
@@ -33,6 +30,7 @@ from mqtt_nats.hooks import CLIENT_AUTHENTICATE, MESSAGE_PUBLISH, Continue, Stop
 from mqtt_nats.hooks.events import Published, Publishing
 from mqtt_streams.gateway_subjects import ASK, RELOAD
 from tests.access.test_passwords import CHEAP
+from tests.admin.fakes import FakeListener, as_listener
 from tests.conftest import _nats_factory
 from tests.harness import raw5
 from tests.harness.fence import fence
@@ -249,10 +247,9 @@ async def test_nats_clients_of_an_account(place: Place, accounts: NatsServer) ->
 def test_metrics(place: Place) -> None:
     """Those of each account are told apart; what is of the process is there once."""
     gateway = place.running.gateway
-    listener = cast(
-        AdminListener,
-        SimpleNamespace(gateway=gateway, settings=gateway.settings, place=Spot("g", 1, 1), certificates={}),
-    )
+    fake = FakeListener(gateway.settings)
+    fake.gateway = gateway
+    listener = as_listener(fake)
 
     def sample(name: str, **labels: str) -> float:
         assert place.running.loop is not None

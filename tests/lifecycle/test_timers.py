@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fired timers that cannot be handled at the moment."""
 
-from types import SimpleNamespace
-from typing import Any
+from __future__ import annotations
+
+from typing import cast
 
 import pytest
 
 from mqtt_nats.lifecycle import timers
+from mqtt_nats.lifecycle.will import Wills
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, FiredTimer
+from tests.harness.doubles import stands_for
+from tests.sessions.fakes import FakeServices
 
 pytestmark = pytest.mark.anyio
 
 TIMER = FiredTimer(EXPIRY, "key", 1, 2, b"", b"", "$JS.ACK.$MQTT_timers.gateways.1.2.3.4.5")
+
+
+@stands_for(Wills)
+class FakeWills:
+    """Stands for `Wills`: what timers of other kinds need."""
+
+    def __init__(self) -> None:
+        self.services = FakeServices()
 
 
 @pytest.mark.parametrize(
@@ -33,20 +45,21 @@ async def test_a_timer_without_an_answer_comes_again_soon(
 
     What JetStream refuses would be refused four times a second.
     """
-    out: list[bytes] = []
+    wills = FakeWills()
     done: list[FiredTimer] = []
 
     async def expire(*_: object) -> None:
         if error is not None:
             raise error
 
-    async def settle(timer: FiredTimer) -> None:
+    async def settle(timer: FiredTimer) -> bool:
         done.append(timer)
+        return True
 
     monkeypatch.setattr(timers, "expire", expire)
-    link = SimpleNamespace(out=out, kick=lambda: None)
-    streams = SimpleNamespace(timers=SimpleNamespace(done=settle))
-    wills: Any = SimpleNamespace(services=SimpleNamespace(nats=SimpleNamespace(link=link), streams=streams))
-    await timers._handle(wills, TIMER)
+    monkeypatch.setattr(wills.services.streams.timers, "done", settle)
+    await timers._handle(cast(Wills, wills), TIMER)
     assert done == ([] if error else [TIMER])
-    assert out == ([b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()] if soon else [])
+    assert wills.services.fake_link.out == (
+        [b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()] if soon else []
+    )

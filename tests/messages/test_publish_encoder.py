@@ -2,18 +2,18 @@
 """Packets of one subscriber's own: aliases, size limit, expiry, identifiers."""
 
 import time
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.client.client import Client
 from mqtt_nats.codec import ClientDecoder, Limits, Publish, PublishRun
+from mqtt_nats.hooks.events import DropReason
 from mqtt_nats.messages.message import Message, Rich, Stored, encoded_id, expired, left, tailored
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber, encode_publish
 from mqtt_nats.messages.terms import Terms
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 
 LIMITS = Limits(
     max_packet_size=1 << 20, connect_packet_size=1 << 16, max_topic_levels=128, max_filters=100, max_user_properties=64
@@ -22,17 +22,30 @@ KEY = b"\0\x03a/b"
 UTF8 = b"\x01\x01"
 
 
-def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, version: int = 5) -> Client:
+class OneSubscriber:
+    """A `Subscriber`: the client that the packets are for."""
+
+    checks_each = False
+
+    def __init__(self, version: int, terms: Terms) -> None:
+        self.version, self.terms = version, terms
+        most = terms.topic_alias_maximum
+        self.outgoing = Aliases(most) if most else None
+        self.outlet = WriteBuffer(FlushRound(lambda flush: None), 1)
+
+    def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
+        return False
+
+    def drop(self, topic: str, qos: int, reason: DropReason, message_id: str = "") -> None:
+        """Nobody counts it."""
+
+
+def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, version: int = 5) -> OneSubscriber:
     """As much of a client as the packets need."""
-    parts = SimpleNamespace(
-        checks_each=False,
-        version=version,
-        terms=Terms(maximum_packet_size=limit, topic_alias_maximum=aliases),
-        outgoing=Aliases(aliases) if aliases else None,
-        outlet=SimpleNamespace(clogged=clogged),
-        drop=lambda topic, qos, reason, message_id="": None,
-    )
-    return cast(Client, parts)
+    found = OneSubscriber(version, Terms(maximum_packet_size=limit, topic_alias_maximum=aliases))
+    if clogged:
+        found.outlet.clog()
+    return found
 
 
 def read(data: bytes, version: int = 5) -> Any:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -16,6 +15,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.presence import Presence
 from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
+from mqtt_nats.pubsub.data_path import Path
 from tests.conftest import GatewayFactory
 from tests.harness.fence import fence
 from tests.harness.inprocess import InProcess, running
@@ -23,6 +23,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeServices
 
 Pair = tuple[InProcess, InProcess]
 Event = dict[str, Any]
@@ -176,11 +177,10 @@ async def test_a_killed_gateway(
 
 
 async def test_events_wait_for_nats() -> None:
-    link = SimpleNamespace(wire=None, online=False, out=[], kick=lambda: None)
-    fanout = SimpleNamespace()
-    table = SimpleNamespace(wanted=lambda topic: False)
-    path: Any = SimpleNamespace(link=link, fanout=fanout, table=table)
-    presence = Presence(path, Identity("present0"), wanted=True)
+    path = FakeServices().path
+    link = path.link
+    link.wire, link.online = None, False
+    presence = Presence(cast(Path, path), Identity("present0"), wanted=True)
     presence.lost("aaaaaaaa", "lamp", 7)
     assert not link.out
     link.wire, link.online = object(), True

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from mqtt_nats.plugins.rewrite import RewriteOptions, rewritten
 from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.plugins.conftest import Start
+from tests.plugins.fakes import PlainClient
 
 pytestmark = pytest.mark.anyio
 
@@ -27,16 +28,8 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-class Named:
-    """As much of a client as rules look at."""
-
-    def __init__(self, client_id: str, user: str | None = None) -> None:
-        self.client_id = client_id
-        self.user = user
-
-
 def view(client_id: str = "c", user: str | None = None) -> ClientView:
-    return ClientView(cast(Any, Named(client_id, user)))
+    return ClientView(PlainClient(client_id, user))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import nats
 import pytest
@@ -23,6 +23,7 @@ from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually, eventually
 from tests.plugins.conftest import Start
+from tests.plugins.fakes import PlainClient
 from tests.plugins.test_manager import plugins_of
 
 pytestmark = pytest.mark.anyio
@@ -182,23 +183,24 @@ async def test_a_refused_message(start: Start, exported: InMemorySpanExporter, t
 def test_open_spans_are_bounded_and_found_by_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection is compared with others: a table of all of them would be read when a client leaves."""
     monkeypatch.setattr(spans, "OPEN_MOST", 3)
-    compared: set[Any] = set()
+    compared: set[str] = set()
 
     def same(view: ClientView, other: ClientView) -> bool:
-        compared.update((view._client, other._client))
+        compared.update((view.client_id, other.client_id))
         return view._client is other._client
 
     monkeypatch.setattr(ClientView, "__eq__", same)
-    one, other, third = (ClientView(cast(Any, name)) for name in ("one", "other", "third"))
+    second = PlainClient("other")
+    one, other, third = (ClientView(client) for client in (PlainClient("one"), second, PlainClient("third")))
     found: spans.OpenSpans[str] = spans.OpenSpans()
-    added = [found.add((client, number), f"{client._client}{number}") for client in (one, other) for number in (1, 2)]
+    added = [found.add((client, number), f"{client.client_id}{number}") for client in (one, other) for number in (1, 2)]
     assert added == [None, None, None, "one1"]
     assert found.add((other, 2), "again") == "other2"
     assert (found.get((one, 1)), found.get((other, 2))) == (None, "again")
     assert found.pop((other, 2)) == "again"
     compared.clear()
     assert found.pop_all(third) == []
-    assert found.pop_all(ClientView(cast(Any, "other"))) == ["other1"]
+    assert found.pop_all(ClientView(second)) == ["other1"]
     assert compared == {"other"}
     assert found.pop_all(one) == ["one2"]
     assert found.pop_all(one) == []

@@ -19,6 +19,8 @@ from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
+from mqtt_nats.transport.turns import Clock
+from mqtt_nats.transport.write_buffer import FlushRound
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from mqtt_streams.hashing import name_hash, registered_as
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.messages.identity import Identity
+    from mqtt_nats.pubsub.backlog import Gate
+    from mqtt_nats.pubsub.routing_table import Filter
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
 
@@ -44,6 +48,8 @@ Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
 class FakeLink:
     """Stands for `NatsConnection`: keeps frames and handlers."""
+
+    max_payload = 1024 * 1024
 
     def __init__(self) -> None:
         self.online = True
@@ -87,6 +93,7 @@ class FakeStore:
         self.fake_error: Exception | None = None
         self.fake_put: list[tuple[bytes, bytes, bytes, PendingStore]] = []
         self.fake_called: list[tuple[bytes, bytes, PendingStore]] = []
+        self.fake_answers = False
 
     def put(self, target: bytes, headers: bytes, payload: bytes, operation: PendingStore) -> None:
         if self.fake_error is not None:
@@ -95,6 +102,14 @@ class FakeStore:
 
     def call(self, subject: bytes, payload: bytes, operation: PendingStore) -> None:
         self.fake_called.append((subject, payload, operation))
+        if self.fake_answers:
+            operation.stored(b"")
+
+    def excuse(self, seconds: float) -> None:
+        """Nothing is late."""
+
+    def online(self) -> None:
+        """Nothing waits to be sent again."""
 
 
 class FakeQuotas:
@@ -116,6 +131,9 @@ class FakeInbox(MemoryJetStream):
         super().__init__()
         self._tokens = 0
 
+    def renew(self) -> None:
+        """Answers go on coming."""
+
     def token(self) -> bytes:
         self._tokens += 1
         return b"%d" % self._tokens
@@ -125,6 +143,9 @@ class FakeOutlet:
     """Stands for `WriteBuffer`: the socket takes everything."""
 
     clogged = False
+
+    def __init__(self) -> None:
+        self.round = FlushRound(lambda flush: None)
 
 
 class FakeIdentity:
@@ -222,7 +243,7 @@ class FakePath:
 
     def __init__(self, link: FakeLink, store: FakeStore) -> None:
         self.link, self.store, self.out = link, store, link.out
-        self.round = FakeRound()
+        self.round: FakeRound | FlushRound = FakeRound()
         self.table = Table(True)
         self.recent = Recent(self.table)
 
@@ -257,7 +278,7 @@ class FakeServices:
         self.path = FakePath(self.fake_link, self.fake_store)
         self.registry: Registry[Any] = Registry()
         self.settings = FakeSettings()
-        self.clock = FakeClock()
+        self.clock: FakeClock | Clock = FakeClock()
         self.nodes = FakeNodes()
         self.stream = FakeIdentity()
         self.head = StreamHead(as_inbox(self.fake_inbox))
@@ -285,6 +306,8 @@ class FakeClient:
         self.durable_side: Any = None
         self.regular_side: Any = None
         self.shares: dict[str, Any] | None = None
+        self.filters: dict[Filter, int] = {}
+        self.gates: dict[Filter, Gate] | None = None
         self.expiry: int | None = 60
         self.outlet = FakeOutlet()
         self.bridge = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,13 +24,16 @@ from mqtt_nats.transport.turns import Clock
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, subject_token
 from mqtt_streams.wills import StoredWill
+from tests.harness.doubles import stands_for
 from tests.pubsub.support import Bench
+from tests.sessions.fakes import FakeLink, as_link
 from tests.transport.slow_handlers import LIMITS
 
 pytestmark = pytest.mark.sources
 
 
-class PathServices:
+@stands_for(Services)
+class FakePathServices:
     """Stands for `Services`: the message path."""
 
     def __init__(self, path: Path) -> None:
@@ -72,12 +74,12 @@ class PlainSession(Session):
 def made() -> Session:
     """A session of a client that has just connected."""
     bench = Bench()
-    link: Any = SimpleNamespace(out=[], max_payload=1024, subscribe_raw=lambda subject, handler: b"1")
+    link = as_link(FakeLink())
     store = AckedPublisher(link, lambda full: None)
     ids, budget = MessageIds(1), MemoryBudget(1024, 1024)
     path = Path(link, store, bench.table, bench.fanout, bench.round, [0] * 3, [0] * 3, ids, budget)
     connection = Connection(LIMITS, bench.round, Settings(), Clock(0.0), lambda _: None)
-    return PlainSession(connection, cast(Services, PathServices(path)))
+    return PlainSession(connection, cast(Services, FakePathServices(path)))
 
 
 async def test_a_new_session() -> None:

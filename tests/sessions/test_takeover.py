@@ -3,43 +3,37 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 
-from mqtt_nats.backbone.connect import Phase, Reconnect
+from mqtt_nats.backbone.connect import NatsLinks, Phase
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.client.client import Client
 from mqtt_nats.sessions.takeover import IDLE_BUCKETS_MOST, SIGNALS, Claims
 from mqtt_streams.hashing import second_key
 from mqtt_streams.sessions import claim_subject
+from tests.harness.doubles import stands_for
+from tests.sessions.fakes import FakeInbox, FakeLink, FakeServices, Handler, as_inbox, as_link
 
 ACK = b'{"stream":"$MQTT_sess","seq":%d}'
 
 
-class Link:
-    """Keeps the handlers of present subscriptions by subject."""
+@stands_for(RequestInbox)
+class FakeLiteralInbox(FakeInbox):
+    """Stands for `RequestInbox`: keeps the subjects of answers."""
 
     def __init__(self) -> None:
-        self.handlers: dict[bytes, Any] = {}
-        self.sids: dict[bytes, bytes] = {}
-        self.renewed: list[tuple[bytes, bytes]] = []
+        super().__init__()
+        self.fake_literal: list[bytes] = []
 
-    def subscribe_raw(self, subject: bytes, handler: Any) -> bytes:
-        assert subject not in self.handlers
-        self.handlers[subject] = handler
-        sid = b"%d" % (7 + len(self.sids))
-        self.sids[sid] = subject
-        return sid
-
-    def unsubscribe_raw(self, sid: bytes) -> None:
-        del self.handlers[self.sids[sid]]
-
-    def renew(self, sid: bytes, subject: bytes) -> None:
-        self.renewed.append((sid, subject))
+    def literal(self, subject: bytes, headers: bytes, payload: bytes) -> None:
+        self.fake_literal.append(subject)
 
 
-class Client:
-    """Counts how often it was taken over."""
+@stands_for(Client)
+class FakeClaimed:
+    """Stands for `Client`: counts how often it was taken over."""
 
     def __init__(self, name: str, epoch: int) -> None:
         self.hash = name
@@ -58,27 +52,30 @@ class Setup:
     """A gateway of the name ``own00000``."""
 
     def __init__(self, domain: str = "") -> None:
-        self.literal: list[bytes] = []
-        self.link = Link()
-        link: Any = self.link
-        inbox = SimpleNamespace(literal=lambda subject, headers, payload: self.literal.append(subject))
-        self.reconnect = Reconnect(link)
-        nats: Any = SimpleNamespace(link=link, reconnect=self.reconnect, inbox=inbox)
-        sessions: Any = None
-        self.claims = Claims(nats, sessions, domain, "own00000")
+        services, inbox = FakeServices(), FakeLiteralInbox()
+        self.literal = inbox.fake_literal
+        self.link = FakeLink()
+        others = services.nats
+        nats = NatsLinks(as_link(self.link), others.wild, others.shared, as_inbox(inbox), others.store)
+        self.reconnect = nats.reconnect
+        self.claims = Claims(nats, services.streams.sessions, domain, "own00000")
 
-    def client(self, name: str, epoch: int) -> Client:
-        client: Any = Client(name, epoch)
-        self.claims.listen(client)
-        assert isinstance(client, Client)
+    @property
+    def handlers(self) -> dict[bytes, Handler]:
+        """The handlers of present subscriptions by subject."""
+        return {self.link.fake_subjects[sid]: handler for sid, handler in self.link.handlers.items()}
+
+    def client(self, name: str, epoch: int) -> FakeClaimed:
+        client = FakeClaimed(name, epoch)
+        self.claims.listen(cast(Client, client))
         return client
 
-    def leave(self, client: Any) -> None:
-        self.claims.leave(client)
+    def leave(self, client: FakeClaimed) -> None:
+        self.claims.leave(cast(Client, client))
 
     def hear(self, gateway: str, client: str, payload: bytes) -> None:
         subject = f"$MQTT.JSA.{gateway}.SP.{client}.x".encode()
-        self.link.handlers[SIGNALS](subject, b"", b"", payload)
+        self.handlers[SIGNALS](subject, b"", b"", payload)
 
 
 def test_a_later_write_of_somebody_else() -> None:
@@ -128,7 +125,7 @@ def test_both_connections_of_a_session_hear() -> None:
     setup.leave(latter)
     setup.hear("foreign0", "one", ACK % 9)
     assert (former.taken, latter.taken) == (1, 2)
-    setup.leave(Client("never", 0))
+    setup.leave(FakeClaimed("never", 0))
 
 
 @pytest.mark.parametrize(
@@ -167,36 +164,35 @@ def test_after_a_reconnect() -> None:
     setup.claims.second_keys = False
     setup.reconnect.renew(Phase.CLAIMS)
     assert setup.claims.second_keys
-    assert setup.link.renewed == [(b"7", SIGNALS)]
+    assert setup.link.fake_renewed == [(b"1", SIGNALS)]
 
 
 def test_only_claims_that_concern_the_gateway_are_heard() -> None:
     """Claims of buckets without sessions are not; those of second keys always are, as any gateway may have to look."""
     setup = Setup()
-    subjects = setup.link.handlers
     first = setup.client("Aone0000", 5)
     setup.claims.hear_concerned()
     assert not setup.claims.hears_all
-    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*"}
+    assert set(setup.handlers) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*"}
     second, other = setup.client("Aotwo000", 5), setup.client("Bone0000", 5)
-    assert set(subjects) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"}
+    assert set(setup.handlers) == {b"$MQTT.JSA.2.SP.*.*", b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"}
     with setup.claims.hearing("Cone0000"):
-        assert b"$MQTT.JSA.Co.SP.*.*" in subjects
+        assert b"$MQTT.JSA.Co.SP.*.*" in setup.handlers
     setup.leave(first)
     setup.leave(first)
     setup.leave(other)
     setup.leave(second)
-    assert len(subjects) == 4, "clients that connect again need no new subscription"
+    assert len(setup.handlers) == 4, "clients that connect again need no new subscription"
     third = setup.client("Cone0000", 5)
     for number in range(IDLE_BUCKETS_MOST - 2):
         setup.leave(setup.client(f"a{chr(0x100 + number)}000000", 5))
-    assert {b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"} < set(subjects)
+    assert {b"$MQTT.JSA.Ao.SP.*.*", b"$MQTT.JSA.Bo.SP.*.*"} < set(setup.handlers)
     setup.leave(setup.client("b0000000", 5))
-    assert b"$MQTT.JSA.Bo.SP.*.*" not in subjects, "the oldest is given up"
+    assert b"$MQTT.JSA.Bo.SP.*.*" not in setup.handlers, "the oldest is given up"
     setup.leave(setup.client("b1000000", 5))
-    assert b"$MQTT.JSA.Ao.SP.*.*" not in subjects
+    assert b"$MQTT.JSA.Ao.SP.*.*" not in setup.handlers
     setup.leave(third)
-    assert len(subjects) == IDLE_BUCKETS_MOST + 1
+    assert len(setup.handlers) == IDLE_BUCKETS_MOST + 1
 
 
 def test_a_bucket_that_is_used_again_is_not_given_up() -> None:
@@ -208,7 +204,7 @@ def test_a_bucket_that_is_used_again_is_not_given_up() -> None:
     for number in range(IDLE_BUCKETS_MOST + 1):
         setup.leave(setup.client(f"a{chr(0x100 + number)}000000", 5))
     setup.leave(again)
-    setup.link.handlers[b"$MQTT.JSA.Ao.SP.*.*"](claim_subject("Aone0000", "foreign0", "x").encode(), b"", b"", ACK % 6)
+    setup.handlers[b"$MQTT.JSA.Ao.SP.*.*"](claim_subject("Aone0000", "foreign0", "x").encode(), b"", b"", ACK % 6)
     assert client.taken == 1
 
 
@@ -216,7 +212,7 @@ def test_claims_whose_subjects_name_the_bucket() -> None:
     setup = Setup()
     client = setup.client("one00000", 5)
     setup.claims.hear_concerned()
-    handler = setup.link.handlers[b"$MQTT.JSA.on.SP.*.*"]
+    handler = setup.handlers[b"$MQTT.JSA.on.SP.*.*"]
     own = claim_subject("one00000", "own00000", "x").encode()
     handler(own, b"", b"", ACK % 6)
     assert (setup.literal, client.taken) == ([own], 0)
@@ -230,10 +226,10 @@ def test_all_claims_are_heard_again() -> None:
     assert not setup.claims.hear_all()
     setup.claims.hear_concerned()
     assert setup.claims.hear_all()
-    assert set(setup.link.handlers) == {SIGNALS}
+    assert set(setup.handlers) == {SIGNALS}
     setup.claims.hear_concerned()
     setup.reconnect.renew(Phase.CLAIMS)
-    assert set(setup.link.handlers) == {SIGNALS}
+    assert set(setup.handlers) == {SIGNALS}
     assert setup.claims.hears_all
 
 
@@ -243,6 +239,6 @@ def test_a_claim_of_a_second_key() -> None:
     setup.claims.hear_concerned()
     key = second_key("one", "")
     subject = claim_subject(key, "foreign0", "x").encode()
-    setup.link.handlers[b"$MQTT.JSA.2.SP.*.*"](subject, b"", b"", ACK % 6)
+    setup.handlers[b"$MQTT.JSA.2.SP.*.*"](subject, b"", b"", ACK % 6)
     assert subject.startswith(b"$MQTT.JSA.2.SP.")
     assert setup.claims.second_keys

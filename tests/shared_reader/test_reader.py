@@ -5,63 +5,68 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from mqtt_nats.backbone.connect import NatsLinks
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.shared_reader import reader as reading
 from mqtt_nats.shared_reader.filters import FILTERS_MOST
 from mqtt_nats.shared_reader.reader import LEAST, MOST, NARROWING, SAMPLE, SharedReader
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
+from tests.harness.doubles import stands_for
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import as_services
+from tests.shared_reader.fakes import FakeReaderServices
 
 
-class Server:
-    """JetStream, as far as the reader's consumer goes; it may not carry out a request, or not answer."""
+@stands_for(RequestInbox)
+class FakeServer:
+    """Stands for `RequestInbox`: the reader's consumer. A request may not be carried out, or not be answered."""
 
     api_prefix = "$JS.API"
     max_ack_pending = 0
 
     def __init__(self) -> None:
-        self.filters: list[str] = []
-        self.lost = self.unanswered = False
+        self.fake_filters: list[str] = []
+        self.fake_lost = self.fake_unanswered = False
 
     async def request(self, subject: str, payload: bytes = b"", headers: bytes = b"", **_: object) -> Reply:
         if ".CREATE." in subject:
-            if self.lost:
+            if self.fake_lost:
                 raise RequestTimeout("lost")
-            self.filters = orjson.loads(payload)["config"]["filter_subjects"]
-            if self.unanswered:
+            self.fake_filters = orjson.loads(payload)["config"]["filter_subjects"]
+            if self.fake_unanswered:
                 raise RequestTimeout("not answered")
         return Reply("", b"", b"{}")
 
 
-def gateway(server: Server, last: list[int]) -> Any:
-    async def state() -> dict[str, int]:
-        return {"last_seq": last[0]}
+@stands_for(StreamHead)
+class FakeHead:
+    """Stands for `StreamHead`: the last sequence of the stream."""
 
-    nuids = map(str, itertools.count())
-    link = SimpleNamespace(unsubscribe_raw=lambda sid: None, subscribe_raw=lambda subject, handler: b"1")
-    return SimpleNamespace(
-        nats=SimpleNamespace(inbox=server, link=link),
-        head=SimpleNamespace(state=state),
-        identity=SimpleNamespace(id="gateway0", new_nuid=lambda: next(nuids)),
-        clock=SimpleNamespace(now=0.0),
-    )
+    def __init__(self) -> None:
+        self.fake_last = 100
+
+    async def state(self) -> dict[str, Any]:
+        return {"last_seq": self.fake_last}
 
 
 class Reading:
     """A reader without its task: what that does at a time is :meth:`keep`."""
 
     def __init__(self, *filters: str) -> None:
-        self.server = Server()
-        self.last = [100]
-        self.services = gateway(self.server, self.last)
-        self.reader = SharedReader(self.services, lambda *message: None)
+        self.server, self.head = FakeServer(), FakeHead()
+        self.services = FakeReaderServices()
+        others = self.services.nats
+        inbox = cast(RequestInbox, self.server)
+        self.services.nats = NatsLinks(others.link, others.wild, others.shared, inbox, others.store)
+        self.services.head = cast(StreamHead, self.head)
+        self.reader = SharedReader(as_services(self.services), lambda *message: None)
         self.want(*filters)
 
     def want(self, *filters: str) -> None:
@@ -69,7 +74,7 @@ class Reading:
         self.reader.wanted.update(PREFIX + one for one in filters)
 
     async def keep(self, *, lost: bool = False, unanswered: bool = False) -> None:
-        self.server.lost, self.server.unanswered = lost, unanswered
+        self.server.fake_lost, self.server.fake_unanswered = lost, unanswered
         with contextlib.suppress(RequestTimeout):
             await self.reader._keep()
 
@@ -84,14 +89,14 @@ class Reading:
     async def stored(self, count: int, used: int, brought: int | None = None, **how: bool) -> None:
         """So many messages come by, some of which are wanted; ``brought``: those that the reader gets, if more."""
         self.reader.position += count
-        self.last[0] = self.reader.position
+        self.head.fake_last = self.reader.position
         self.reader.used += used
         self.reader._next += used if brought is None else brought
         await self.keep(**how)
 
     @property
     def read(self) -> list[str]:
-        return [one.removeprefix(PREFIX) for one in self.server.filters]
+        return [one.removeprefix(PREFIX) for one in self.server.fake_filters]
 
 
 async def test_what_is_wanted_decides() -> None:
@@ -173,9 +178,6 @@ async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reading, "SUSPICIOUS", 0.1)
     one = Reading("a")
     loop = asyncio.get_running_loop()
-    online = asyncio.Event()
-    online.set()
-    one.services.nats.online = online
     running = asyncio.create_task(one.reader.run())
     await one.reader.ready()
     former = one.reader.name
@@ -214,7 +216,7 @@ async def test_what_covers_is_enough() -> None:
     one = Reading("a.>")
     await one.ready()
     one.want("a.>", "a.b")
-    one.server.filters = []
+    one.server.fake_filters = []
     assert (await one.ready()).done()
     assert one.read == [], "nothing was changed"
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from typing import Any, cast
-from unittest.mock import Mock
 
 import pytest
 
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
@@ -18,7 +19,7 @@ from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion, 
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
-from tests.harness.doubles import foreign_names
+from tests.harness.doubles import foreign_names, stands_for
 from tests.sessions.fakes import FakeClient, FakeInbox, FakeServices, as_client, as_inbox
 from tests.shared_reader.fakes import FakeReader, member_of
 
@@ -78,6 +79,14 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     assert (decided, found) == ([1], [])
 
 
+@stands_for(PositionWriter)
+class FakeKeeper:
+    """Stands for `PositionWriter`: a position that is not written."""
+
+    def __init__(self) -> None:
+        self.ledger = SessionPosition()
+
+
 class Room:
     """Stands for `SharedReaderSessions`: who catches up, and who is about to."""
 
@@ -128,7 +137,7 @@ def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytes
     monkeypatch.setattr(sessions, "limit_in_flight", lambda _: None)
     room = Room(0, allowed=True, consumerless=True, refused=0.0)
     member = member_of(FakeServices(), "c", "a")
-    monkeypatch.setattr(member.side, "keeper", Mock())
+    monkeypatch.setattr(member.side, "keeper", FakeKeeper())
     room.members[member.client] = member
     (binding,) = member.side.attachments.values()
     binding.go_on(10)

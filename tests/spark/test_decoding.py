@@ -2,7 +2,6 @@
 """Payloads as columns: the option `decoders`, and `decode` for any DataFrame."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from pyspark_mqtt_nats.decoders.option import parse_decoders
 from pyspark_mqtt_nats.decoding import decode
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.projection import Projection, spark_schema
+from tests.harness.doubles import stands_for
 from tests.harness.nats import NatsServer
 from tests.spark.storing import Store
 
@@ -120,6 +120,17 @@ def test_columns_of_the_option() -> None:
         spark_schema(parse_decoders({"a": "QoS INT"}))
 
 
+@stands_for(TaskContext)
+class FakeTaskContext:
+    """Stands for `TaskContext`: the settings of the session."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+
+    def getLocalProperty(self, key: str) -> str | None:
+        return self._settings.get(key)
+
+
 def test_names_of_columns_are_as_spark_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """In capitals or small letters, unless Spark is configured to tell them apart."""
     wanted = StructType().add("Topic", "string").add("NUMBER", "double")
@@ -128,7 +139,7 @@ def test_names_of_columns_are_as_spark_has_them(monkeypatch: pytest.MonkeyPatch)
     (made,) = projection.apply(iter([batch]))
     assert made.to_pylist() == [{"Topic": "a", "NUMBER": 5.0}]
     told = {"spark.sql.caseSensitive": "true"}
-    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(getLocalProperty=told.get))
+    monkeypatch.setattr(TaskContext, "get", lambda: FakeTaskContext(told))
     with pytest.raises(OptionError, match=r"column 'Topic' .* is 'topic' here, and spark\.sql\.caseSensitive is true"):
         list(projection.apply(iter([batch])))
     told["spark.sql.caseSensitive"] = "false"

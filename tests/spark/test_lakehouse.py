@@ -9,7 +9,6 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -276,8 +275,12 @@ def test_files_of_an_archive_are_compacted_beside_its_log(
     before, files = rows(), spark.read.parquet(str(output)).inputFiles()
     assert [number for _, number in sorted(before, key=lambda row: row[1])] == list(range(300))
     assert compact.run(spark, Compact(str(output)), quiet()).gone == 0  # today is not over
+
+    def fail(*_: object) -> None:
+        raise KeyError("on purpose")
+
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "write", Mock(side_effect=KeyError("on purpose")))
+        patch.setattr(Place, "write", fail)
         with pytest.raises(KeyError):
             compact.run(spark, Compact(str(output), before=AFTER), quiet())
     assert rows() == before

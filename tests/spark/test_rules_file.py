@@ -5,10 +5,10 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
+from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
@@ -180,13 +180,13 @@ def test_a_file_is_tried_again_when_its_planning_has_failed_in_passing(
     failures: list[str] = []
     said: list[str] = []
 
-    def plan(spark: object, definitions: object, rule: Rule, reads: Reads) -> Mock:
+    def plan(spark: object, definitions: object, rule: Rule, reads: Reads) -> object:
         if failures:
             raise JobError(failures.pop())
-        return Mock()
+        return object()  # no query is started
 
     monkeypatch.setattr(ruleset, "plan", plan)
-    rules = ruleset.Ruleset(Mock(), file, Reads({}), said.append)
+    rules = ruleset.Ruleset(cast(SparkSession, None), file, Reads({}), said.append)
     for pause, tries in ((ruleset.RETRY_S, 1), (0.0, 2)):
         monkeypatch.setattr(ruleset, "RETRY_S", pause)
         said.clear()
