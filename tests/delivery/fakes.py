@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fakes of a gateway for durable delivery to one client; `test_fakes.py` compares the names. A side without client."""
+"""Fakes of a gateway for durable delivery to one client, and a side without a client."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from typing import TYPE_CHECKING, Any, cast
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.delivery.receiver import SharedFeed
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.position_handover import PositionHandover
+from mqtt_nats.delivery.receiver import Delivery, SharedFeed
+from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
+from mqtt_nats.pubsub.data_path import Path
+from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.services import Services
+from mqtt_nats.transport.connection import Connection
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSettings, FakeSide, FakeStore
 
 if TYPE_CHECKING:
-    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_writer import PositionWriter
-    from mqtt_nats.delivery.receiver import Delivery
     from mqtt_nats.messages.publish_encoder import Aliases
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
-    from mqtt_nats.transport.write_buffer import WriteBuffer
     from mqtt_streams.sessions import V5
 
 
+@stands_for(Reconciling)
 class FakeReconciling:
     """Stands for `Reconciling`: which consumers are to be attached anew."""
 
@@ -39,6 +45,7 @@ class FakeReconciling:
         self.fake_due.append(name)
 
 
+@stands_for(PositionHandover)
 class FakeHandover:
     """Stands for `PositionHandover`: no session is being handed over."""
 
@@ -49,6 +56,7 @@ class FakeHandover:
         return False
 
 
+@stands_for(Delivery)
 class FakeDelivery:
     """Stands for `Delivery`, where the shared reader is not used."""
 
@@ -70,6 +78,7 @@ class FakeDeliverySettings(FakeSettings):
         self.max_unread_bytes = 1 << 40
 
 
+@stands_for(Services)
 class FakeDeliveryServices(FakeServices):
     """Stands for `Services`, connected to NATS."""
 
@@ -80,6 +89,7 @@ class FakeDeliveryServices(FakeServices):
         self.path = FakeDeliveryPath(self.fake_link, self.fake_store, self.counters)
 
 
+@stands_for(FlushRound)
 class FakeFlushRound:
     """Stands for `FlushRound`: which buffers are to be written."""
 
@@ -90,6 +100,7 @@ class FakeFlushRound:
         self.fake_added += 1
 
 
+@stands_for(WriteBuffer)
 class FakeBuffer:
     """Stands for `WriteBuffer`: what is to be sent."""
 
@@ -111,12 +122,14 @@ class FakeBuffer:
         self.round.add(self)
 
 
+@stands_for(Settings)
 class FakeConnectionSettings:
     """Stands for `Settings` of the client's listener."""
 
     max_inflight = 10
 
 
+@stands_for(Connection)
 class FakeConnection:
     """Stands for `Connection`."""
 
@@ -126,6 +139,7 @@ class FakeConnection:
         """Read on."""
 
 
+@stands_for(Fanout)
 class FakeFanout:
     """Stands for `Fanout`: what is counted."""
 
@@ -133,6 +147,7 @@ class FakeFanout:
         self.sent, self.sent_bytes = counters.sent, counters.sent_bytes
 
 
+@stands_for(Path)
 class FakeDeliveryPath(FakePath):
     """Stands for `Path`."""
 
@@ -141,6 +156,7 @@ class FakeDeliveryPath(FakePath):
         self.fanout = FakeFanout(counters)
 
 
+@stands_for(Client)
 class FakeReceiver(FakeClient):
     """Stands for `Client`, which stored messages are sent to."""
 
@@ -176,6 +192,7 @@ class FakeSlowReceiver:
         self.fake_ended.append(str(error))
 
 
+@stands_for(DurableSender)
 class FakeMachine:
     """Stands for `DurableSender`: what a stored position lets it do."""
 
@@ -194,6 +211,7 @@ class FakeMachine:
         return sequence <= self.fake_past
 
 
+@stands_for(DurableDelivery)
 class FakeWriterSide(FakeSide):
     """Stands for `DurableDelivery`, with a position that is written."""
 

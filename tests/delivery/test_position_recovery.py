@@ -35,7 +35,7 @@ from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position
 from mqtt_streams.sessions import V5
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
-from tests.harness.doubles import Timers, foreign_names
+from tests.harness.doubles import Timers, stands_for
 from tests.sessions.fakes import FakeLink, as_client, as_link, v5_of
 
 PUBACK, PUBREC = 4, 5
@@ -82,6 +82,7 @@ class Ports:
             self.acks.append(reply)
 
 
+@stands_for(PositionWriter)
 class Keeping:
     """Stands for `PositionWriter`: its session is its own so many times, and its writes are stored, or refused."""
 
@@ -107,10 +108,6 @@ class Keeping:
 
     def speak_for_none(self) -> None:
         """Speak for no consumer."""
-
-
-def test_the_fake_has_the_names_of_a_writer() -> None:
-    assert foreign_names(Keeping, PositionWriter) == set()
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import pytest
@@ -68,7 +69,8 @@ class Timers:
         self._loop.fake_now = now
 
 
-def members(real: type) -> set[str]:
+@cache
+def members(real: type) -> frozenset[str]:
     """Names of the attributes and methods of a class and its bases: those of the class, and those of ``self``."""
     found = set(dir(real))
     for one in real.__mro__[:-1]:
@@ -80,7 +82,7 @@ def members(real: type) -> set[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
                 found.add(node.attr)
-    return found
+    return frozenset(found)
 
 
 def foreign_names(fake: type, real: type) -> set[str]:

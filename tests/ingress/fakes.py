@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubles of the parts of a gateway that modules of retained messages use; `test_fakes.py` compares the names."""
+"""Doubles of the parts of a gateway that modules of retained messages use."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from mqtt_nats.backbone.pending_stores import PendingStore
-from mqtt_nats.ingress.publisher import Publisher
+from mqtt_nats.client.client import Client
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.ingress.publisher import Ingress, Publisher
 from mqtt_nats.ingress.retained_store import RetainedStores, Tombstones
 from mqtt_nats.observability.counters import Counters
+from mqtt_nats.sessions.services import Services
 from mqtt_streams.api import ApiError
+from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, as_services
 
 
+@stands_for(Tombstones)
 class FakeTombstones:
     """Stands for `Tombstones`."""
 
@@ -23,6 +28,7 @@ class FakeTombstones:
         self.fake_added.append((sequence, parent, ack))
 
 
+@stands_for(Settings)
 class FakeRetainedSettings(FakeSettings):
     """Stands for `Settings`: how large a retained message may be."""
 
@@ -30,6 +36,7 @@ class FakeRetainedSettings(FakeSettings):
         self.max_retained_size: int | None = None
 
 
+@stands_for(Services)
 class FakePublishingServices(FakeServices):
     """Stands for `Services`."""
 
@@ -39,6 +46,7 @@ class FakePublishingServices(FakeServices):
         self.counters = Counters([0] * 3, [0] * 3)
 
 
+@stands_for(Ingress)
 class FakeIngress:
     """Stands for `Ingress`: the stores of retained messages."""
 
@@ -48,6 +56,7 @@ class FakeIngress:
         self.retained.tombstones = cast("Tombstones", self.fake_tombstones)
 
 
+@stands_for(Client)
 class FakePublisher(FakeClient):
     """Stands for `Client`, which publishes."""
 

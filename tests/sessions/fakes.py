@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client and what it shares with others, as far as the modules of sessions use them.
-
-`test_fakes.py` compares the names with those of the classes that they stand for.
-"""
+"""A client and what it shares with others, as far as the modules of sessions use them."""
 
 from __future__ import annotations
 
@@ -10,42 +7,46 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.connect import NatsLinks
+from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.base.tasks import Tasks
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
+from mqtt_nats.messages.identity import Identity
 from mqtt_nats.protocol.durable_sender import DurableSender
-from mqtt_nats.pubsub.data_path import Recent
+from mqtt_nats.pubsub.data_path import Path, Recent
+from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_nats.sessions.message_stream import StreamHead
-from mqtt_nats.sessions.services import Registry
+from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
+from mqtt_nats.sessions.quotas import Quotas
+from mqtt_nats.sessions.services import Registry, Services
 from mqtt_nats.transport.turns import Clock
-from mqtt_nats.transport.write_buffer import FlushRound
+from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from mqtt_streams.hashing import name_hash, registered_as
 from mqtt_streams.sessions import V5, SessionRecord
 from mqtt_streams.stores import Streams
+from tests.harness.doubles import stands_for
 from tests.harness.jetstream import MemoryJetStream
 from tests.protocol.recorder import Recorder
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.acked_publisher import AckedPublisher
-    from mqtt_nats.backbone.inbox import RequestInbox
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.backbone.pending_stores import PendingStore
-    from mqtt_nats.base.tasks import Tasks
-    from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.messages.identity import Identity
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
-    from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
 
+@stands_for(NatsConnection)
 class FakeLink:
     """Stands for `NatsConnection`: keeps frames and handlers."""
 
@@ -84,6 +85,7 @@ class FakeLink:
                 self.handlers[sid](subject, reply, headers, payload)
 
 
+@stands_for(AckedPublisher)
 class FakeStore:
     """Stands for `AckedPublisher`: keeps what is to be stored."""
 
@@ -112,6 +114,7 @@ class FakeStore:
         """Nothing waits to be sent again."""
 
 
+@stands_for(Quotas)
 class FakeQuotas:
     """Stands for `Quotas`: notes written records."""
 
@@ -122,6 +125,7 @@ class FakeQuotas:
         self.fake_written.append(record)
 
 
+@stands_for(RequestInbox)
 class FakeInbox(MemoryJetStream):
     """Stands for `RequestInbox`: JetStream in memory, and addresses for answers."""
 
@@ -139,6 +143,7 @@ class FakeInbox(MemoryJetStream):
         return b"%d" % self._tokens
 
 
+@stands_for(WriteBuffer)
 class FakeOutlet:
     """Stands for `WriteBuffer`: the socket takes everything."""
 
@@ -148,6 +153,7 @@ class FakeOutlet:
         self.round = FlushRound(lambda flush: None)
 
 
+@stands_for(StreamIdentity)
 class FakeIdentity:
     """Stands for `StreamIdentity`: a stream with an id, which was not replaced."""
 
@@ -160,6 +166,7 @@ class FakeIdentity:
         self.fake_checks += 1
 
 
+@stands_for(Nodes)
 class FakeNodes:
     """Stands for `Nodes`: every server knows a subscription at once."""
 
@@ -174,6 +181,7 @@ class FakeNodes:
         self.fake_renewed += 1
 
 
+@stands_for(DurableDelivery)
 class FakeSide(StatefulDelivery):
     """Stands for `DurableDelivery`: the machine, with ports that write down what is asked of them."""
 
@@ -202,6 +210,7 @@ class FakeSide(StatefulDelivery):
         return lambda subject, reply, headers, payload: self.fake_arrived.append(payload)
 
 
+@stands_for(FlushRound)
 class FakeRound:
     """Stands for `FlushRound`."""
 
@@ -209,18 +218,21 @@ class FakeRound:
         """Nothing is written."""
 
 
+@stands_for(Clock)
 class FakeClock:
     """Stands for `Clock`."""
 
     now = 0.0
 
 
+@stands_for(Settings)
 class FakeSettings:
     """Stands for `Settings`: limits of filters."""
 
     max_topic_levels = 128
 
 
+@stands_for(Tasks)
 class FakeTasks:
     """Stands for `Tasks`: what is spawned runs at once, and can be waited for."""
 
@@ -238,6 +250,7 @@ class FakeTasks:
             await self.fake_spawned.pop()
 
 
+@stands_for(Path)
 class FakePath:
     """Stands for `Path`: the connection to NATS, and what goes there."""
 
@@ -248,6 +261,7 @@ class FakePath:
         self.recent = Recent(self.table)
 
 
+@stands_for(Identity)
 class FakeGatewayIdentity:
     """Stands for `Identity`."""
 
@@ -260,6 +274,7 @@ class FakeGatewayIdentity:
         return f"nuid{self._nuids}"
 
 
+@stands_for(Services)
 class FakeServices:
     """Stands for `Services`, with a JetStream in memory."""
 
@@ -290,6 +305,7 @@ class FakeServices:
         self.fake_dropped.append(record)
 
 
+@stands_for(Client)
 class FakeClient:
     """Stands for `Client`: a connected durable session."""
 

@@ -9,12 +9,15 @@ import pytest
 
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
+from tests.harness.doubles import stands_for
 
 LONG = 30.0  # seconds that no test waits
 
 
+@stands_for(Gate)
 class FakeGate:
     """Stands for `Gate`: counts how many wait for it to open, and notes what is discarded."""
 

@@ -9,6 +9,8 @@ import pytest
 
 from mqtt_nats.access.acl import Identity, Permissions
 from mqtt_nats.base.bucket import MemoryBudget
+from mqtt_nats.client.client import Client
+from mqtt_nats.config.settings import Settings
 from mqtt_nats.hooks.chain import Continue
 from mqtt_nats.hooks.events import Authorizing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
@@ -16,11 +18,13 @@ from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.pubsub.data_path import ClientMemory
 from mqtt_nats.sessions.guard import AskingGuard, Guard
 from mqtt_nats.sessions.session import Session
+from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings
 
 KEY = b"\0\1a"
 
 
+@stands_for(Settings)
 class FakeGuardSettings(FakeSettings):
     """Stands for `Settings`: whether each message is checked."""
 
@@ -28,6 +32,7 @@ class FakeGuardSettings(FakeSettings):
         self.acl_subscribe = acl_subscribe
 
 
+@stands_for(Permissions)
 class FakePermissions:
     """Stands for `Permissions`: the same decision about everything, and how often it was asked for."""
 
@@ -44,6 +49,7 @@ class FakePermissions:
         return self.fake_permits
 
 
+@stands_for(Client)
 class FakeGuarded(FakeClient):
     """Stands for `Client`, whose permissions are asked for."""
 

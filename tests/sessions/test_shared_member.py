@@ -7,10 +7,13 @@ from typing import cast
 import pytest
 
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.messages.message import Stored
+from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions import shared_member as membership
 from mqtt_nats.sessions.shared_member import AssignOp, Membership
 from mqtt_nats.sessions.shared_ownership import confirmed_at, room_of
+from mqtt_nats.sessions.shared_subscribe import LateAssignments
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -25,6 +28,7 @@ from mqtt_streams.sessions import (
 )
 from mqtt_streams.shared import CONSUMER_PREFIX, TAKEN, Owner, SharedStore, members_subject
 from mqtt_streams.stored import StoredMessage
+from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, as_client, as_services
 
 TEXT = "$share/group/topic"
@@ -106,6 +110,7 @@ def test_an_address_is_never_that_of_another_member_before() -> None:
     assert len(set(addresses)) == 100
 
 
+@stands_for(TransientSender)
 class FakeRoom:
     """Stands for `TransientSender`, or for the machine of a durable session: how many messages it takes."""
 
@@ -113,6 +118,7 @@ class FakeRoom:
         self.room = room
 
 
+@stands_for(DurableDelivery)
 class FakeMachineSide:
     """Stands for `DurableDelivery`: its machine."""
 
@@ -120,6 +126,7 @@ class FakeMachineSide:
         self.machine = machine
 
 
+@stands_for(LateAssignments)
 class FakeLate:
     """Stands for `LateAssignments`: what other gateways are told."""
 
@@ -144,6 +151,7 @@ class Left:
         self.member = Membership(as_client(self.client), TEXT, WANTED)
 
 
+@stands_for(SharedStore)
 class FakeOwners:
     """Stands for `SharedStore`: whose a message is."""
 

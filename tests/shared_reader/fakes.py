@@ -1,24 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the modules of the shared reader use of a gateway and of each other; `test_fakes.py` compares the names."""
+"""What the modules of the shared reader use of a gateway and of each other."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_nats.shared_reader.reader import SharedReader
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import PREFIX, subscription_consumer
+from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 
+@stands_for(Settings)
 class FakeReaderSettings(FakeSettings):
     """Stands for `Settings`: whether the shared reader is used."""
 
@@ -26,6 +32,7 @@ class FakeReaderSettings(FakeSettings):
         self.shared_reader = shared_reader
 
 
+@stands_for(Services)
 class FakeReaderServices(FakeServices):
     """Stands for `Services`, connected to NATS."""
 
@@ -34,6 +41,7 @@ class FakeReaderServices(FakeServices):
         self.settings = FakeReaderSettings(shared_reader)
 
 
+@stands_for(SharedReader)
 class FakeReader:
     """Stands for `SharedReader`, which is at a position."""
 
@@ -48,6 +56,7 @@ class FakeReader:
         return self.position
 
 
+@stands_for(DurableDelivery)
 class FakeReaderSide(FakeSide):
     """Stands for `DurableDelivery`, with a position."""
 
@@ -56,6 +65,7 @@ class FakeReaderSide(FakeSide):
         self.keeper = None
 
 
+@stands_for(SharedReaderSessions)
 class FakeSessions:
     """Stands for `SharedReaderSessions`: notes what is given to whom."""
 

@@ -19,7 +19,7 @@ from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
-from tests.harness.doubles import foreign_names
+from tests.harness.doubles import stands_for
 from tests.harness.waiting import aeventually
 from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSettings, FakeSessions, as_sessions
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
 
 
+@stands_for(Lease)
 class FakeLease:
     """Stands for `Lease`: what it would register."""
 
@@ -47,6 +48,7 @@ class FakeLease:
         return self.fake_watches
 
 
+@stands_for(Claims)
 class FakeClaims:
     """Stands for `Claims`: whether all claims are heard."""
 
@@ -83,11 +85,6 @@ class Setup:
     def listener(self, *, bound: bool) -> None:
         """nats-server's MQTT listener has a consumer of retained messages."""
         self.services.fake_inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
-
-
-def test_a_fake_has_the_names_of_what_it_stands_for() -> None:
-    assert foreign_names(FakeLease, Lease) == set()
-    assert foreign_names(FakeClaims, Claims) == set()
 
 
 @pytest.mark.parametrize(("consumerless", "version"), [(False, V5_POSITION), (True, V5_CONSUMERLESS)])

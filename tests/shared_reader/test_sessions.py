@@ -19,7 +19,7 @@ from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion, 
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
-from tests.harness.doubles import foreign_names, stands_for
+from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeInbox, FakeServices, as_client, as_inbox
 from tests.shared_reader.fakes import FakeReader, member_of
 
@@ -87,6 +87,7 @@ class FakeKeeper:
         self.ledger = SessionPosition()
 
 
+@stands_for(SharedReaderSessions)
 class Room:
     """Stands for `SharedReaderSessions`: who catches up, and who is about to."""
 
@@ -101,10 +102,6 @@ class Room:
 
     def _member(self, client: object) -> Member:
         return self.members[client]
-
-
-def test_the_fake_has_the_names_of_what_it_stands_for() -> None:
-    assert foreign_names(Room, SharedReaderSessions) == set()
 
 
 @pytest.mark.sources
