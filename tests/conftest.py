@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from mqtt_nats.base.logs import Budgeted
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, container_obstacle, make_server
 from tests.harness.process import RUNNING
 from tests.harness.process_guard import ProcessGuard
+
+# How long an example takes says nothing on a machine that does other work; how long a test may take is `timeout`. A
+# failing example prints how to reproduce it.
+settings.register_profile("clockless", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("clockless")
 
 _SHOWN = 8000  # characters of each log in the report of a failure
 

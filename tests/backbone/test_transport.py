@@ -215,7 +215,7 @@ async def test_cut_in_two_at_every_byte() -> None:
         assert bench.events == EVENTS, cut
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, len(STREAM) - 1), max_size=6, unique=True))
 def test_cut_anywhere(cuts: list[int]) -> None:
     async def run() -> None:

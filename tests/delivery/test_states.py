@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.delivery.states import (
@@ -71,7 +71,6 @@ def test_each_cell_is_taken_or_refused(state: DeliveryState, event: DeliveryEven
     take(side, event)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(DeliveryEvent), max_size=40))
 def test_events_in_any_order_follow_the_table(events: list[DeliveryEvent]) -> None:
     side = delivery()

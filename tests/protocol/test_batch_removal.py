@@ -248,5 +248,5 @@ class Stores(RuleBasedStateMachine):
         self.clearance.gone(number)
 
 
-Stores.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+Stores.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestStores = Stores.TestCase

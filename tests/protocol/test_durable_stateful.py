@@ -339,7 +339,6 @@ class DurableSession(RuleBasedStateMachine):
 DurableSession.TestCase.settings = settings(
     max_examples=250,
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestDurableSession = DurableSession.TestCase

@@ -279,7 +279,5 @@ def test_between_consumer_and_reader() -> None:
 
     run_state_machine_as_test(
         Between,
-        settings=settings(
-            max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=200, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )

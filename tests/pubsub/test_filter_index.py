@@ -50,7 +50,7 @@ def some(numbers: random.Random, most: int) -> str:
 
 
 @pytest.mark.parametrize("most", [4, DEPTH, DEPTH + 4])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers())
 def test_many_filters_that_come_and_go(most: int, seed: int) -> None:
     """More than one block of filters in one place, at both sides of the depth from which filters share a place."""
@@ -144,7 +144,7 @@ PARTS = st.lists(st.sampled_from(["a", "b", "+"]), min_size=1, max_size=3)
 OPEN = st.builds(lambda levels, end: "/".join([*levels, *end]), PARTS, st.sampled_from([[], ["#"]]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(OPEN, max_size=30, unique=True), OPEN, st.data())
 def test_overlaps_are_counted(added: list[str], asked: str, data: st.DataObject) -> None:
     overlaps = Overlaps()
@@ -163,7 +163,7 @@ NAMES = ["/".join(levels) for size in range(1, 6) for levels in itertools.produc
 
 
 @pytest.mark.parametrize("most", [1, 3])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers())
 def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
     """The same as by definition; filters of groups are there more than once."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mqtt_nats.messages.properties import body, from_headers
@@ -88,7 +88,6 @@ PROPERTIES: st.SearchStrategy[Any] = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from([1, 2]), TEXT, PROPERTIES, st.booleans())
 @example(1, "dévice 7", {"user_property": [("Nats-TTL", "5"), ("a", "1"), ("a", " 2 ")]}, True)
 def test_what_a_gateway_writes_comes_back(qos: int, client: str, properties: Any, retain: bool) -> None:
@@ -126,7 +125,6 @@ ODD_LINE = st.one_of(st.builds(lambda name, value: name + b":" + value, ODD_NAME
 ODD_BLOCK = st.lists(ODD_LINE, max_size=8).map(lambda lines: block(*lines))
 
 
-@settings(deadline=None)
 @given(ODD_BLOCK)
 def test_properties_are_those_that_subscribers_see(raw: bytes) -> None:
     """Differential: the gateway's own reading of the same block."""
@@ -171,7 +169,6 @@ def structs(pairs: list[tuple[str, Any]] | None) -> list[dict[str, Any]] | None:
     return None if pairs is None else [{"key": key, "value": value} for key, value in pairs]
 
 
-@settings(deadline=None)
 @given(st.lists(ANY_BLOCK, max_size=8))
 def test_no_block_fails_a_batch_and_each_is_read_by_itself(blocks: list[bytes]) -> None:
     """In bulk, stripped of what varies, and from a dictionary, a block says what it says alone."""
@@ -184,7 +181,6 @@ def test_no_block_fails_a_batch_and_each_is_read_by_itself(blocks: list[bytes]) 
         assert row[HEADERS] == structs(header_pairs(raw))
 
 
-@settings(deadline=None)
 @given(ANY_BLOCK)
 @example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID[1:], b"X:1"))
 @example(block(b"Nmqtt-Pub:1", b"Nmqtt-Id:" + ID + b"0", b"X:1"))
@@ -225,7 +221,6 @@ def test_messages_of_one_publisher_in_a_cluster_have_one_key(others: list[bytes]
     assert [decode_headers(one) for one in keys] == [decode_headers(one) for one in (*blocks, *others)]
 
 
-@settings(deadline=None)
 @given(st.lists(ODD_BLOCK, max_size=6))
 def test_headers_in_bulk_are_the_headers_one_by_one(blocks: list[bytes]) -> None:
     found = headers_column(binary(blocks))
@@ -254,7 +249,6 @@ def test_user_properties_are_limited_as_in_gateways() -> None:
     assert found == [("n", str(index)) for index in range(SHOWN_MOST)]
 
 
-@settings(deadline=None)
 @given(TOPIC)
 @example("a//b")
 @example("spBv1.0/x y/*")

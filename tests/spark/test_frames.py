@@ -58,7 +58,7 @@ def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return found
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.one_of(SENT, USUAL, CONTROL), max_size=12), st.lists(st.integers(0, 4000), max_size=5), st.booleans()
 )
@@ -93,7 +93,7 @@ def test_any_cut_gives_the_same_messages(least: int, sent: list[Sent | bytes], c
     assert (len(frames), frames.size) == (0, 0)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(SENT, USUAL), min_size=1, max_size=5), st.data())
 def test_the_rest_can_be_given_back(least: int, sent: list[Sent], data: st.DataObject) -> None:
     """What has not come whole is what another parser needs to go on."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mqtt_nats.errors import ApiError, DataLossError, OptionError
@@ -175,7 +175,6 @@ def test_what_was_started_by_sequence_is_expected_to_be_there(store: Store) -> N
     assert not found.replacing
 
 
-@settings(deadline=None)
 @given(st.integers(1, 1000), st.integers(0, 1000), st.integers(1, 100))
 def test_parts_are_the_whole_and_of_one_size(start: int, size: int, parts: int) -> None:
     found = split(Snapshot("S", "", start, start + size, start, start + size, "limits", ()), parts)

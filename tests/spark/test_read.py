@@ -46,7 +46,7 @@ def test_all_messages_once_and_in_order(store: Store, way: str, parts: int) -> N
     assert consumers(store) == []
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 120), st.integers(1, 40)), max_size=5),
     st.integers(0, 30),

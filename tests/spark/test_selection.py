@@ -5,7 +5,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams.subjects import filter_to_subjects, topic_to_subject
@@ -34,7 +34,6 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wide) == len(tokens) and all(a in ("*", b) for a, b in zip(wide, tokens, strict=True))
 
 
-@settings(deadline=None)
 @given(FILTERS, FILTERS)
 def test_covers(outer: str, inner: str) -> None:
     """`SUBJECTS` are enough to tell: three levels, and filters of at most four."""
@@ -45,7 +44,6 @@ def test_covers(outer: str, inner: str) -> None:
     assert covers(outer, inner) == (inside <= outside)
 
 
-@settings(deadline=None)
 @given(st.lists(FILTERS, min_size=1, max_size=6))
 def test_what_is_left_matches_the_same(filters: list[str]) -> None:
     kept = without_covered(filters)

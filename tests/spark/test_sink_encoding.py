@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
@@ -121,7 +121,6 @@ class TestFrames:
         assert (target.topic, payload, qos, retain) == ("own", b"", 0, False)
 
 
-@settings(deadline=None)
 @given(property_sets, st.sampled_from([0, 1, 2]), st.booleans())
 def test_properties_are_headers_as_gateways_write_them(properties: Properties, qos: int, retain: bool) -> None:
     row: dict[str, Any] = {"topic": "a", "payload": b"text", "qos": qos, "retain": retain}

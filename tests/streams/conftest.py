@@ -5,13 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.streams.support import NatsPyJetStream, StreamsServer, connect
-
-# Wall-clock checks say nothing about this code on a shared machine.
-settings.register_profile("no-clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("no-clock")
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ LINES = st.sampled_from(
         "x",
     ]
 )
-EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def outcome(read: Callable[[T], object], given: T) -> str:
