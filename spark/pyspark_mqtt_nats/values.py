@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of options from their texts. Each function raises ValueError; its text does not name the option."""
 
+import json
 import math
 import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from mqtt_streams.stored import rfc3339
 from mqtt_streams.subjects import filter_to_subjects
@@ -258,6 +257,18 @@ def _file(name: str, shown: str) -> str:
 
 def _json(value: str) -> Any:
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError as error:
+        return json.loads(value, object_pairs_hook=_members)
+    except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON of a depth that means something") from None
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object; raises ValueError for a name that is there twice."""
+    found: dict[str, Any] = {}
+    for name, item in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} is there twice")
+        found[name] = item
+    return found

@@ -3,19 +3,15 @@
 
 import base64
 import importlib.util
-import io
 import json
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import cbor2
-import fastavro
 import msgpack
 import pyarrow as pa
 import pytest
@@ -25,7 +21,7 @@ from hypothesis import strategies as st
 
 from pyspark_mqtt_nats.decoders import sparkplug
 from pyspark_mqtt_nats.decoders.columns import Columns
-from pyspark_mqtt_nats.decoders.formats import Format, RegistryError, reader
+from pyspark_mqtt_nats.decoders.formats import Format, reader
 from pyspark_mqtt_nats.decoders.option import columns, parse_decoders
 from pyspark_mqtt_nats.decoders.types import columns_of
 from pyspark_mqtt_nats.errors import OptionError
@@ -116,67 +112,6 @@ def test_csv() -> None:
     assert one(typed, b"a,x,1e999,maybe,1,1")["decode_error"] == "csv: n: expected INT"
     assert one({"format": "csv", "delimiter": ";"}, b"1;x") == right('["1","x"]')
     assert one("csv", b"1\n2")["decode_error"] == "csv: expected one line, not 2"
-
-
-def test_avro(tmp_path: Path) -> None:
-    file = tmp_path / "report.avsc"
-    file.write_text(json.dumps(AVRO), encoding="utf-8")
-    data = io.BytesIO()
-    fastavro.schemaless_writer(data, fastavro.parse_schema(AVRO), {"celsius": 21.5, "tags": ["a"]})
-    typed = {"format": "avro", "schema": str(file), "columns": "celsius FLOAT, tags ARRAY<STRING>"}
-    assert one(typed, data.getvalue()) == {"celsius": 21.5, "tags": ["a"], "decode_error": None}
-    whole = {"format": "avro", "schema": json.dumps(AVRO)}
-    assert one(whole, data.getvalue()) == right('{"celsius":21.5,"tags":["a"]}')
-    assert one(whole, data.getvalue() + b"x") == {"json": None, "decode_error": "avro: bytes follow the record"}
-    assert one(whole, b"")["json"] is None
-
-
-class Registry(BaseHTTPRequestHandler):
-    """A schema registry that has schema 7, and fails for 500."""
-
-    asked: list[str]
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        code = {"/schemas/ids/7": 200, "/schemas/ids/500": 500}.get(self.path, 404)
-        body = json.dumps({"schema": json.dumps(AVRO)}).encode() if code == 200 else b"{}"
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def registry() -> Iterator[str]:
-    """The URL of a schema registry."""
-    Registry.asked = []
-    server = HTTPServer(("127.0.0.1", 0), Registry)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def test_avro_with_a_registry(registry: str) -> None:
-    data = io.BytesIO()
-    fastavro.schemaless_writer(data, fastavro.parse_schema(AVRO), {"celsius": 1.0, "tags": []})
-    framed = b"\0" + (7).to_bytes(4, "big") + data.getvalue()
-    chosen = {"format": "avro", "registry": registry}
-    assert decode(chosen, framed, framed) == [right('{"celsius":1.0,"tags":[]}')] * 2
-    assert Registry.asked == ["/schemas/ids/7"]
-    assert one(chosen, b"\0\0\0\0\x08x")["decode_error"] == "avro: the registry has no schema 8"
-    assert "does not begin with a zero" in one(chosen, b"\x01abcdef")["decode_error"]
-    with pytest.raises(RegistryError, match="answers 500 for schema 500; change decoders"):
-        decode(chosen, b"\0" + (500).to_bytes(4, "big"))
-    with pytest.raises(RegistryError, match="gives no schema 1: "):
-        decode({"format": "avro", "registry": "http://127.0.0.1:1"}, b"\0\0\0\0\x01")
 
 
 def descriptors() -> bytes:
@@ -439,12 +374,19 @@ def test_types_that_are_none(text: str, message: str) -> None:
         ({"format": "csv", "delimiter": "ab"}, "a delimiter of one character"),
         ("a SMALL", "'a': there is no type 'SMALL'"),
         ("decode_error STRING", "'decode_error' says what is wrong"),
+        ({}, "'a': the object has no 'format': expected number"),
     ],
 )
 def test_decoders_that_are_none(decoder: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         Options.parse({"decoders": json.dumps({"a": decoder})})
     assert "\n" not in str(caught.value)
+
+
+def test_a_filter_that_is_there_twice() -> None:
+    """JSON would keep the last one, without a word."""
+    with pytest.raises(OptionError, match="'a' is there twice"):
+        Options.parse({"decoders": '{"a": "number", "b": "text", "a": "text"}'})
 
 
 def test_a_message_that_the_descriptors_do_not_have(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import orjson
@@ -33,6 +33,9 @@ EXTRAS: Final = {"sparkplug": "protobuf"}
 
 _REGISTRY_TIMEOUT: Final = 10.0  # seconds
 _SCHEMA_MOST: Final = 1 << 20  # bytes of an answer of the registry
+_SCHEMAS_MOST: Final = 1 << 10
+"""Schemas of a registry that a task keeps."""
+
 _MAGIC: Final = 5
 """Bytes before the data of a registry's message: a zero, and the schema's id in four bytes."""
 
@@ -133,39 +136,21 @@ def _csv(chosen: Format) -> Read:
 
 
 def _avro(chosen: Format) -> Read:
-    import fastavro
-
-    def datum(schema: Any, payload: bytes) -> Any:
-        rest = io.BytesIO(payload)
-        value = fastavro.schemaless_reader(rest, schema, None)
-        if rest.read(1):
-            raise ValueError("bytes follow the record")
-        return value
+    from pyspark_mqtt_nats.decoders.avro import reader_of
 
     if not chosen.registry:
-        own = _parsed(chosen.schema)
-        return lambda payload: datum(own, payload)
+        return reader_of(chosen.schema)
 
-    @cache
-    def schema_of(number: int) -> Any:
-        return _parsed(_registered(chosen.registry, number))
+    @lru_cache(_SCHEMAS_MOST)
+    def registered(number: int) -> Read:
+        return reader_of(_registered(chosen.registry, number))
 
     def read(payload: bytes) -> Any:
         if len(payload) < _MAGIC or payload[0]:
             raise ValueError("it does not begin with a zero and the id of a schema")
-        return datum(schema_of(int.from_bytes(payload[1:_MAGIC], "big")), payload[_MAGIC:])
+        return registered(int.from_bytes(payload[1:_MAGIC], "big"))(payload[_MAGIC:])
 
     return read
-
-
-def _parsed(schema: str) -> Any:
-    """Return an Avro schema as fastavro has it; raises ValueError."""
-    import fastavro
-
-    try:
-        return fastavro.parse_schema(orjson.loads(schema))
-    except Exception as error:  # fastavro raises KeyError, TypeError and errors of its own
-        raise ValueError(f"the schema is not one of Avro: {' '.join(str(error).split())}") from None
 
 
 def _registered(url: str, number: int) -> str:

@@ -108,7 +108,9 @@ def _decoder(item: str, kind: Any) -> Decoder:
     if not isinstance(kind, dict) or not all(isinstance(value, str) for value in kind.values()):
         raise ValueError(f"{item!r}: {_expected()}")
     given: dict[str, str] = dict(kind)
-    name = given.pop("format", "")
+    if "format" not in given:
+        raise ValueError(f"{item!r}: the object has no 'format': {_expected()}")
+    name = given.pop("format")
     if name not in SCALARS and name not in DOCUMENTS:
         raise ValueError(f"{item!r} has the format {name[:80]!r}: {_expected()}")
     try:
