@@ -154,7 +154,7 @@ class BatchWriter(Sink, DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError('messages cannot be overwritten: write with mode("append")')
+            raise OptionError('messages cannot be overwritten: write with mode("append"), or INSERT INTO')
         super().__init__(options, schema)
 
 

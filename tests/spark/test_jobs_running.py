@@ -100,6 +100,28 @@ class Captured(Exception):
             ),
             "another run writes there at the same time; wait for it, or change --output and --checkpoint",
         ),
+        (
+            Exception(
+                "[INSERT_COLUMN_ARITY_MISMATCH.NOT_ENOUGH_DATA_COLUMNS] Cannot write to `v`, the reason is not enough "
+                "data columns:\nTable columns: `topic`, `payload`.\nData columns: `col1`. SQLSTATE: 21S01"
+            ),
+            "Cannot write to `v`, the reason is not enough data columns: Table columns: `topic`, `payload`. "
+            "Data columns: `col1`",
+        ),
+        (
+            Exception(
+                "\n[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'. SQLSTATE: 42601 (line 1, pos 0)\n\n"
+                "== SQL ==\nSELEC 1\n^^^\n"
+            ),
+            "Syntax error at or near 'SELEC' (line 1, pos 0)",
+        ),
+        (
+            Exception(
+                "py4j: o1.sql.\n: org.apache.spark.sql.catalyst.parser.ParseException: Options are not supported here.. "
+                "== SQL (line 1, position 1) == CREATE STREAMING TABLE st ^^^^^^"
+            ),
+            "ParseException: Options are not supported here; --log FILE has the whole story",
+        ),
         (KeyError("what"), "KeyError: 'what'; --log FILE has the whole story"),
         (
             Py4JNetworkError("Answer from Java side is empty"),

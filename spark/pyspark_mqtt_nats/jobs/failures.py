@@ -22,12 +22,14 @@ _LENGTH: Final = 400  # characters of a message that is not ours
 
 # `pyspark_mqtt_nats.errors.ConnectError: text` as the last line of a Python traceback
 _OURS: Final = re.compile(r"^(?:.*\s)?pyspark_mqtt_nats(?:\.\w+)+: (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
-# `[PATH_NOT_FOUND] text SQLSTATE: 42K03`
-_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)?)\] (.+)")
+# `[PATH_NOT_FOUND] text SQLSTATE: 42K03`; after a colon at the end of the first line more lines say what it is about
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]{3,}(?:\.[A-Z0-9_]+)?)\] (.+(?:(?<=:)\n[\s\S]+?(?=\s*SQLSTATE))?)")
 _PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit)): (.+)$", re.MULTILINE)
 # Nested in one line, the innermost last: `org.apache.spark.SparkException: ...: java.io.IOException: text`
 _JAVA: Final = re.compile(r"\b(?:[a-z]\w*\.)+(\w+(?:Exception|Error)): (?=(.+))")
-_STATE: Final = re.compile(r"\s*SQLSTATE: \w+(?:; line \d+ pos \d+)?;?\s*$")
+_STATE: Final = re.compile(r"\.?\s*SQLSTATE: \w+(?:; line \d+ pos \d+)?;?(?=\s*$| \(line \d+, pos \d+\)\s*$)")
+# What Spark writes below its message: the plan of a query, or the statement.
+_BELOW: Final = re.compile(r"=== Streaming Query ===|== SQL\b")
 
 _WRAPPERS: Final = (
     "PYTHON_DATA_SOURCE_ERROR",
@@ -71,7 +73,7 @@ def explain(error: BaseException) -> str:
     for pattern in (_PYTHON, _JAVA):
         if found := pattern.findall(text):
             kind, message = found[-1]
-            return f"{kind}: {_short(_STATE.sub('', message))}{MORE}"
+            return f"{kind}: {_short(_STATE.sub('', message)).rstrip('.')}{MORE}"
     return f"{type(error).__name__}: {_short(text)}{MORE}"
 
 
@@ -88,5 +90,5 @@ def _full_text(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.partition("=== Streaming Query ===")[0].split())
+    line = " ".join(_BELOW.split(text)[0].split())
     return line if len(line) <= _LENGTH else line[:_LENGTH] + "…"
