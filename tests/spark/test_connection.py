@@ -15,6 +15,8 @@ from termios import FIONREAD
 import pytest
 
 from pyspark_mqtt_nats.errors import AccessError, ApiError, ConnectError, RequestTimeout
+from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.frames import Frames
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
@@ -39,33 +41,60 @@ def test_bytes_of_every_size(nats_server: NatsServer) -> None:
         assert 0.15 < time.monotonic() - started < 5
 
 
-def test_requests_leave_the_frames_of_others_alone() -> None:
-    """Whole frames that come meanwhile, the end of one whose beginning the caller gave back, and half a one."""
+def test_messages_that_come_during_a_request_are_collected() -> None:
+    """Whole messages, the end of one whose beginning came before, and half a one: each is parsed once."""
 
     def serve(client: socket.socket) -> None:
         says_hello(client)
-        client.sendall(b"MSG others 7 3\r\no")
+        client.sendall(b"HMSG others 7 in.box 12 15\r\nNATS/1.0\r\n\r\no")
         asked = b""
         while not asked.endswith(b"\r\nwhat\r\n"):
             asked += client.recv(65_536)
         reply = asked.splitlines()[-2].split()[2]
         client.sendall(
-            b"ne\r\nPING\r\nHMSG others 7 in.box 12 15\r\nNATS/1.0\r\n\r\ntwo\r\n"
-            b"HMSG %b R 17 19\r\nNATS/1.0\r\nA:b\r\n\r\nok\r\nMSG others 7 3\r\nth" % reply
+            b"ne\r\nPING\r\nHMSG others 7 in.box 12 15\r\nNATS/1.0\r\n\r\ntwo\r\nMSG others 7 3\r\nend\r\n"
+            b"HMSG %b R 17 19\r\nNATS/1.0\r\nA:b\r\n\r\nok\r\nHMSG others 7 in.box 12 17\r\nNATS/1.0\r\n\r\nth" % reply
         )
         assert client.recv(65_536) == b"PONG\r\n"
         client.sendall(b"ree\r\n")
         client.recv(65_536)
 
     with listener(serve) as url, connect(url) as connection:
-        beginning = receive(connection, 1)
-        connection.unread(beginning)
+        frames = Frames(b"7")
+        connection.collect(frames)
+        assert connection.read(5)
         reply = connection.request("echo", b"what")
         assert (reply.headers, reply.payload) == (b"NATS/1.0\r\nA:b\r\n\r\n", b"ok")
-        expected = (
-            b"MSG others 7 3\r\none\r\nHMSG others 7 in.box 12 15\r\nNATS/1.0\r\n\r\ntwo\r\nMSG others 7 3\r\nthree\r\n"
-        )
-        assert receive(connection, len(expected)) == expected
+        assert (len(frames), [one.payload for one in frames.loose(b"7")]) == (2, [b"end"])
+        while len(frames) < 3:
+            assert connection.read(5)
+        assert frames.take(3).payloads.to_pylist() == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        (b"-ERR 'Permissions Violation for Publish to \"$JS.API.X\"'", AccessError, r"JS\.API\.X.*option user"),
+        (b"-ERR 'Slow Consumer'", ConnectError, "was lost: Slow Consumer"),
+        (b"-ERR 'Stale\xff Connection'", ConnectError, "was lost: Stale"),
+        (b"-ERR", ConnectError, "was lost: it was closed"),
+    ],
+)
+def test_what_the_server_refuses_while_messages_come(said: bytes, kind: type[Exception], text: str) -> None:
+    def serve(client: socket.socket) -> None:
+        says_hello(client)
+        client.sendall(b"HMSG others 7 in.box 12 15\r\nNATS/1.0\r\n\r\none\r\n" + said + b"\r\n")
+
+    def read_on(connection: Connection) -> None:
+        while True:
+            connection.read(5)
+
+    with listener(serve) as url, connect(url) as connection:
+        frames = Frames(b"7")
+        connection.collect(frames)
+        with pytest.raises(kind, match=text):
+            read_on(connection)
+        assert len(frames) == 1
 
 
 def test_requests(nats_server: NatsServer) -> None:
@@ -103,6 +132,8 @@ def test_what_is_too_large_is_not_sent(nats_factory: NatsFactory) -> None:
 def test_pings_of_the_server_are_answered(nats_factory: NatsFactory) -> None:
     server = nats_factory(config='ping_interval: "100ms"\nping_max: 2')
     with connect(server.url) as connection:
+        frames = Frames(b"1")
+        connection.collect(frames)
         connection.send(b"SUB quiet 1\r\n")
         pings = 0
         obey = connection.control
@@ -116,7 +147,7 @@ def test_pings_of_the_server_are_answered(nats_factory: NatsFactory) -> None:
         while pings < 8:
             with pytest.raises(RequestTimeout):
                 connection.request("quiet", timeout=0.3)
-        assert connection.receive(0.1).startswith(b"MSG quiet 1 ")
+        assert frames.take(1).subjects.to_pylist() == [b"quiet"]
 
 
 # -- a connection that is lost --------------------------------------------------------------------
@@ -158,7 +189,7 @@ def test_what_is_not_the_protocol_ends_a_request() -> None:
         client.sendall(b"MSG a b c d\r\n")
         client.recv(65_536)
 
-    with listener(serve) as url, connect(url) as connection, pytest.raises(ConnectError, match="not the nats protocol"):
+    with listener(serve) as url, connect(url) as connection, pytest.raises(ConnectError, match="not NATS"):
         connection.request("a")
 
 

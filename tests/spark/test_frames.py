@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_mqtt_nats.errors import AccessError, ConnectError
-from pyspark_mqtt_nats.reading import bulk
-from pyspark_mqtt_nats.reading.frames import LINE_MOST, Frames, Loose
+from pyspark_mqtt_nats.errors import ConnectError
+from pyspark_mqtt_nats.nats import bulk
+from pyspark_mqtt_nats.nats.frames import LINE_MOST, Frames, Loose
 
 OURS = b"P"
 
@@ -65,10 +65,9 @@ def least(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_any_cut_gives_the_same_messages(least: int, sent: list[Sent | bytes], cuts: list[int], bare: bool) -> None:
     whole = b"".join(one if isinstance(one, bytes) else one.frame for one in sent)
     frames = Frames(OURS, bare=bare)
-    answers = b""
     edges = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
     for start, end in pairwise(edges):
-        answers += frames.feed(whole[start:end])
+        frames.feed(whole[start:end])
     messages = [one for one in sent if isinstance(one, Sent)]
 
     def listed(one: Sent) -> bool:
@@ -77,8 +76,12 @@ def test_any_cut_gives_the_same_messages(least: int, sent: list[Sent | bytes], c
         return one.sid == OURS and bool(one.reply)
 
     usual = [one for one in messages if listed(one)]
-    assert frames.loose == [one.loose for one in messages if not listed(one)]
-    assert answers == b"PONG\r\n" * sum(one in (b"PING\r\n", b"ping\r\n") for one in sent)
+    for sid in (OURS, b"R", b"17"):
+        expected = [one.loose for one in messages if not listed(one) and one.sid == sid]
+        assert (frames.loose(sid), frames.loose(sid)) == (expected, [])
+    said = [one[:-2].replace(b"ping", b"PING") for one in sent if isinstance(one, bytes)]
+    assert frames.lines() == [line for line in said if line not in (b"PONG", b"+OK")]
+    assert frames.lines() == []
     assert len(frames) == len(usual)
     assert frames.size == sum(len(one.headers or b"") + len(one.payload) for one in usual)
     assert frames.rest() == b""
@@ -104,7 +107,7 @@ def test_the_rest_can_be_given_back(least: int, sent: list[Sent], data: st.DataO
     rest = frames.rest()
     assert whole[:cut].endswith(rest)
     frames.feed(rest + whole[cut:])
-    assert len(frames) + len(frames.loose) == len(sent)
+    assert len(frames) + sum(len(frames.loose(sid)) for sid in (OURS, b"R", b"17")) == len(sent)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
@@ -129,7 +132,7 @@ def test_a_large_message_is_joined_once() -> None:
     frames = Frames(OURS)
     frames.feed(b"HMSG a P r 4 %d\r\nhead" % (4 + 1024 * len(piece)))
     for _ in range(1024):
-        assert frames.feed(piece) == b""
+        frames.feed(piece)
         assert not len(frames)
     frames.feed(b"\r\n")
     block = frames.take(1)
@@ -145,17 +148,17 @@ def test_what_is_between_messages_costs_no_look_at_each(monkeypatch: pytest.Monk
     alone: list[bytes] = []
     frames_one_by_one = Frames._frames
 
-    def spy(one: Frames, data: bytes, at: int, until: int) -> tuple[bytes, int]:
-        answer, end = frames_one_by_one(one, data, at, until)
+    def spy(one: Frames, data: bytes, at: int, until: int) -> int:
+        end = frames_one_by_one(one, data, at, until)
         alone.append(data[at:end])
-        return answer, end
+        return end
 
     monkeypatch.setattr(Frames, "_frames", spy)
     frames = Frames(OURS)
     parts = [usual[:400], [ended], usual[400:700], [ended], usual[700:]]
     frames.feed(b"".join(one.frame for part in parts for one in part) + usual[0].frame[:cut])
     assert len(frames) == len(usual)
-    assert frames.loose == [ended.loose] * 2
+    assert frames.loose(OURS) == [ended.loose] * 2
     assert b"".join(alone) == ended.frame * 2
     assert frames.rest() == usual[0].frame[:cut]
 
@@ -188,17 +191,3 @@ def test_what_is_not_the_protocol(least: int, data: bytes) -> None:
     with pytest.raises(ConnectError, match=r"not NATS.*servers") as caught:
         Frames(OURS).feed(data)
     assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize(
-    ("line", "kind", "text"),
-    [
-        (b"-ERR 'Permissions Violation for Publish to \"$JS.API.X\"'", AccessError, r"Publish to .*JS\.API\.X.* user"),
-        (b"-ERR 'Slow Consumer'", ConnectError, "ended the connection: Slow Consumer"),
-        (b"-ERR 'Stale\xff Connection'", ConnectError, "Stale"),
-        (b"-ERR", ConnectError, "ended the connection"),
-    ],
-)
-def test_what_the_server_refuses(line: bytes, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
-        Frames(OURS).feed(line + b"\r\n")

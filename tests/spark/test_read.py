@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mqtt_nats.errors import AccessError, ConnectError, SourceError
+from pyspark_mqtt_nats.nats.bulk import Block
 from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.frames import Frames
 from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, publish_all
 from pyspark_mqtt_nats.reading import direct, pull, read, rows
-from pyspark_mqtt_nats.reading.bulk import Block
-from pyspark_mqtt_nats.reading.frames import Frames
 from pyspark_mqtt_nats.reading.ranges import Range
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer

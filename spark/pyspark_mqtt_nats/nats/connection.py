@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocking connection to NATS: one socket, no threads, one task at a time.
 
-`request` and `answers` parse the answers to requests. A caller that reads many messages subscribes with `send` and
-parses the bytes that `receive` returns.
+`request` and `answers` parse the answers to requests. A caller that reads many messages has `Frames` of its own collect
+them, also those that come during a request. A caller that makes no requests may parse what `receive` returns.
 """
 
 import secrets
@@ -20,6 +20,7 @@ from pyspark_mqtt_nats.errors import AccessError, ApiError, ConnectError, Reques
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.access import Access
 from pyspark_mqtt_nats.nats.connecting import connect
+from pyspark_mqtt_nats.nats.frames import Frames
 
 ANSWERS: Final = b"R"
 """Subscription id of the answers, and the token after the inbox in their subjects; callers must use other ids."""
@@ -44,8 +45,8 @@ class Connection:
         self._token = 0
         self._error = ""
         self._last = b""
-        self._foreign: list[bytes] = []
-        self._wire, self.server, self.info, self._partial = connect(access)
+        self._frames = Frames(b"")
+        self._wire, self.server, self.info, self._early = connect(access)
         self._wire.setblocking(False)
         self._secure = isinstance(self._wire, ssl.SSLSocket)
         self._poll = select.poll()
@@ -85,24 +86,33 @@ class Connection:
             except OSError as error:
                 raise self._lost(error.strerror or "") from None
 
+    def collect(self, frames: Frames) -> None:
+        """Have `frames` take everything that comes from now on."""
+        frames.feed(self._frames.rest())
+        self._frames = frames
+
+    def read(self, timeout: float) -> bool:
+        """Have the frames take the next bytes; False when none came for `timeout` seconds.
+
+        Raises AccessError when the server has refused a subject, ConnectError when the connection is lost.
+        """
+        data = self.receive(timeout)
+        self._frames.feed(data)
+        refused: AccessError | None = None
+        for line in self._frames.lines():
+            refused = self.control(line) or refused
+        if refused is not None:
+            raise refused
+        return bool(data)
+
     def receive(self, timeout: float) -> bytes:
         """Return the next bytes, b"" after `timeout` seconds; raises ConnectError when the connection is lost.
 
-        The caller parses the frames and passes lines that are not messages to `control`. Frames that came during a
-        request are returned first.
+        The caller parses the frames and passes lines that are not messages to `control`.
         """
-        if self._foreign or self._partial:
-            data = b"".join((*self._foreign, self._partial))
-            self._foreign.clear()
-            self._partial = b""
+        if self._early:
+            data, self._early = self._early, b""
             return data
-        return self._receive(timeout)
-
-    def unread(self, data: bytes) -> None:
-        """Give back an incomplete frame that `receive` returned, because a request needs whole frames."""
-        self._partial = data + self._partial
-
-    def _receive(self, timeout: float) -> bytes:
         deadline = 0.0
         while True:
             try:
@@ -168,7 +178,7 @@ class Connection:
         """Send a message and return the first answer.
 
         Raises ApiError (code 503) when the subject has no subscriber, AccessError, RequestTimeout, ConnectError.
-        `headers` is a raw block. Frames of the caller's subscriptions that come meanwhile are kept for `receive`.
+        `headers` is a raw block.
         """
         self.check_size(len(headers) + len(body))
         number, reply_subject = self.expect()
@@ -194,28 +204,14 @@ class Connection:
 
         Raises AccessError when the server has refused a subject, ConnectError when the connection is lost.
         """
-        data = self._receive(timeout)
-        buffer = self._partial + data
-        found: list[tuple[int, Reply]] = []
-        refused: AccessError | None = None
-        at = 0
+        self.read(timeout)
         try:
-            for frame in protocol.frames(buffer):
-                if frame.sid == ANSWERS:
-                    number = int(frame.subject.rpartition(b".")[2])
-                    reply = Reply(frame.subject.decode(), frame.headers, frame.payload, frame.reply.decode())
-                    found.append((number, reply))
-                elif frame.sid:
-                    self._foreign.append(buffer[at : frame.end])
-                else:
-                    refused = self.control(frame.line) or refused
-                at = frame.end
+            return [
+                (int(one.subject.rpartition(b".")[2]), Reply(one.subject.decode(), one.headers, one.payload))
+                for one in self._frames.loose(ANSWERS)
+            ]
         except ValueError:
             raise self._lost("it sent data that is not the NATS protocol") from None
-        self._partial = buffer[at:]
-        if refused is not None:
-            raise refused
-        return found
 
     def control(self, line: bytes) -> AccessError | None:
         """Process a line that is not a message (PING, INFO, -ERR); return the error to raise for a refused subject."""

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from mqtt_streams import headers
 from pyspark_mqtt_nats.errors import ConnectError, SourceError
 from pyspark_mqtt_nats.nats import protocol
+from pyspark_mqtt_nats.nats.bulk import Block
 from pyspark_mqtt_nats.nats.connection import Connection
-from pyspark_mqtt_nats.reading.bulk import Block
-from pyspark_mqtt_nats.reading.frames import Frames
+from pyspark_mqtt_nats.nats.frames import Frames
 from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, anything_between
 from pyspark_mqtt_nats.reading.selection import without_covered
 
@@ -112,10 +112,11 @@ class _Gets:
         self._end = end
         self._asked: _Cursor | None = None
         self._frames = Frames(SID, bare=True)
+        connection.collect(self._frames)
         connection.send(b"SUB %b* %b\r\n" % (self._inbox, SID))
 
     def stop(self) -> None:
-        """Nothing more is wanted; the connection can be used for requests again."""
+        """Nothing more is wanted."""
         with contextlib.suppress(ConnectError):
             self._connection.send(b"UNSUB %b\r\n" % SID)
 
@@ -154,24 +155,19 @@ class _Gets:
         """The messages of one answer, and whether it claims to be the last."""
         frames = self._frames
         deadline = time.monotonic() + 2 * SILENCE
+        came = 0
         while True:
-            data = self._connection.receive(max(0.0, deadline - time.monotonic()))
-            if not data:
+            if len(frames) > came:  # also during a request, since the last answer was handed over
+                came = len(frames)
+                deadline = time.monotonic() + 2 * SILENCE
+                block = frames.last[1]
+                if block.startswith(b"NATS/1.0 ") and _ADDED not in block:
+                    last = self._ended(block)
+                    found = frames.take(came)
+                    count = came - 1
+                    return (_rows(found, count) if count else None), last or not count
+            if not self._connection.read(max(0.0, deadline - time.monotonic())):
                 raise Interrupted("NATS has stopped answering (option servers)", "servers")
-            before = len(frames)
-            answer = frames.feed(data)
-            if answer:
-                self._connection.send(answer)
-            if len(frames) == before:
-                continue
-            deadline = time.monotonic() + 2 * SILENCE
-            block = frames.last[1]
-            if block.startswith(b"NATS/1.0 ") and _ADDED not in block:
-                self._connection.unread(frames.rest())
-                last = self._ended(block)
-                count = len(frames) - 1
-                found = frames.take(len(frames))
-                return (_rows(found, count) if count else None), last or not count
 
     def _ended(self, block: bytes) -> bool:
         code = headers.status(block)

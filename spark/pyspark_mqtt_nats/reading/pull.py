@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from mqtt_streams import headers
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats import protocol
+from pyspark_mqtt_nats.nats.bulk import Block, integers, split
 from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.frames import Frames, Loose
 from pyspark_mqtt_nats.nats.jetstream import create_consumer, delete_consumer
-from pyspark_mqtt_nats.reading.bulk import Block, integers, split
-from pyspark_mqtt_nats.reading.frames import Frames, Loose
 from pyspark_mqtt_nats.reading.rows import SILENCE, Bounds, Interrupted, Rows, anything_between
 from pyspark_mqtt_nats.reading.selection import without_covered
 
@@ -146,32 +146,30 @@ class _Pull:
         self._done = False
 
     def rows(self) -> Iterator[Rows]:
-        self._connection.send(b"SUB %b* %b\r\n" % (self._inbox, SID))
         frames = self._frames
+        self._connection.collect(frames)
+        self._connection.send(b"SUB %b* %b\r\n" % (self._inbox, SID))
         deadline = time.monotonic() + 2 * SILENCE
-        while not self._done:
-            self._ask()
-            data = self._connection.receive(QUIET)
-            answer = frames.feed(data)
-            if answer:
-                self._connection.send(answer)
+        while True:
+            # Messages may also have come during a request, since the last batch was handed over.
             if len(frames) > self._counted:
                 self._count()
                 deadline = time.monotonic() + 2 * SILENCE
-            if frames.loose:
-                self._told()
-            if not data:
-                self._connection.unread(frames.rest())
-                self._done = not self.anything_left()
-                if time.monotonic() > deadline:
-                    raise Interrupted("the consumer brings no messages (option stream)", "stream")
-            while self._batch_is_due():
+            self._told()
+            if self._batch_is_due():
                 rows = self._rows(frames.take(self._bounds.rows))
                 self._counted = len(frames)
-                self._connection.unread(frames.rest())
                 if rows is not None:
                     yield rows
                 deadline = time.monotonic() + 2 * SILENCE
+            elif self._done:
+                return
+            else:
+                self._ask()
+                if not self._connection.read(QUIET):
+                    self._done = not self.anything_left()
+                    if time.monotonic() > deadline:
+                        raise Interrupted("the consumer brings no messages (option stream)", "stream")
 
     def anything_left(self) -> bool:
         """Whether the leader of the stream has more in the range than has come."""
@@ -184,8 +182,7 @@ class _Pull:
         return len(frames) >= bounds.rows or frames.size >= bounds.bytes or (self._done and len(frames) > 0)
 
     def stop(self) -> None:
-        """Nothing more is wanted; the connection can be used for requests again."""
-        self._connection.unread(self._frames.rest())
+        """Nothing more is wanted."""
         self._connection.send(b"UNSUB %b\r\n" % SID)
 
     def _ask(self) -> None:
@@ -215,9 +212,8 @@ class _Pull:
 
     def _told(self) -> None:
         """What the server says about requests that have ended."""
-        told, self._frames.loose = self._frames.loose, []
-        for word in told:
-            if word.sid == SID and not self._done:
+        for word in self._frames.loose(SID):
+            if not self._done:
                 self._ended(word)
 
     def _ended(self, word: Loose) -> None:

@@ -50,7 +50,7 @@ def messages(data: memoryview, sid: bytes, words: int) -> Found | None:
     if not len(starts):
         return None
     buffer = pa.py_buffer(data)
-    lines = _segments(buffer, np.stack((starts, bodies - len(b"\r\n")), 1), 0)
+    (lines,) = _segments(buffer, np.stack((starts, bodies - len(b"\r\n")), 1), [0])
     subjects, sids, *replies, heads, sizes = split(lines, b" ", words, range(1, words))
     try:
         head, size = integers(heads).to_numpy(), integers(sizes).to_numpy()
@@ -65,7 +65,7 @@ def messages(data: memoryview, sid: bytes, words: int) -> Found | None:
         return None
     edges = np.stack((starts, bodies, bodies + head, ends), 1)[:count]
     names = (subjects[:count], (replies[0] if replies else subjects)[:count])
-    block = Block(*names, *(_segments(buffer, edges, which) for which in (1, 2)))
+    block = Block(*names, *_segments(buffer, edges, (1, 2)))
     return Found(block, int(size[:count].sum()), int(ends[count - 1]) + 2)
 
 
@@ -74,19 +74,25 @@ def split(lines: pa.Array, separator: bytes, count: int, wanted: Iterable[int]) 
     _, offsets, text = lines.buffers()
     edges = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     first = int(edges[0])
-    places = np.flatnonzero(np.frombuffer(text, np.uint8)[first : edges[-1]] == separator[0]) + first
+    places = np.flatnonzero(np.frombuffer(text, np.uint8)[first : edges[-1]] == separator[0]).astype(np.int32) + first
     others = np.flatnonzero(np.diff(np.searchsorted(places, edges)) != count - 1)
     good = int(others[0]) if len(others) else len(lines)
     inner = places[: good * (count - 1)].reshape(good, count - 1)
-    begins = np.concatenate((edges[:good, None], inner + 1), 1)
-    ends = np.concatenate((inner, edges[1 : good + 1, None]), 1)
-    words = np.stack((begins, ends), 2).reshape(good, 2 * count)
-    return [_segments(text, words, 2 * place) for place in wanted]
+    words = np.empty((good, 2 * count), np.int32)  # where each word begins and ends
+    words[:, 0], words[:, -1] = edges[:good], edges[1 : good + 1]
+    words[:, 1:-1:2], words[:, 2::2] = inner, inner + 1
+    return _segments(text, words, [2 * place for place in wanted])
 
 
 def integers(words: pa.Array) -> pa.Array:
     """Return decimal numbers as int64; raises ArrowInvalid."""
-    return words.cast(pa.string()).cast(pa.int64())
+    return words.view(pa.string()).cast(pa.int64())
+
+
+def size_of(values: pa.Array) -> int:
+    """Return the bytes of all values of a binary array."""
+    edges = np.frombuffer(values.buffers()[1], np.int32)
+    return int(edges[values.offset + len(values)] - edges[values.offset])
 
 
 def _candidates(data: NDArray[np.uint8]) -> tuple[_Places, _Places]:
@@ -105,8 +111,8 @@ def _candidates(data: NDArray[np.uint8]) -> tuple[_Places, _Places]:
     return starts, ends[lines + 1]
 
 
-def _segments(data: pa.Buffer, edges: NDArray[Any], which: int) -> pa.Array:
-    """Return one of the segments between the edges of each row, as a binary array; the edges of all rows ascend."""
+def _segments(data: pa.Buffer, edges: NDArray[Any], wanted: Iterable[int]) -> list[pa.Array]:
+    """Return segments between the edges of each row, as binary arrays; the edges of all rows ascend."""
     offsets = pa.py_buffer(np.ascontiguousarray(edges, np.int32))
     pieces = pa.Array.from_buffers(pa.binary(), max(edges.size - 1, 0), [None, offsets, data])
-    return pieces.take(pa.array(np.arange(which, edges.size, edges.shape[1])))
+    return [pieces.take(pa.array(np.arange(which, edges.size, edges.shape[1]))) for which in wanted]

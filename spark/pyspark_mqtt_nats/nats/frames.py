@@ -3,25 +3,22 @@
 
 No sockets here: bytes in, arrays out. Stored messages that a consumer delivers have a reply subject. A chunk of them is
 taken at once (see `bulk`), as far as it goes. The rest is read frame after frame: such a message goes into parallel
-lists; everything else is rare and becomes a `Loose` each.
+lists; every other message is rare and becomes a `Loose` each, and what is no message a line.
 """
 
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pyspark_mqtt_nats.errors import AccessError, ConnectError
-from pyspark_mqtt_nats.reading import bulk
-from pyspark_mqtt_nats.reading.bulk import Block
+from pyspark_mqtt_nats.errors import ConnectError
+from pyspark_mqtt_nats.nats import bulk
+from pyspark_mqtt_nats.nats.bulk import Block, size_of
 
 LINE_MOST: Final = 1 << 20
 """Longest line in bytes; INFO of a large cluster is the longest that there is."""
 
 _SIZES: Final = {b"%d" % size: size for size in range(2048)}
 """Looking up is faster than int()."""
-
-PONG: Final = b"PONG\r\n"
 
 _MANY: Final = 100
 """Messages that must come at once for another try in the same chunk: looking at all of it is for nothing otherwise."""
@@ -51,14 +48,13 @@ class Frames:
     Args:
         sid: the subscription whose messages go into blocks.
         bare: of those only the ones without a reply subject, and with headers; else only those with a reply subject.
-
-    `loose` collects all other messages; whoever reads takes them out.
     """
 
     def __init__(self, sid: bytes, *, bare: bool = False) -> None:
-        self.loose: list[Loose] = []
         self._sid = sid
         self._words = 5 if bare else 6  # HMSG subject sid [reply] size-of-headers size
+        self._loose: list[Loose] = []
+        self._lines: list[bytes] = []
         self._kept: list[bytes] = []
         self._length = 0
         self._need = 0
@@ -90,10 +86,22 @@ class Frames:
         taken = Block(*(part[:most] for part in whole))
         self._blocks.clear()
         self._taken = 0
-        self._size -= sum(pc.sum(pc.binary_length(part)).as_py() or 0 for part in (taken.headers, taken.payloads))
+        self._size -= size_of(taken.headers) + size_of(taken.payloads)
         if len(whole.replies) > most:
             self._add(Block(*(part[most:] for part in whole)))
         return taken
+
+    def loose(self, sid: bytes) -> list[Loose]:
+        """The messages of a subscription that are in no block, which are then forgotten here."""
+        found = [one for one in self._loose if one.sid == sid]
+        if found:
+            self._loose = [one for one in self._loose if one.sid != sid]
+        return found
+
+    def lines(self) -> list[bytes]:
+        """What the server said (PING, INFO, -ERR) without the line ends, which is then forgotten here."""
+        found, self._lines = self._lines, []
+        return found
 
     def _add(self, block: Block) -> None:
         self._blocks.append(block)
@@ -101,8 +109,9 @@ class Frames:
 
     def _gather(self) -> None:
         """Make a block of the lists."""
-        self._add(Block(*(pa.array(part, pa.binary()) for part in self._lists)))
-        self._lists = _Lists([], [], [], [])
+        if self._lists.replies or not self._blocks:
+            self._add(Block(*(pa.array(part, pa.binary()) for part in self._lists)))
+            self._lists = _Lists([], [], [], [])
 
     def rest(self) -> bytes:
         """The beginning of a frame that has not come whole, which is then forgotten here."""
@@ -111,32 +120,29 @@ class Frames:
         self._length = self._need = 0
         return rest
 
-    def feed(self, data: bytes) -> bytes:
-        """Take what the socket gave, cut anywhere; returns what has to be sent back (PONG).
-
-        Raises AccessError or ConnectError for what the server refuses, ConnectError for what is not the protocol.
-        """
+    def feed(self, data: bytes) -> None:
+        """Take what the socket gave, cut anywhere; raises ConnectError for what is not the protocol."""
         self._length += len(data)
         if self._length < self._need:  # the rest of a large message is joined once, when it is all there
             self._kept.append(data)
-            return b""
+            return
         if self._kept:
             data = b"".join((*self._kept, data))
             self._kept.clear()
         self._need = 0
-        answer, at = self._bulk(data)
-        more, at = self._frames(data, at, len(data))
+        at = self._frames(data, self._bulk(data), len(data))
         rest = len(data) - at
         if rest:
             if not self._need and rest > LINE_MOST:
                 raise _no_protocol([data[at : at + 40]])
             self._kept.append(data[at:])
         self._length = rest
-        return answer + more
 
-    def _bulk(self, data: bytes) -> tuple[bytes, int]:
-        """Take what can be taken at once, and what is between: the server says when a request has ended."""
-        answer = b""
+    def _bulk(self, data: bytes) -> int:
+        """Take what can be taken at once, and what is between: the server says when a request has ended.
+
+        Returns where the first frame begins that was not taken.
+        """
         at = 0
         while len(data) - at >= bulk.LEAST:
             found = bulk.messages(memoryview(data)[at:], self._sid, self._words)
@@ -145,18 +151,16 @@ class Frames:
             self._gather()
             self._add(found.block)
             self._size += found.size
-            more, at = self._frames(data, at + found.end, at + found.end + 1)
-            answer += more
+            at = self._frames(data, at + found.end, at + found.end + 1)
             if len(found.block.replies) < _MANY:
                 break
-        return answer, at
+        return at
 
-    def _frames(self, data: bytes, at: int, until: int) -> tuple[bytes, int]:
+    def _frames(self, data: bytes, at: int, until: int) -> int:
         """Take frame after frame, those that begin before `until` and are whole.
 
-        Returns what has to be sent back, and where the first frame begins that was not taken.
+        Returns where the first frame begins that was not taken.
         """
-        answer = b""
         find = data.find
         total = len(data)
         sid, count = self._sid, self._words
@@ -191,9 +195,9 @@ class Frames:
                     break
                 at = stop
             else:
-                answer += self._control(kind, b" ".join(words[1:]))
+                self._line(kind, words)
                 at = start
-        return answer, at
+        return at
 
     def _message(self, kind: bytes, words: list[bytes], data: bytes, start: int) -> int:
         """Collect a message that is not one of the usual; returns where it ends, 0 when that has not come yet."""
@@ -217,27 +221,14 @@ class Frames:
                 part.append(value)
             self._size += size
         else:
-            self.loose.append(Loose(words[1], words[2], block, payload))
+            self._loose.append(Loose(words[1], words[2], block, payload))
         return stop + 2
 
-    def _control(self, kind: bytes, rest: bytes) -> bytes:
-        if kind == b"PING":
-            return PONG
-        if kind == b"-ERR":
-            raise refusal(rest)
-        if kind not in (b"PONG", b"INFO", b"+OK"):
-            raise _no_protocol([kind, rest])
-        return b""
-
-
-def refusal(text: bytes) -> AccessError | ConnectError:
-    """Return the error that an -ERR line stands for; `text` is the quoted rest of the line."""
-    said = " ".join(text.decode(errors="replace").strip(" '").split())[:300]
-    if said.lower().startswith("permissions violation"):
-        return AccessError(
-            f"NATS refuses: {said}; grant that to the NATS user (options `user`, `creds`, `nkey`)", "user"
-        )
-    return ConnectError(f"NATS ended the connection: {said}", "servers")
+    def _line(self, kind: bytes, words: list[bytes]) -> None:
+        if kind in (b"PING", b"INFO", b"-ERR"):
+            self._lines.append(b" ".join((kind, *words[1:])))
+        elif kind not in (b"PONG", b"+OK"):
+            raise _no_protocol(words)
 
 
 def _no_protocol(words: list[bytes]) -> ConnectError:
