@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from mqtt_nats.access.passwords import check_entry
 from mqtt_nats.ctl.migration.findings import Migration, read_lines
-from mqtt_nats.ctl.migration.mosquitto_conf import Configuration, Directive, Section, nearby, read_configuration
+from mqtt_nats.ctl.migration.mosquitto_conf import (
+    BRIDGE_OPTIONS,
+    Configuration,
+    Directive,
+    Section,
+    nearby,
+    read_configuration,
+)
 from mqtt_nats.ctl.migration.mosquitto_options import OPTIONS, PLUGIN_OPTIONS
 from mqtt_nats.ctl.migration.mosquitto_rules import read_rules
 from mqtt_nats.transport.listener_settings import join_address
@@ -51,7 +58,7 @@ def migrate(path: Path) -> Migration:
     for bridge in found.bridges:
         _bridge(bridge, migration)
     for section in (found.common, *found.listeners):
-        for one in section.options.values():
+        for one in (*section.options.values(), *section.topics):
             _remaining(one, migration)
     migration.findings.sort(key=lambda one: (one.file, one.line))
     return migration
@@ -63,6 +70,8 @@ def _remaining(one: Directive, migration: Migration) -> None:
     elif one.name in OPTIONS:
         kind, text = OPTIONS[one.name]
         migration.find(one.file, one.line, kind, one.name, text)
+    elif one.name in BRIDGE_OPTIONS or one.name.startswith("bridge_"):
+        migration.find(one.file, one.line, "missing", one.name, "an option of a bridge, and no connection is before it")
     elif one.name not in (*_CONVERTED, *_DEFAULT_OPTIONS):
         migration.find(one.file, one.line, "missing", one.name, "this option is not known here")
 
@@ -149,9 +158,12 @@ def _expiration(one: Directive, migration: Migration) -> None:
         migration.find(one.file, one.line, "missing", one.name, f"{one.value!r} is no period")
         return
     seconds = min(int(found[1]) * _PERIODS[found[2]], 0xFFFF_FFFE)
-    migration.settings["session_expiry_interval"] = seconds
+    shown = next(
+        f"{seconds // unit}{name}" for name, unit in (("d", 86_400), ("h", 3600), ("s", 1)) if seconds % unit == 0
+    )
+    migration.settings["session_expiry_interval"] = shown
     text = (
-        f"session_expiry_interval = {seconds}, for 3.1.1 clients; messages wait for message_retention, a day by default"
+        f"session_expiry_interval = {shown}, for 3.1.1 clients; messages wait for message_retention, a day by default"
     )
     migration.find(one.file, one.line, "changes", one.name, text)
 
@@ -205,8 +217,7 @@ def _rules(found: Configuration, migration: Migration) -> None:
 
 def _listeners(path: Path, found: Configuration, migration: Migration) -> None:
     sections = list(found.listeners)
-    default = any(name in found.common.options for name in _DEFAULT_OPTIONS)
-    if default:
+    if found.opens_default is not None:
         sections.insert(0, found.common)
     if not sections:
         migration.settings["listen"] = "127.0.0.1:1883"
@@ -223,7 +234,8 @@ def _listeners(path: Path, found: Configuration, migration: Migration) -> None:
 def _listener(section: Section, found: Configuration, migration: Migration) -> Iterator[dict[str, Any]]:
     head = section.head
     if head is None:
-        head = next(section.options[name] for name in _DEFAULT_OPTIONS if name in section.options)
+        head = found.opens_default
+        assert head is not None
         port, host = section.value("port") or "1883", section.value("bind_address") or ""
     else:
         port, _, host = (part.strip() for part in head.value.partition(" "))
@@ -245,7 +257,10 @@ def _listener(section: Section, found: Configuration, migration: Migration) -> I
     if not made.get("allow_anonymous", True) and migration.users is None and "tls_client_ca" not in made:
         text = "nobody can log in: there is no password_file. Name authenticators before the gateway starts"
         migration.find(head.file, head.line, "missing", f"listener {head.value}", text)
-    migration.find(head.file, head.line, "moved", f"{head.name} {head.value}", f"[[listeners]] {made['listen']}")
+    text = f"[[listeners]] {made['listen']}"
+    if section.head is None and head.name not in _DEFAULT_OPTIONS:
+        text += ": before any listener, this option opens the default listener of mosquitto"
+    migration.find(head.file, head.line, "moved", f"{head.name} {head.value}", text)
     yield made
 
 
@@ -325,11 +340,11 @@ def _bridge(bridge: Section, migration: Migration) -> None:
     assert head is not None
     address = bridge.value("address") or bridge.value("addresses") or "?"
     text = (
-        f"a gateway is a bridge to nobody: keep a mosquitto with this bridge to {address}, and make that mosquitto a "
-        "bridge to the gateway (docs/bridges.md)"
+        f"a gateway cannot be a bridge: keep a mosquitto with this bridge to {address}, and give that mosquitto a "
+        "second bridge, to the gateway (docs/bridges.md)"
     )
     migration.find(head.file, head.line, "missing", f"connection {head.value}", text)
     for one in (*bridge.options.values(), *bridge.topics):
         secret = one.name in ("remote_password", "password", "bridge_psk", "local_password")
         what = one.name if secret or not one.value else f"{one.name} {one.value}"
-        migration.find(one.file, one.line, "missing", what, f"stays with the bridge {head.value}")
+        migration.find(one.file, one.line, "not needed", what, f"stays in mosquitto, with the bridge {head.value}")

@@ -27,6 +27,28 @@ LISTENER_OPTIONS: Final = frozenset(
 )  # fmt: skip
 """Options of the listener that stands before them; before any listener they are those of the default listener."""
 
+BRIDGE_OPTIONS: Final = frozenset(
+    {
+        "address", "addresses", "cleansession", "clientid", "idle_timeout", "keepalive_interval", "local_cleansession",
+        "local_clientid", "local_password", "local_username", "notification_topic", "notifications",
+        "notifications_local_only", "password", "remote_clientid", "remote_password", "remote_username",
+        "restart_timeout", "round_robin", "start_type", "threshold", "topic", "try_private", "username"
+    }
+)  # fmt: skip
+"""Options of the bridge that stands before them in the file, besides those that begin with `bridge_`."""
+
+_OPENING: Final = frozenset(
+    {
+        "bind_address", "cafile", "capath", "certfile", "ciphers", "ciphers_tls1.3", "crlfile", "dhparamfile",
+        "keyfile", "max_connections", "max_qos", "mount_point", "port", "protocol", "psk_hint", "require_certificate",
+        "socket_domain", "tls_engine", "tls_engine_kpass_sha1", "use_identity_as_username",
+        "use_subject_as_username", "use_username_as_clientid"
+    }
+)  # fmt: skip
+_UNCHANGED: Final = frozenset(
+    [("max_connections", "-1"), ("max_qos", "2"), ("protocol", "mqtt"), *((name, "false") for name in _OPENING)]
+)
+
 PER_LISTENER: Final = frozenset(
     ["acl_file", "allow_anonymous", "auth_plugin", "auto_id_prefix", "password_file", "plugin", "psk_file"]
 )
@@ -78,6 +100,12 @@ class Configuration:
     bridges: list[Section]
     per_listener: bool
 
+    @property
+    def opens_default(self) -> Directive | None:
+        """Option for which mosquitto opens the default listener, beside others too; None: there is none."""
+        found = self.common.options.values()
+        return next((one for one in found if one.name in _OPENING and (one.name, one.value) not in _UNCHANGED), None)
+
 
 def read_configuration(path: Path) -> Configuration:
     """Read a mosquitto.conf.
@@ -85,35 +113,37 @@ def read_configuration(path: Path) -> Configuration:
     Raises:
         StartupError: a file cannot be read, or includes have no end.
     """
-    directives = list(_directives(path, [INCLUDES_MOST]))
-    per_listener = any(one.name == "per_listener_settings" and one.on for one in directives)
+    lines = list(_directives(path, [INCLUDES_MOST]))
+    per_listener = any(one.name == "per_listener_settings" and one.on for _, one in lines)
     found = Configuration(Section(None), [], [], per_listener)
-    section = found.common
-    for one in directives:
-        if one.name == "listener":
+    listeners: dict[int, Section] = {}  # of each file, the last one
+    bridges: dict[int, Section] = {}
+    for file, one in lines:
+        if one.name in ("listener", "connection"):
             section = Section(one)
-            found.listeners.append(section)
-        elif one.name == "connection":
-            section = Section(one)
-            found.bridges.append(section)
-        elif one.name == "topic" and section in found.bridges:
-            section.topics.append(one)
+            (found.listeners if one.name == "listener" else found.bridges).append(section)
+            (listeners if one.name == "listener" else bridges)[file] = section
+            continue
+        owner = found.common
+        if one.name in BRIDGE_OPTIONS or one.name.startswith("bridge_"):
+            owner = bridges.get(file, owner)
+        elif one.name in LISTENER_OPTIONS or (per_listener and one.name in PER_LISTENER):
+            owner = listeners.get(file, owner)
+        if one.name == "topic":
+            owner.topics.append(one)
         else:
-            _owner(found, section, one).options[one.name] = one
+            owner.options[one.name] = one
     return found
 
 
-def _owner(found: Configuration, section: Section, one: Directive) -> Section:
-    if section in found.bridges:
-        return section
-    belongs = one.name in LISTENER_OPTIONS or (found.per_listener and one.name in PER_LISTENER)
-    return section if belongs else found.common
+def _directives(path: Path, left: list[int]) -> Iterator[tuple[int, Directive]]:
+    """Yield the lines of a file, and of the files that it includes, in their order, each with the number of its file.
 
-
-def _directives(path: Path, left: list[int]) -> Iterator[Directive]:
-    """Yield the lines of a file, and of the files that it includes, in their order."""
+    mosquitto ends listeners and bridges with the file: options of an included file do not belong to those before it.
+    """
     left[0] -= 1
-    if left[0] < 0:
+    file = left[0]
+    if file < 0:
         raise StartupError(f"{path}: more than {INCLUDES_MOST} files are included")
     for number, line in enumerate(read_lines(path), 1):
         text = line.strip()
@@ -125,7 +155,7 @@ def _directives(path: Path, left: list[int]) -> Iterator[Directive]:
             for each in included(path, Path(value)):
                 yield from _directives(each, left)
         else:
-            yield Directive(path, number, name, value)
+            yield file, Directive(path, number, name, value)
 
 
 def included(path: Path, directory: Path) -> list[Path]:

@@ -66,7 +66,7 @@ def test_listeners_and_included_files(tmp_path: Path, monkeypatch: pytest.Monkey
         ("0.0.0.0:8883", "tls", True),
     ]
     assert settings["listeners"][3]["tls_cert"] == "/etc/station/certs/station.pem"
-    assert settings["session_expiry_interval"] == 4 * 3600
+    assert settings["session_expiry_interval"] == "4h"
     assert settings["acl_subscribe"] == "deliver"
     assert said(output, "mosquitto.conf:2").startswith("not needed: persistence: ")
     assert said(output, "station.conf:18").startswith("moved: listener 8883: ")
@@ -109,14 +109,52 @@ def test_bridges_and_plugins(tmp_path: Path) -> None:
     settings, output = moved("sensors/mosquitto.conf", tmp_path / "new")
     assert settings["max_packet_size"] == 1_048_576
     assert settings["sys_interval"] == 30
-    assert "missing: connection cloud: a gateway is a bridge to nobody" in output
-    assert "missing: topic u/# out 1" in output
+    assert "missing: connection cloud: a gateway cannot be a bridge" in output
+    assert "not needed: topic u/# out 1" in output
     assert "missing: auth_plugin: " in output
     assert "missing: auth_opt_backends: an option of a plugin" in output
     assert "there is no password_file" in output
     assert "bridge-secret" not in output
     settings, _ = moved("station/local.conf", tmp_path / "local")
     assert settings["listeners"] == [{"listen": "localhost:1886", "type": "tcp", "allow_anonymous": True}]
+
+
+def test_options_behind_a_bridge_are_those_of_all_clients(tmp_path: Path) -> None:
+    """mosquitto gives a bridge its own options only: users, limits and listeners may stand behind it."""
+    (tmp_path / "users").write_text("")
+    text = (
+        "connection cloud\naddress mqtt.example.com\npassword_file users\nallow_anonymous false\n"
+        "max_inflight_messages 7\nlistener 1884\ntopic a/# out\nmax_connections 3"
+    )
+    (tmp_path / "m.conf").write_text(text)
+    settings, output = moved(str(tmp_path / "m.conf"), tmp_path / "new")
+    assert settings["password_file"] == "passwords"
+    assert settings["max_inflight"] == 7
+    (listener,) = settings["listeners"]
+    assert (listener["allow_anonymous"], listener["max_connections"]) == (False, 3)
+    assert said(output, "m.conf:7").startswith("not needed: topic a/# out: stays in mosquitto")
+
+
+def test_a_listener_ends_with_its_file(tmp_path: Path) -> None:
+    """An included file is about the default listener again, which one of its options opens."""
+    directory = tmp_path / "conf.d"
+    directory.mkdir()
+    (directory / "a.conf").write_text("listener 2901")
+    (directory / "b.conf").write_text("protocol websockets")
+    (tmp_path / "m.conf").write_text(f"include_dir {directory}")
+    settings, output = moved(str(tmp_path / "m.conf"), tmp_path / "new")
+    assert [(one["listen"], one["type"]) for one in settings["listeners"]] == [
+        ("0.0.0.0:1883", "ws"),
+        ("0.0.0.0:2901", "tcp"),
+    ]
+    assert "this option opens the default listener of mosquitto" in output
+
+
+@pytest.mark.parametrize("line", ["protocol mqtt", "max_connections -1", "require_certificate false"])
+def test_a_default_value_opens_no_listener(tmp_path: Path, line: str) -> None:
+    (tmp_path / "m.conf").write_text(f"{line}\nlistener 2901")
+    settings, _ = moved(str(tmp_path / "m.conf"), tmp_path / "new")
+    assert [one["listen"] for one in settings["listeners"]] == ["0.0.0.0:2901"]
 
 
 def test_only_what_needs_a_look_is_shown(tmp_path: Path) -> None:
@@ -151,6 +189,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         ("persistent_client_expiration soon", ":1", "missing: persistent_client_expiration: 'soon' is no period"),
         ("listener 1883\nprotocol http_api", ":2", "missing: protocol: http_api is not served"),
         ("global_max_connections 10", ":1", "changes: global_max_connections: max_connections is set"),
+        ("listener 1883\nstart_type lazy", ":2", "missing: start_type: an option of a bridge, and no connection"),
+        ("listener 1883\ntopic a/# out", ":2", "missing: topic: an option of a bridge, and no connection"),
     ],
 )
 def test_single_lines(tmp_path: Path, text: str, place: str, finding: str) -> None:
