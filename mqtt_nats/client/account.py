@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mqtt_nats.access.acl import Rules
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.receiver import Delivery
-    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.lifecycle.cluster_bans import Banning
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.lifecycle.readiness import Readiness

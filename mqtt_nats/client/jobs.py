@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.base.errors import ends_task
 from mqtt_nats.codec import MqttError, Packet, PingReq, Publish, ReasonCode
 from mqtt_nats.delivery.receiver import Receiver
+from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_nats.transport.packet_order import PacketOrder, passes
@@ -105,6 +106,13 @@ class JobRunner(Receiver):
     @abstractmethod
     def leave(self) -> None:
         """Release the client's state in this gateway and leave its session; the last step."""
+
+    @property
+    def inbound(self) -> Inbound:
+        """QoS 2 publishes of the client; made with the first one, since most clients have none."""
+        if self.qos2 is None:
+            self.qos2 = Inbound()
+        return self.qos2
 
     # -- packets --------------------------------------------------------------------------------
 

@@ -42,17 +42,16 @@ from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROP
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import (
     ANSWERED,
+    Acknowledgement,
     bound,
     count,
-    described,
-    extras,
     is_answer,
     publish,
     refuse_publish,
     route_for,
-    unalias,
 )
-from mqtt_nats.ingress.receipts import Acknowledgement, UnheldPubrec
+from mqtt_nats.ingress.publish_properties import described, extras, unalias
+from mqtt_nats.ingress.qos2 import UnheldPubrec
 from mqtt_nats.ingress.retained_store import may_retain
 from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks, fit_spout, lost
@@ -415,8 +414,7 @@ class MessageHooks:
             publish(client, route, after.payload, after.qos, retain, packet.packet_id, more)
             return
         if packet.qos == 2 and after.qos == 2:
-            held = route_for(client, key)
-            client.inbound.publish(client, key, held, packet.packet_id, after.payload, retain, more)
+            client.inbound.publish(client, route_for(client, key), packet.packet_id, after.payload, retain, more)
             return
         client.services.counters.receive(packet.qos, len(packet.payload))
         operation = self._operation(packet, key, after.topic)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
-from mqtt_nats.ingress.publisher import Publisher
+from mqtt_nats.ingress.publish import Publisher
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.position_handover import PositionHandover
     from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.reconcile import Reconciling
-    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.sessions.services import Registry, Services
 
 

@@ -23,6 +23,7 @@ from mqtt_nats.delivery.position_recovery import (
 )
 from mqtt_nats.delivery.pubrels import gone
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
+from mqtt_nats.ingress.held_takeover import take_over_held
 from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
@@ -125,7 +126,7 @@ async def resume(
     record, v5 = claimed(client.record)
     adopt(client, side)
     if v5.q2:
-        await client.inbound.take_over(client, side.former, record)
+        await take_over_held(client, side.former, record)
     await _owe_pubrels(client, side)
     went = await restore_position(client, side, may_stay=_may_stay(client, side, denied))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)

@@ -26,7 +26,7 @@ from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.gateway.desired_state import Fleet
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
-from mqtt_nats.ingress.publisher import Ingress
+from mqtt_nats.ingress.publish import Ingress
 from mqtt_nats.ingress.request_reply import Replying
 from mqtt_nats.ingress.retained_store import RetainedStores
 from mqtt_nats.lifecycle.cluster_bans import Banning
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.control.server import Powers
     from mqtt_nats.delivery.receiver import Receiver
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.sessions.session import Session
 
 RESETS: Final = (2, 14)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import CountedStore
-    from mqtt_nats.ingress.publish import Extras
+    from mqtt_nats.ingress.publish_properties import Extras
     from mqtt_nats.pubsub.routing_table import Route
 
 

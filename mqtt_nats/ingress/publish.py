@@ -1,37 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PUBLISH from a client: its acknowledgement, its copies in NATS and the stream, and local delivery."""
+"""PUBLISH from a client: its acknowledgement, its copies in NATS and the stream, and local delivery.
+
+Each connection has one first-in-first-out queue of :class:`Acknowledgement`; an acknowledgement that is due early
+waits for the acknowledgements before it [MQTT-4.6.0-2].
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import logging
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending_stores import TooLarge
-from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
+from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.codec import (
+    Ack,
     MqttError,
     PacketTooLarge,
-    PayloadFormatInvalid,
-    Properties,
     Publish,
     PublishRun,
     QuotaExceeded,
     ReasonCode,
     ReceiveMaximumExceeded,
-    TopicAliasInvalid,
+    ack_bytes,
+    encode,
 )
-from mqtt_nats.ingress.receipts import RECEIPTS_MAX, Acknowledgement
+from mqtt_nats.ingress.publish_properties import described, unalias
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import may_retain, store_retained
 from mqtt_nats.messages.message import Message, Rich
-from mqtt_nats.messages.properties import body, from_headers
-from mqtt_nats.transport.connection import Hold
-from mqtt_streams.properties import STAY, header_lines, ttl_line
+from mqtt_nats.sessions.session import Session
+from mqtt_nats.transport.connection import Connection, Hold
 from mqtt_streams.subjects import REPLY_LEVEL
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.interceptors import Takers
+    from mqtt_nats.ingress.publish_properties import Extras
+    from mqtt_nats.ingress.qos2 import Inbound
+    from mqtt_nats.ingress.request_reply import Replying
+    from mqtt_nats.ingress.retained_store import RetainedStores
+    from mqtt_nats.observability.sys_topics import System
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_nats.sessions.guard import Guard
+    from mqtt_nats.sessions.services import Registry, Services
+    from mqtt_streams.api import ApiError
+
+log = logging.getLogger("mqtt_nats.broker")
 
 HEADERS: Final = 256
 """Upper bound, in bytes, of all headers of a message except its subject, the publisher's client id and properties."""
@@ -53,85 +67,153 @@ ANSWERED: Final = frozenset(
 
 RETAIN_LINE: Final = b"Nmqtt-Retain:1\r\n"
 
-ANSWER_LINE: Final = b"Nmqtt-Answer:1\r\n"
-"""Header line of a stored record: NATS clients may answer, since the publisher may publish on its Response Topic."""
-
 STATES: Final = b"$SYS/broker/connection/"
 """Beginning of the topics on which bridges of mosquitto publish the state of their connection."""
 
 ANSWERS: Final = f"{REPLY_LEVEL}/".encode()
 """Beginning of the topics on which MQTT clients answer NATS clients."""
 
-OF_RECORD: Final = (
-    b"Nmqtt-Pub:",
-    b"Nmqtt-Subject:",
-    b"Nmqtt-Mapped:",
-    b"Nmqtt-Epoch:",
-    b"Nmqtt-Id:",
-    b"Nmqtt-Client:",
-    b"Nmqtt-Answer:",
-    b"Nats-",
-)
-"""Beginnings of the header lines of a held publish that are not properties of the message."""
+RECEIPTS_MAX: Final = 1024
+"""Publishes of a client that wait for JetStream; beyond this nothing is read from the client."""
+RECEIPTS_LOW: Final = 512
 
 
-class Extras(NamedTuple):
-    """Properties of a publish (5.0) in the forms that its copies need."""
+class Acknowledgement(CountedStore):
+    """A PUBACK, PUBREC or PUBCOMP to come, due when ``left`` stores are acknowledged."""
 
-    lines: bytes
-    """Header lines, with the expiry."""
-    ttl: bytes
-    """TTL header line of the retained copy; empty without an expiry."""
-    body: bytes
-    """Properties as they stand in a PUBLISH packet."""
-    expiry: int
-    """Message expiry interval in seconds; -1 = none."""
-    born: float
-    """Unix time of the publish, from which the expiry counts."""
-    reply: bytes = b""
-    """Reply subject for NATS clients with a space after it; empty = no answer is wanted."""
+    __slots__ = ("client", "id", "kind", "reason", "text")
+
+    def __init__(self, client: Publisher, kind: int, identifier: int, left: int, reason: int = 0) -> None:
+        super().__init__(left)
+        self.client = client
+        self.kind = kind
+        self.id = identifier
+        self.reason = reason
+        self.text = ""
+
+    def refuse(self, reason: int, text: str) -> None:
+        """Make the acknowledgement due with a reason code; stores are not waited for any more (5.0)."""
+        self.left = 0
+        self.reason = reason
+        self.text = text
+
+    def stored(self, ack: bytes) -> None:
+        """Count a finished store; after the last one the acknowledgement is due."""
+        if self.reason:
+            return
+        self.left -= 1
+        if not self.left:
+            receipts = self.client.receipts
+            if receipts and receipts[0] is self:
+                self.client.settle()
+
+    def explains(self) -> bool:
+        """Whether the acknowledgement can have a reason code (5.0)."""
+        return self.client.version == 5
+
+    def waits(self) -> bool:
+        """Return whether the client cannot be told that there is no room (3.1.1)."""
+        return not self.explains()
+
+    def publisher(self) -> Publisher:
+        """Return the client, whose messages on a topic keep their order [MQTT-4.6.0-5] (3.1.1)."""
+        return self.client
+
+    def failed(self, error: ApiError) -> None:
+        """Report JetStream's refusal to the client: by a reason code, or by the end of the connection."""
+        client = self.client
+        if client.version != 5 or self.kind == 7:
+            client.refused(error)
+        elif not self.reason:
+            text = "%s: a message was not stored: %s"
+            log_failure(log, logging.WARNING, "store", text, client, error, extra=once(str(error)))
+            self.refuse(ReasonCode.QUOTA_EXCEEDED, str(error))
+            if client.receipts and client.receipts[0] is self:
+                client.settle()
+
+    def packet(self) -> bytes:
+        """Return the packet, without user properties [MQTT-3.4.2-3] [MQTT-3.5.2-3] [MQTT-3.7.2-3] (5.0)."""
+        if not self.reason:
+            return ack_bytes(self.kind, self.id)
+        terms = self.client.terms
+        if self.text and terms.problem_information:  # [MQTT-3.1.2-29] (5.0)
+            data = encode(Ack(self.kind, self.id, self.reason, {"reason_string": self.text[:1000]}), 5)
+            if len(data) <= terms.maximum_packet_size:  # [MQTT-3.4.2-2] [MQTT-3.5.2-2] [MQTT-3.7.2-2] (5.0)
+                return data
+        return encode(Ack(self.kind, self.id, self.reason), 5)
+
+
+class Ingress:
+    """Services of one account for messages that are published, by clients or by the gateway."""
+
+    __slots__ = ("registry", "replying", "retained", "services", "system", "takers")
+
+    def __init__(
+        self,
+        services: Services,
+        registry: Registry[Publisher],
+        replying: Replying,
+        takers: Takers,
+        retained: RetainedStores,
+        system: System,
+    ) -> None:
+        self.services = services
+        self.registry = registry
+        self.replying = replying
+        self.takers = takers
+        self.retained = retained
+        self.system = system
+
+
+class Publisher(Session):
+    """A session and its publishes that are not acknowledged; abstract: `Client` handles the packets."""
+
+    __slots__ = ("ingress", "qos2", "receipts", "unacknowledged")
+
+    def __init__(self, connection: Connection, ingress: Ingress) -> None:
+        super().__init__(connection, ingress.services)
+        self.ingress = ingress
+        self.qos2: Inbound | None = None
+        """QoS 2 publishes of the client; None = there were none, as of most clients."""
+        self.receipts: list[Acknowledgement] = []  # a deque takes 700 bytes more in every connection
+        self.unacknowledged = 0
+        """Number of QoS 1 publishes of a 5.0 client that wait for PUBACK."""
 
     @property
-    def stay(self) -> bytes:
-        """Header line for the copy in `$MQTT_msgs` [MQTT-4.3.3-7] (5.0); empty without an expiry."""
-        return b"Nats-TTL:%ds\r\n" % (self.expiry + STAY) if self.expiry >= 0 else b""
+    @abstractmethod
+    def inbound(self) -> Inbound:
+        """QoS 2 publishes of the client; made with the first one, since most clients have none."""
 
-    @property
-    def recorded(self) -> bytes:
-        """Header lines for a record from which the message is published later, maybe by another gateway."""
-        return self.lines + ANSWER_LINE if self.reply else self.lines
+    @abstractmethod
+    def proceed(self) -> None:
+        """Handle the waiting packets, unless a packet before them has not taken effect yet."""
 
+    def count_unacknowledged(self) -> None:
+        """Count a QoS 1 publish that waits for PUBACK."""
+        self.unacknowledged += 1
 
-def extras(properties: Properties, reply: bytes = b"") -> Extras | None:
-    """Return the properties that travel with a message; None when there are none."""
-    lines = header_lines(properties)
-    if not lines:
-        return None
-    expiry = properties.get("message_expiry_interval", -1)
-    return Extras(lines, ttl_line(properties), body(properties), expiry, natstime.now() if expiry >= 0 else 0.0, reply)
+    def acknowledge(self, receipt: Acknowledgement) -> None:
+        """Queue an acknowledgement that is due."""
+        self.receipts.append(receipt)
+        if self.receipts[0] is receipt:
+            self.settle()
 
-
-def aged(more: Extras, now: float) -> Extras | None:
-    """Return the properties with what is left of the expiry interval at Unix time ``now``; None: it has passed."""
-    passed = int(now - more.born)
-    if passed < 1:
-        return more
-    left = more.expiry - passed
-    if left <= 0:
-        return None
-    lines = more.lines.replace(b"Nmqtt-Expiry:%d" % more.expiry, b"Nmqtt-Expiry:%d" % left, 1)  # the first line
-    return Extras(lines, ttl_line({"message_expiry_interval": left}), more.body, left, now, more.reply)
-
-
-def restored(headers: bytes, born: float) -> Extras | None:
-    """Return the properties of a held publish from its record's headers; ``born``: Unix time of the record's store."""
-    found, expiry = from_headers(headers)
-    if not found and expiry < 0:
-        return None
-    kept = [line for line in headers.split(b"\r\n")[1:] if line and not line.startswith(OF_RECORD)]
-    lines = b"".join(line + b"\r\n" for line in kept)
-    ttl = ttl_line({"message_expiry_interval": expiry}) if expiry >= 0 else b""
-    return Extras(lines, ttl, found, expiry, born)
+    def settle(self) -> None:
+        """Send every acknowledgement that is due, in order [MQTT-4.6.0-2] [MQTT-4.6.0-3]."""
+        receipts = self.receipts
+        data, due = b"", 0
+        for receipt in receipts:
+            if receipt.left:
+                break
+            due += 1
+            data += receipt.packet()
+            if receipt.kind == 4:
+                self.unacknowledged -= 1
+        if due:
+            del receipts[:due]
+            self.outlet.write(data)
+        if len(receipts) < RECEIPTS_LOW:
+            self.connection.release(Hold.WINDOW)
 
 
 def route_for(client: Publisher, key: bytes) -> Route:
@@ -221,7 +303,7 @@ def publish(
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 1, retain, more), identity)
         else:
-            client.inbound.publish(client, route.asked, route, packet_id, payload, retain, more)
+            client.inbound.publish(client, route, packet_id, payload, retain, more)
     except TooLarge as error:
         raise PacketTooLarge(str(error)) from None
     bound(client)
@@ -267,8 +349,7 @@ def _permitted(client: Publisher, guard: Guard, key: bytes, qos: int, retain: bo
         receipt = Acknowledgement(client, 4 if qos == 1 else 5, packet_id, 0)
         if client.version == 5:
             receipt.refuse(ReasonCode.NOT_AUTHORIZED, "not authorized")
-        client.receipts.append(receipt)
-        client.settle()
+        client.acknowledge(receipt)
         bound(client)
     return False
 
@@ -278,14 +359,6 @@ def bare(client: Publisher, route: Route, headers: bytes, payload: bytes, more: 
     size = len(headers)
     target = route.hpub if more is None else route.hpub + more.reply
     client.path.out.append(b"%b%d %d\r\n%b%b\r\n" % (target, size, size + len(payload), headers, payload))
-
-
-def may_answer(client: Publisher, topic: str) -> bool:
-    """Whether NATS clients may answer on a response topic: only where the client may publish itself."""
-    if client.guarded is None:
-        return True
-    raw = topic.encode()
-    return client.guarded.may_publish(len(raw).to_bytes(2) + raw, 0, False)
 
 
 def is_answer(key: bytes) -> bool:
@@ -341,25 +414,7 @@ def refuse_publish(client: Publisher, packet: Publish, error: MqttError) -> None
     """Refuse a publish of a 5.0 client by a reason code in PUBACK or PUBREC [MQTT-4.3.3-9] (5.0)."""
     receipt = Acknowledgement(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
     receipt.refuse(error.reason, str(error))
-    client.receipts.append(receipt)
-    client.settle()
-
-
-def described(client: Publisher, properties: Properties, payload: bytes, qos: int) -> Extras | None:
-    """Return the properties of a client's publish in the forms that its copies need.
-
-    Raises:
-        MqttError: a property is invalid or not permitted.
-    """
-    reply = b""
-    if "response_topic" in properties:
-        topic = properties["response_topic"]
-        if may_answer(client, topic):
-            owner = client.connection.host if client.user is None else f"user {client.user}"
-            reply = client.ingress.replying.reply_subject(topic, properties.get("correlation_data"), qos, owner)
-    if properties.get("payload_format_indicator") and client.services.settings.validate_payload_format:
-        _check_text(payload)
-    return extras(properties, reply)
+    client.acknowledge(receipt)
 
 
 def count(client: Publisher, packet: Publish) -> None:
@@ -374,30 +429,3 @@ def count(client: Publisher, packet: Publish) -> None:
     most = client.connection.settings.receive_maximum
     if client.unacknowledged + unreleased > most:
         raise ReceiveMaximumExceeded(f"more than {most} publishes are not acknowledged")
-
-
-def unalias(client: Publisher, key: bytes, alias: int) -> bytes:
-    """Return the topic of an alias, which the packet may also set [MQTT-3.3.2-7] [MQTT-3.3.2-12] (5.0).
-
-    Raises:
-        TopicAliasInvalid: the alias is higher than CONNACK allows, or not known.
-        QuotaExceeded: the gateway has no memory for the alias.
-    """
-    if alias > client.services.settings.topic_alias_maximum:  # [MQTT-3.3.2-9] (5.0)
-        # [MQTT-3.2.2-17] [MQTT-3.2.2-18] (5.0)
-        raise TopicAliasInvalid(f"topic alias {alias} is above {client.services.settings.topic_alias_maximum}")
-    if len(key) > 2:
-        if not client.memory.set_alias(alias, key):
-            raise QuotaExceeded("the topic aliases take too much memory")
-        return key
-    known = None if client.memory.aliases is None else client.memory.aliases.get(alias)
-    if known is None:
-        raise TopicAliasInvalid(f"topic alias {alias} has no topic")
-    return known
-
-
-def _check_text(payload: bytes) -> None:
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        raise PayloadFormatInvalid("the payload is not UTF-8 text") from None

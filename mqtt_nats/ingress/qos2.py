@@ -10,36 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Set
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import CountedStore, IgnoredStore, PendingStore, sequence
 from mqtt_nats.backbone.retry import PAUSE, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.ingress.interceptors import Taken, Taker
-from mqtt_nats.ingress.publish import RETAIN_LINE, aged, bare, bound, message, restored, route_for
-from mqtt_nats.ingress.receipts import Acknowledgement, DeleteHeld, PublishHeld, StoreHeld
+from mqtt_nats.ingress.publish import RETAIN_LINE, Acknowledgement, bare, bound, message, route_for
+from mqtt_nats.ingress.publish_properties import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, store_retained
 from mqtt_nats.ingress.scheduled import release_of
-from mqtt_nats.protocol.batch_removal import Clearance
 from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.hashing import registered_as
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored
 from mqtt_streams.stored import purge
 from mqtt_streams.subjects import topic_to_subject, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publish import Extras
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
+    from mqtt_nats.ingress.publish_properties import Extras
     from mqtt_nats.pubsub.routing_table import Route
-    from mqtt_nats.sessions.services import Registry
-    from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -52,8 +47,11 @@ TOGETHER: Final = 3
 RECENT = SEEN_FOR / 2 - 5.0
 """Seconds for which every gateway certainly remembers the id of a released publish, whatever the stream does."""
 
-LATE: Final = 5.0
-"""Seconds after a claim in which the former gateway may still hold publishes of the session."""
+MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
+"""JetStream's error codes for the deletion of a message that does not exist."""
+
+TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
+"""JetStream's text of the error; its code, 10077, also stands for every other limit of a stream."""
 
 
 class HeldPublish:
@@ -62,13 +60,7 @@ class HeldPublish:
     __slots__ = ("id", "key", "message_id", "more", "payload", "retain", "sequence", "since")
 
     def __init__(
-        self,
-        identifier: int,
-        key: bytes,
-        payload: bytes | None,
-        retain: bool,
-        message_id: bytes,
-        more: Extras | None = None,
+        self, identifier: int, key: bytes, payload: bytes | None, retain: bool, message_id: bytes, more: Extras | None
     ) -> None:
         self.id = identifier
         self.more = more
@@ -87,10 +79,6 @@ class HeldPublish:
         """Note the sequence of the held record, and the Unix time at which an earlier connection stored it."""
         self.sequence, self.since = sequence, since
 
-    def drop_payload(self) -> None:
-        """Forget the payload, which is read back at the release."""
-        self.payload = None
-
     def load(self, payload: bytes, message_id: bytes) -> None:
         """Take the payload and the message id that were read back from the record."""
         self.payload, self.message_id = payload, message_id
@@ -100,52 +88,107 @@ class HeldPublish:
         self.more = more
 
 
-class Removals:
-    """Removals of held records: records that are released during a removal wait for the next removal."""
+class UnheldPubrec(Acknowledgement):
+    """The PUBREC of a QoS 2 publish that is not held."""
 
-    __slots__ = ("_done", "_requests", "clearance")
+    __slots__ = ("_held",)
 
-    def __init__(self) -> None:
-        self._done: list[tuple[HeldPublish, Acknowledgement]] = []
-        """Released publishes whose records are not removed yet, each with its PUBCOMP."""
-        self._requests = 0
-        """Number of unanswered removals; a removal that is scheduled for the end of the turn counts as one."""
-        self.clearance = Clearance()
+    def __init__(self, client: Publisher, held: HeldPublish) -> None:
+        super().__init__(client, 5, held.id, 0)
+        self._held = held
 
-    def add(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """Have the record of a released publish removed."""
-        self.clearance.done(held.id)
-        self._done.append((held, receipt))
-        if not self._requests:
-            self._requests = 1
-            asyncio.get_running_loop().call_soon(self.answered, client)
+    def failed(self, error: ApiError) -> None:
+        """Free the packet identifier: JetStream refuses the message."""
+        self.client.inbound.deleted(self._held)
+        super().failed(error)
 
-    def answered(self, client: Publisher) -> None:
-        """Note that a removal is answered; after the last answer the next removals are sent."""
-        self._requests -= 1
-        if self._requests or not self._done:
-            return
-        done, self._done = self._done, []
-        services, store = client.services, client.path.store
-        bound = 0
-        if len(done) >= TOGETHER and client not in services.registry.unchecked:
-            bound = self.clearance.bound(store.attempt)
-        together = [one for one in done if one[0].sequence <= bound]
-        if len(together) >= TOGETHER:
-            self._requests = 1
-            store.call(services.streams.purge_held, held_up_to(client.token, bound), DeleteHeld(client, self, together))
-            done = [one for one in done if one[0].sequence > bound]
-        for one in done:
-            self._requests += 1
-            body = b'{"seq":%d,"no_erase":true}' % one[0].sequence
-            store.call(services.streams.delete_held, body, DeleteHeld(client, self, [one]))
-        client.path.link.kick()
+    def stored(self, ack: bytes) -> None:
+        """Count a finished store; after the last one PUBREC is due and the client may send PUBREL."""
+        if self.left == 1 and not self.reason:
+            self.client.inbound.machine.stored(self.id)
+        super().stored(ack)
+
+
+class StoreHeld(Acknowledgement):
+    """The store of a held publish; the acknowledgement is its PUBREC."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, client: Publisher, held: HeldPublish) -> None:
+        super().__init__(client, 5, held.id, 1)
+        self.held = held
+
+    def stored(self, ack: bytes) -> None:
+        """Note the sequence of the held publish; PUBREC is due."""
+        self.client.inbound.held(self.client, self.held, sequence(ack))
+        super().stored(ack)
+
+    def failed(self, error: ApiError) -> None:
+        """Replace an unknown record under this packet identifier, or report JetStream's refusal."""
+        if error.description == TOO_MANY_PER_SUBJECT:
+            self.client.inbound.stray(self.client, self)
+        else:
+            self.client.inbound.deleted(self.held)
+            super().failed(error)
+
+
+class PublishHeld(CountedStore):
+    """The stores of a released QoS 2 publish; then the held record is deleted."""
+
+    __slots__ = ("client", "held", "receipt")
+
+    def __init__(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement, left: int) -> None:
+        super().__init__(left)
+        self.client = client
+        self.held = held
+        self.receipt = receipt
+
+    def stored(self, ack: bytes) -> None:
+        """Count a finished store; after the last one the held record is removed."""
+        self.left -= 1
+        if not self.left:
+            self.client.inbound.stored(self.client, self.held, self.receipt)
+
+    def waits(self) -> bool:
+        """Return True: PUBCOMP has no reason code for it."""
+        return True
+
+    def failed(self, error: ApiError) -> None:
+        """End the connection: the record stays, and the client sends PUBREL again after it has reconnected."""
+        self.client.refused(error)
+
+
+class DeleteHeld(PendingStore):
+    """The removal of held records, then their PUBCOMP packets."""
+
+    __slots__ = ("client", "done")
+
+    def __init__(self, client: Publisher, done: list[tuple[HeldPublish, Acknowledgement]]) -> None:
+        self.client = client
+        self.done = done
+
+    def stored(self, ack: bytes) -> None:
+        """Free the packet identifiers and send PUBCOMP: the records are removed."""
+        inbound = self.client.inbound
+        for held, receipt in self.done:
+            inbound.deleted(held)
+            receipt.stored(ack)
+        inbound.remove(self.client)
+        self.client.proceed()
+
+    def failed(self, error: ApiError) -> None:
+        """Treat records that do not exist as removed; any other error ends the connection."""
+        if error.code == 404 or error.err_code in MSG_NOT_FOUND:
+            self.stored(b"")
+        else:
+            self.client.refused(error)
+            self.client.inbound.remove(self.client)
 
 
 class Inbound:
     """The receiver's state of a client's QoS 2 publishes."""
 
-    __slots__ = ("_kept", "_publishes", "_reloading", "_removals", "machine", "newest")
+    __slots__ = ("_kept", "_publishes", "_released", "_reloading", "_removals", "machine", "newest")
 
     def __init__(self) -> None:
         # No reference to the client, which refers to this: a cycle would wait for the garbage collector.
@@ -153,87 +196,30 @@ class Inbound:
         self._publishes: dict[int, HeldPublish] = {}
         self._reloading = 0
         """Number of releases that wait for a read from the stream, with the releases behind them."""
-        self._removals: Removals | None = None
+        self._released: list[tuple[HeldPublish, Acknowledgement]] = []
+        """Released publishes whose records are not removed yet, each with its PUBCOMP."""
+        self._removals = 0
+        """Number of unanswered removals; a removal that is scheduled for the end of the turn counts as one."""
         self.machine = InboundQos2()
         self.newest = 0
         """Highest stream sequence that this connection has held; 0 = none."""
 
-    @property
-    def removals(self) -> Removals:
-        """Removals of held records; made with the first publish, since most connections have none at QoS 2."""
-        removals = self._removals
-        if removals is None:
-            removals = self._removals = Removals()
-        return removals
-
-    async def take_over(self, client: Publisher, former: int, session: SessionRecord) -> None:
-        """Take over the publishes that earlier connections of the session held while they were its owners.
-
-        A record that an earlier owner held too late, after the previous connection had looked for such records, is
-        removed; so is a record of an earlier session of the client.
-
-        Args:
-            former: sequence of the session record that the claim of the previous connection had replaced.
-            session: the last session record of the previous connection.
-        """
-        services = client.services
-        records = []
-        first = session.v5.first if session.v5 is not None else 0
-        for record in await services.streams.held.held(client.token):
-            if record.late(former, session.time_ns) or 0 < record.epoch < first:
-                log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
-                await services.streams.held.delete(record.seq)
-            else:
-                records.append(record)
-        self._restore(client, records)
-
-    def _restore(self, client: Publisher, records: list[Held]) -> None:
+    def restore(self, client_id: str, records: list[Held]) -> None:
+        """Hold the publishes of these records, which earlier connections of the session have stored."""
         for record in records:
             topic = wire_topic((record.mapped or record.subject).encode())
             if topic is None:
-                log.error("held publish %d of %r names no topic", record.seq, client.client_id)
+                log.error("held publish %d of %r names no topic", record.seq, client_id)
                 continue
             encoded = topic.encode()
             key = len(encoded).to_bytes(2, "big") + encoded
-            held = HeldPublish(record.packet_id, key, None, record.retain, record.message_id.encode())
+            held = HeldPublish(record.packet_id, key, None, record.retain, record.message_id.encode(), None)
             held.record(record.seq, record.time_ns / 1e9)
             self._publishes[held.id] = held
-            self.removals.clearance.restore(held.id, held.sequence)
-            self.machine.stored(held.id)
-        known = {record.seq for record in records}
-        arguments = client.ingress.registry, registered_as(client.client_id, client.hash), known, client.epoch
-        asyncio.get_running_loop().call_later(LATE, self._expect_late, *arguments)
-
-    def _expect_late(self, registry: Registry[Publisher], name: str, known: Set[int], epoch: int) -> None:
-        client = registry.clients.get(name)
-        if client is not None and client.inbound is self and client.alive:
-            client.do(self.remove_late(client, known, epoch))
-
-    async def remove_late(self, client: Publisher, known: Set[int], epoch: int) -> None:
-        """Remove records that the former gateway has held after the session was claimed here.
-
-        That gateway may read and hold a publish before it hears of the claim. The client has sent the publish again
-        here, so the next connection would take the record for another message with this packet identifier.
-
-        Args:
-            known: sequences of the records that were held when the session was taken over.
-            epoch: epoch of the claim; records of this connection have this epoch or a later one.
-        """
-        services = client.services
-        for record in await retry_until_answered(client, lambda: services.streams.held.held(client.token)):
-            if record.epoch < epoch and record.seq not in known:
-                log.info("%s: a held publish that was stored too late is removed (sequence %d)", client, record.seq)
-                await retry_until_answered(client, partial(services.streams.held.delete, record.seq))
+            self.machine.restore(held.id, held.sequence)
 
     def publish(
-        self,
-        client: Publisher,
-        key: bytes,
-        route: Route,
-        identifier: int,
-        payload: bytes,
-        retain: bool,
-        more: Extras | None = None,
+        self, client: Publisher, route: Route, identifier: int, payload: bytes, retain: bool, more: Extras | None
     ) -> None:
         """Hold a PUBLISH at QoS 2, or answer its repetition."""
         most = client.services.settings.max_held
@@ -245,27 +231,22 @@ class Inbound:
                 path.received[2] += 1
                 path.received_bytes[2] += len(payload)
                 keep = self._kept + len(payload) <= KEEP_BYTES
-                held = HeldPublish(identifier, key, payload, retain, path.ids.next(), more)
+                held = HeldPublish(identifier, route.asked, payload if keep else None, retain, path.ids.next(), more)
                 self._publishes[identifier] = held
                 operation = StoreHeld(client, held)
                 client.receipts.append(operation)
                 self.hold(client, operation, route, payload)
-                self.removals.clearance.send(identifier, path.store.attempt)
+                self.machine.sent(identifier, path.store.attempt)
                 if keep:
                     self._kept += len(payload)
-                else:
-                    held.drop_payload()
             case Action.REPEAT:
-                receipt = Acknowledgement(client, 5, identifier, 0)
-                client.receipts.append(receipt)
-                if client.receipts[0] is receipt:
-                    client.settle()
+                client.acknowledge(Acknowledgement(client, 5, identifier, 0))
             case _:
                 pass
 
     def passed(self, identifier: int, key: bytes) -> HeldPublish:
         """Note a PUBLISH at QoS 2 that goes to its receiver at once: no record is held until its PUBREL."""
-        held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"")
+        held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)
         return held
 
     def hold(self, client: Publisher, operation: StoreHeld, route: Route, payload: bytes) -> None:
@@ -287,9 +268,8 @@ class Inbound:
             client.path.link.kick()
             return
         held.record(sequence)
-        self.removals.clearance.held(held.id, sequence)
         self.newest = max(self.newest, sequence)
-        self.machine.stored(held.id)
+        self.machine.stored(held.id, sequence)
 
     def stray(self, client: Publisher, operation: StoreHeld) -> None:
         """Replace a record of another session under the packet identifier: remove it and store the publish again."""
@@ -299,7 +279,7 @@ class Inbound:
                     self._forget(client, operation.held), f"a held publish of {client.client_id}"
                 )
             return
-        self.removals.clearance.astray()
+        self.machine.astray()
 
         async def replace() -> None:
             services = client.services
@@ -346,10 +326,7 @@ class Inbound:
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if client.version == 5 else 0
-                receipt = Acknowledgement(client, 7, identifier, 0, reason)
-                client.receipts.append(receipt)
-                if client.receipts[0] is receipt:
-                    client.settle()
+                client.acknowledge(Acknowledgement(client, 7, identifier, 0, reason))
             case Action.RELEASE:
                 held = self._publishes[identifier]
                 receipt = Acknowledgement(client, 7, identifier, 1)
@@ -477,14 +454,38 @@ class Inbound:
         store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
 
     def stored(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
-        """Remove the held record: the release is stored."""
-        self.removals.add(client, held, receipt)
+        """Have the held record removed: the release is stored. Removals of one turn go together."""
+        self.machine.removable(held.id)
+        self._released.append((held, receipt))
+        if not self._removals:
+            self._removals = 1
+            asyncio.get_running_loop().call_soon(self.remove, client)
+
+    def remove(self, client: Publisher) -> None:
+        """Note that a removal is answered; after the last answer the next removals are sent."""
+        self._removals -= 1
+        if self._removals or not self._released:
+            return
+        done, self._released = self._released, []
+        services, store = client.services, client.path.store
+        bound = 0
+        if len(done) >= TOGETHER and client not in services.registry.unchecked:
+            bound = self.machine.bound(store.attempt)
+        together = [one for one in done if one[0].sequence <= bound]
+        if len(together) >= TOGETHER:
+            self._removals = 1
+            store.call(services.streams.purge_held, held_up_to(client.token, bound), DeleteHeld(client, together))
+            done = [one for one in done if one[0].sequence > bound]
+        for one in done:
+            self._removals += 1
+            body = b'{"seq":%d,"no_erase":true}' % one[0].sequence
+            store.call(services.streams.delete_held, body, DeleteHeld(client, [one]))
+        client.path.link.kick()
 
     def deleted(self, held: HeldPublish) -> None:
         """Free the packet identifier: the held record is removed."""
         if self._publishes.get(held.id) is held:
             del self._publishes[held.id]
-            self.removals.clearance.gone(held.id)
             self.machine.released(held.id)
             if held.payload is not None and not held.since:
                 self._kept -= len(held.payload)

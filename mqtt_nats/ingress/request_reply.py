@@ -30,8 +30,8 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.properties import place, read_properties
 from mqtt_nats.codec.wire import Reader
-from mqtt_nats.ingress.publish import ANSWER_LINE, ANSWERS, HEADERS, Extras, bound, extras, message
-from mqtt_nats.ingress.receipts import Acknowledgement
+from mqtt_nats.ingress.publish import ANSWERS, HEADERS, Acknowledgement, bound, message
+from mqtt_nats.ingress.publish_properties import ANSWER_LINE, Extras, extras
 from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
@@ -39,7 +39,7 @@ from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.ingress.qos2 import HeldPublish
     from mqtt_nats.pubsub.routing_table import Filter, Route
     from mqtt_nats.sessions.services import Services
@@ -259,9 +259,7 @@ class Replying:
                 case Action.HOLD:
                     held = client.inbound.passed(identifier, key)
                 case Action.REPEAT:
-                    receipt = Acknowledgement(client, 5, identifier, 0)
-                    client.receipts.append(receipt)
-                    client.settle()
+                    client.acknowledge(Acknowledgement(client, 5, identifier, 0))
                     return
                 case _:
                     return

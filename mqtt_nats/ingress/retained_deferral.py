@@ -20,7 +20,7 @@ from mqtt_streams.sessions import NewerRecord, PoisonedRecord
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.ingress.retained_store import RetainedStores
 
 log = logging.getLogger("mqtt_nats.broker")

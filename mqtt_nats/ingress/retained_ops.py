@@ -10,7 +10,7 @@ from mqtt_nats.backbone.pending_stores import PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.ingress.retained_store import RetainedStores
     from mqtt_streams.api import ApiError
 

@@ -31,7 +31,7 @@ from mqtt_streams.subjects import wire_topic
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.pubsub.routing_table import Filter
 

@@ -20,8 +20,8 @@ from mqtt_streams.retained import retained_subject, set_block, tombstone_block
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
-    from mqtt_nats.ingress.publish import Extras
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
+    from mqtt_nats.ingress.publish_properties import Extras
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_nats.sessions.services import Services
     from mqtt_streams.api import ApiError

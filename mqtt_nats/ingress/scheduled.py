@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.ingress.publish import aged, restored
+from mqtt_nats.ingress.publish_properties import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, retain
 from mqtt_nats.ingress.server_publish import Awaited, Lonely, inject, sender_line
@@ -25,8 +25,8 @@ from mqtt_streams.timers import MESSAGE, FiredTimer, schedule_block, timer_subje
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.ingress.interceptors import Taken
-    from mqtt_nats.ingress.publish import Extras
-    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.ingress.publish import Ingress
+    from mqtt_nats.ingress.publish_properties import Extras
     from mqtt_nats.pubsub.data_path import Path
     from mqtt_nats.pubsub.routing_table import Route
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
-from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, Extras, checked
+from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, checked
+from mqtt_nats.ingress.publish_properties import Extras
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import retain
 from mqtt_nats.messages.message import Message, Rich
@@ -19,7 +20,7 @@ from mqtt_streams.headers import percent_decode
 from mqtt_streams.subjects import topic_to_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Ingress
+    from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.pubsub.data_path import Path
 
 log = logging.getLogger("mqtt_nats.broker")

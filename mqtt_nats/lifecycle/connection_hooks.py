@@ -42,7 +42,7 @@ from mqtt_nats.hooks.points import (
 from mqtt_nats.hooks.session_notices import CAUSES, session
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Publisher
+    from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.observability.presence import Presence
     from mqtt_nats.sessions.session import Session
 

@@ -20,7 +20,8 @@ from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
 from mqtt_nats.codec.wire import put_string
-from mqtt_nats.ingress.publish import ANSWER_LINE, HEADERS, STATES, checked, may_answer, restored, route_for
+from mqtt_nats.ingress.publish import HEADERS, STATES, checked, route_for
+from mqtt_nats.ingress.publish_properties import ANSWER_LINE, may_answer, restored
 from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, REPLY, START, get
@@ -31,7 +32,7 @@ from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
 
 if TYPE_CHECKING:
-    from mqtt_nats.ingress.publisher import Ingress, Publisher
+    from mqtt_nats.ingress.publish import Ingress, Publisher
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session

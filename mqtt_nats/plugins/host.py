@@ -15,7 +15,7 @@ from mqtt_nats.codec import MqttError, PacketTooLarge, Properties, ReasonCode, S
 from mqtt_nats.hooks.chain import TIMEOUT, Decider, Decision, Entry, Notice, Observer, Point
 from mqtt_nats.hooks.events import ClientView, client_of
 from mqtt_nats.ingress.interceptors import Taken, Taker
-from mqtt_nats.ingress.publish import extras
+from mqtt_nats.ingress.publish_properties import extras
 from mqtt_nats.ingress.scheduled import schedule
 from mqtt_nats.ingress.server_publish import Awaited, check_size, inject
 

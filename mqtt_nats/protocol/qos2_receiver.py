@@ -13,6 +13,11 @@
 [MQTT-4.3.3-8] [MQTT-4.3.3-10] [MQTT-4.3.3-11] [MQTT-4.3.3-12] (5.0)
 
 ``stored`` moves HOLDING to HELD, ``released`` frees the identifier.
+
+The records of released publishes are removed from their stream. To remove all of a client's records up to a sequence
+costs nats-server little more than to remove a single record. The sequence of a publish may be that limit when every
+publish that the client has sent before is released too: they are stored in the order in which they are sent, unless
+one is sent again. Why: docs/internals/ingress.md#held-publishes.
 """
 
 from __future__ import annotations
@@ -59,12 +64,22 @@ ON_PUBREL: Final[dict[State | None, tuple[Action, State | None] | None]] = {
 
 
 class InboundQos2:
-    """The identifiers of one session's unfinished QoS 2 publishes."""
+    """The identifiers of one session's unfinished QoS 2 publishes, and the sequences of their held records."""
 
-    __slots__ = ("states",)
+    __slots__ = ("_newest", "_ordered", "_removable", "_sequences", "_waiting", "states")
 
     def __init__(self) -> None:
         self.states: dict[int, State] = {}
+        self._sequences: dict[int, int] = {}
+        """Sequence of the held record by packet identifier, in the order of the publishes; 0 = not known yet."""
+        self._waiting: dict[int, int] = {}
+        """Packet identifiers of publishes whose sequence is not known, each with the `attempt` of its first store."""
+        self._removable: set[int] = set()
+        """Packet identifiers of released publishes, whose records may be removed."""
+        self._newest = 0
+        """Highest sequence of a held record; 0 = none."""
+        self._ordered = True
+        """Whether the sequences have come in the order in which the publishes were sent."""
 
     def publish(self, packet_id: int) -> Action:
         """Handle a PUBLISH at QoS 2; return the action.
@@ -96,10 +111,59 @@ class InboundQos2:
             self.states[packet_id] = state
         return action
 
-    def stored(self, packet_id: int) -> None:
-        """Note that the publish is held in the stream."""
+    def restore(self, packet_id: int, sequence: int) -> None:
+        """Add a publish that an earlier connection has held; called in the order of the sequences."""
         self.states[packet_id] = State.HELD
+        self._sequences[packet_id] = self._newest = sequence
+
+    def sent(self, packet_id: int, attempt: int) -> None:
+        """Add a publish whose record is sent to the stream now.
+
+        Args:
+            attempt: a number that grows whenever stores may have been sent again.
+        """
+        self._sequences[packet_id] = 0
+        self._waiting[packet_id] = attempt
+
+    def stored(self, packet_id: int, sequence: int = 0) -> None:
+        """Note that PUBREC is due: the publish is held under ``sequence``; 0 = without a record."""
+        self.states[packet_id] = State.HELD
+        if packet_id not in self._waiting:
+            return
+        if sequence <= self._newest or next(iter(self._waiting)) != packet_id:
+            self._ordered = False
+        del self._waiting[packet_id]
+        self._sequences[packet_id] = self._newest = sequence
+
+    def astray(self) -> None:
+        """Note that a record is stored again, behind later ones: batches are off until all records are gone."""
+        self._ordered = False
+
+    def removable(self, packet_id: int) -> None:
+        """Note that the publish has gone to its subscribers: its record may be removed."""
+        self._removable.add(packet_id)
 
     def released(self, packet_id: int) -> None:
-        """Free the identifier: the publish has gone to its subscribers, and the held record is deleted."""
+        """Free the identifier: the publish has gone to its subscribers, and the held record is removed."""
         self.states.pop(packet_id, None)
+        self._removable.discard(packet_id)
+        self._waiting.pop(packet_id, None)
+        self._sequences.pop(packet_id, None)
+        if not self._sequences:
+            self._ordered = True
+            self._newest = 0
+
+    def bound(self, attempt: int) -> int:
+        """Return the sequence up to which all records may be removed at once; 0 = each record goes by itself.
+
+        Args:
+            attempt: the present value of the number in :meth:`sent`.
+        """
+        if not self._ordered or next(iter(self._waiting.values()), attempt) != attempt:
+            return 0
+        bound = 0
+        for packet_id, sequence in self._sequences.items():
+            if packet_id not in self._removable:
+                break
+            bound = sequence
+        return bound

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,24 @@ SOURCES = {**{name: f"mqtt_nats/{name}/" for name in PACKAGES}, "streams": "stre
 
 RULES_LEAST = 97
 """Rules when they were spread over the pages of the packages."""
+
+WALK_MOST = {
+    "PUBLISH at QoS 0": 8,
+    "PUBLISH at QoS 1": 8,
+    "PUBLISH at QoS 2": 8,
+    "Durable delivery by the shared reader": 12,
+    "Durable delivery by the session's own consumer": 12,
+}
+"""Highest number of modules of a walk."""
+
+QOS2_ASIDE = {
+    "ingress/interceptors",
+    "ingress/publish_properties",
+    "ingress/retained_ops",
+    "ingress/retained_store",
+    "ingress/scheduled",
+}
+"""Modules for some publishes only: with hooks, with properties (5.0), retained, delayed."""
 
 SCREEN_LINES = 40
 """Lines of a page before its rules. The state tables of `protocol` are longer."""
@@ -121,4 +140,22 @@ def walks() -> Iterator[tuple[str, int, list[str]]]:
 @pytest.mark.parametrize(("title", "count", "modules"), list(walks()), ids=[title for title, _, _ in walks()])
 def test_a_walk_names_as_many_modules_as_it_says(title: str, count: int, modules: list[str]) -> None:
     assert len(set(modules)) == count
+    assert count <= WALK_MOST.get(title, count)
     assert [one for one in modules if not (ROOT / "mqtt_nats" / f"{one}.py").is_file()] == []
+
+
+@pytest.mark.parametrize(("title", "count", "modules"), list(walks()), ids=[title for title, _, _ in walks()])
+def test_a_walk_does_not_step_back_and_forth_between_two_modules(title: str, count: int, modules: list[str]) -> None:
+    steps = [one for at, one in enumerate(modules) if at == 0 or modules[at - 1] != one]
+    assert [pair for pair, again in zip(pairwise(steps), pairwise(steps[2:]), strict=False) if pair == again] == []
+
+
+def test_the_walk_at_qos_2_names_every_module_of_the_exchange() -> None:
+    """It leaves out no module that `ingress/publish` or `ingress/qos2` imports, unless only some publishes need it."""
+    named = next(set(modules) for title, _, modules in walks() if title == "PUBLISH at QoS 2")
+    called: set[str] = set()
+    for name in ("publish", "qos2"):
+        source = (ROOT / "mqtt_nats" / "ingress" / f"{name}.py").read_text(encoding="utf-8")
+        imports = re.findall(r"^from mqtt_nats\.(ingress|protocol)\.(\w+) import", source, re.MULTILINE)
+        called |= {f"{package}/{module}" for package, module in imports}
+    assert called - named == QOS2_ASIDE

@@ -8,7 +8,7 @@ from typing import cast
 from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.ingress.publisher import Ingress, Publisher
+from mqtt_nats.ingress.publish import Ingress, Publisher
 from mqtt_nats.ingress.retained_store import RetainedStores, Tombstones
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.sessions.services import Services

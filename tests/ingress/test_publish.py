@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mqtt_nats.ingress.publish import restored
+from mqtt_nats.ingress.publish_properties import restored
 from mqtt_nats.ingress.server_publish import sender_line
 from mqtt_streams import headers as block
 from mqtt_streams.qos2 import held_block

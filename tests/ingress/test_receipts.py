@@ -7,8 +7,8 @@ import pytest
 
 from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.client.client import Client
-from mqtt_nats.ingress.qos2 import HeldPublish, Inbound
-from mqtt_nats.ingress.receipts import Acknowledgement, PublishHeld
+from mqtt_nats.ingress.publish import Acknowledgement
+from mqtt_nats.ingress.qos2 import HeldPublish, Inbound, PublishHeld
 from tests.backbone.bench import Bench
 from tests.harness.doubles import stands_for
 from tests.ingress.fakes import FakePublisher, FakePublishingServices, as_publisher

@@ -7,7 +7,7 @@ import pytest
 
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.ingress import retained_store
-from mqtt_nats.ingress.publish import extras
+from mqtt_nats.ingress.publish_properties import extras
 from mqtt_nats.ingress.retained_ops import NO_ROOM, RetainedOp
 from mqtt_nats.ingress.retained_store import ORPHANED, is_retained, may_retain, retain, store_retained
 from mqtt_nats.pubsub.routing_table import Route

@@ -9,65 +9,65 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mqtt_nats.protocol.batch_removal import Clearance
+from mqtt_nats.protocol.qos2_receiver import InboundQos2
 
 
-def held(*sequences: int, attempt: int = 0) -> Clearance:
+def held(*sequences: int, attempt: int = 0) -> InboundQos2:
     """Publishes 1, 2, ... that were sent in this order, and are held under these sequences; 0 = not yet."""
-    one = Clearance()
+    one = InboundQos2()
     for number, _ in enumerate(sequences, 1):
-        one.send(number, attempt)
+        one.sent(number, attempt)
     for number, sequence in enumerate(sequences, 1):
         if sequence:
-            one.held(number, sequence)
+            one.stored(number, sequence)
     return one
 
 
 def test_up_to_the_first_that_is_not_done() -> None:
     one = held(10, 13, 14, 20)
     assert one.bound(0) == 0
-    one.done(2)
-    one.done(3)
+    one.removable(2)
+    one.removable(3)
     assert one.bound(0) == 0, "the first would go too"
-    one.done(1)
+    one.removable(1)
     assert one.bound(0) == 14
-    one.gone(1)
-    one.gone(2)
-    one.gone(3)
+    one.released(1)
+    one.released(2)
+    one.released(3)
     assert one.bound(0) == 0
-    one.done(4)
+    one.removable(4)
     assert one.bound(0) == 20
 
 
 def test_what_is_not_held_yet_is_not_in_the_way() -> None:
     one = held(10, 11, 0)
-    one.done(1)
-    one.done(2)
+    one.removable(1)
+    one.removable(2)
     assert one.bound(0) == 11
 
 
 def test_what_an_earlier_connection_has_held_comes_first() -> None:
-    one = Clearance()
+    one = InboundQos2()
     one.restore(9, 3)
     one.restore(4, 5)
-    one.send(1, 0)
-    one.held(1, 8)
-    one.done(1)
+    one.sent(1, 0)
+    one.stored(1, 8)
+    one.removable(1)
     assert one.bound(0) == 0
-    one.done(9)
+    one.removable(9)
     assert one.bound(0) == 3
-    one.done(4)
+    one.removable(4)
     assert one.bound(0) == 8
 
 
 def test_a_store_that_was_sent_again() -> None:
     one = held(10, 0)
-    one.done(1)
+    one.removable(1)
     assert one.bound(0) == 10
     assert one.bound(1) == 0, "the second may be below"
-    one.held(2, 12)
+    one.stored(2, 12)
     assert one.bound(1) == 10, "it is not"
-    one.send(3, 1)
+    one.sent(3, 1)
     assert one.bound(1) == 10
     assert one.bound(2) == 0
 
@@ -75,10 +75,10 @@ def test_a_store_that_was_sent_again() -> None:
 def test_a_client_that_always_has_one_on_its_way() -> None:
     """What was sent since the stores were sent again is in order again."""
     one = held(10, 0)
-    one.send(3, 1)
-    one.done(1)
+    one.sent(3, 1)
+    one.removable(1)
     assert one.bound(1) == 0
-    one.held(2, 11)
+    one.stored(2, 11)
     assert one.bound(1) == 10
     assert one.bound(2) == 0
 
@@ -86,47 +86,47 @@ def test_a_client_that_always_has_one_on_its_way() -> None:
 def test_sequences_that_do_not_ascend() -> None:
     one = held(10, 9)
     for number in (1, 2):
-        one.done(number)
+        one.removable(number)
     assert one.bound(0) == 0
-    one.gone(1)
+    one.released(1)
     assert one.bound(0) == 0, "not before nothing is left"
-    one.gone(2)
-    one.send(1, 0)
-    one.held(1, 4)  # also in a stream that was replaced
-    one.done(1)
+    one.released(2)
+    one.sent(1, 0)
+    one.stored(1, 4)  # also in a stream that was replaced
+    one.removable(1)
     assert one.bound(0) == 4
 
 
 def test_answers_that_do_not_come_in_order() -> None:
-    one = Clearance()
-    one.send(1, 0)
-    one.send(2, 0)
-    one.held(2, 6)
-    one.held(1, 7)
-    one.done(1)
+    one = InboundQos2()
+    one.sent(1, 0)
+    one.sent(2, 0)
+    one.stored(2, 6)
+    one.stored(1, 7)
+    one.removable(1)
     assert one.bound(0) == 0
 
 
 def test_one_that_is_sent_behind_others() -> None:
-    one = Clearance()
-    one.send(1, 0)
+    one = InboundQos2()
+    one.sent(1, 0)
     one.astray()
-    one.send(2, 0)
-    one.held(1, 11)
-    one.done(1)
+    one.sent(2, 0)
+    one.stored(1, 11)
+    one.removable(1)
     assert one.bound(0) == 0
 
 
 def test_an_identifier_that_nothing_is_held_under() -> None:
-    one = Clearance()
-    one.held(1, 5)
-    one.gone(1)
+    one = InboundQos2()
+    one.stored(1, 5)
+    one.released(1)
     assert one.bound(0) == 0
-    one.send(2, 0)
-    one.gone(2)  # refused
-    one.send(3, 1)
-    one.held(3, 6)
-    one.done(3)
+    one.sent(2, 0)
+    one.released(2)  # refused
+    one.sent(3, 1)
+    one.stored(3, 6)
+    one.removable(3)
     assert one.bound(1) == 6
 
 
@@ -135,7 +135,7 @@ class Stores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clearance = Clearance()
+        self.receiver = InboundQos2()
         self.attempt = 0
         self.last = 0
         self.identity = 0
@@ -157,7 +157,7 @@ class Stores(RuleBasedStateMachine):
         """The client sends one, under an identifier that is free."""
         if number not in self.pending and number not in self.known:
             self.identity += 1
-            self.clearance.send(number, self.attempt)
+            self.receiver.sent(number, self.attempt)
             self.pending[number] = self.identity
             self.way.append((number, self.identity))
 
@@ -186,7 +186,7 @@ class Stores(RuleBasedStateMachine):
             self._again()
             return
         if sequence < 0:
-            self.clearance.astray()
+            self.receiver.astray()
             found, sequence = self.records.get(number, (0, 0))
             if found != identity:  # what is there is nobody's
                 self.records.pop(number, None)
@@ -194,7 +194,7 @@ class Stores(RuleBasedStateMachine):
                 return
         del self.pending[number]
         self.known[number] = sequence
-        self.clearance.held(number, sequence)
+        self.receiver.stored(number, sequence)
 
     @rule()
     def disconnect(self) -> None:
@@ -213,12 +213,12 @@ class Stores(RuleBasedStateMachine):
         """PUBREL, and its store: in any order."""
         number = data.draw(st.sampled_from(sorted(self.known.keys() - self.done)))
         self.done.add(number)
-        self.clearance.done(number)
+        self.receiver.removable(number)
 
     @invariant()
     def nothing_else_may_go(self) -> None:
         """What waits for its PUBREL is above the bound."""
-        bound = self.clearance.bound(self.attempt)
+        bound = self.receiver.bound(self.attempt)
         for number in self.known.keys() - self.done:
             assert self.known[number] > bound
         for number, identity in self.pending.items():
@@ -229,7 +229,7 @@ class Stores(RuleBasedStateMachine):
     @rule()
     def remove(self) -> None:
         """What may go goes."""
-        bound = self.clearance.bound(self.attempt)
+        bound = self.receiver.bound(self.attempt)
         self.records = {number: record for number, record in self.records.items() if record[1] > bound}
         for number in [one for one in self.done if self.known[one] <= bound]:
             self._gone(number)
@@ -245,7 +245,7 @@ class Stores(RuleBasedStateMachine):
     def _gone(self, number: int) -> None:
         del self.known[number]
         self.done.discard(number)
-        self.clearance.gone(number)
+        self.receiver.released(number)
 
 
 Stores.TestCase.settings = settings(max_examples=150, stateful_step_count=50)

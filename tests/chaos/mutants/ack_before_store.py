@@ -8,7 +8,7 @@ import asyncio
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.cli import main
-from mqtt_nats.ingress.receipts import Acknowledgement
+from mqtt_nats.ingress.publish import Acknowledgement
 
 _BEHIND = 0.05  # seconds
 
