@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.link import Handler
-from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
+from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
@@ -44,7 +44,6 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import CatchUp, Receiver
-    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -68,7 +67,7 @@ class DurableDelivery(StatefulDelivery):
     def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
         window = min(WINDOW, client.terms.receive_maximum)
-        super().__init__(DurableSender(window, self, client.version, self._completed), former)
+        super().__init__(client, DurableSender(window, self, client.version, self._completed), former)
         self.stall: SlowClient | None = None
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
@@ -82,11 +81,6 @@ class DurableDelivery(StatefulDelivery):
         self._order = ReleaseOrder()
         self._sent, self._sent_bytes = client.path.fanout.sent, client.path.fanout.sent_bytes
         self._progress = asyncio.Event()
-
-    @property
-    def session(self) -> Session:
-        """The session of the consumers."""
-        return self.client
 
     # -- ports of the state machine -------------------------------------------------------------
 
@@ -129,36 +123,26 @@ class DurableDelivery(StatefulDelivery):
         elif not outlet.dirty:
             outlet.schedule()
 
-    def ack(self, reply: bytes) -> None:
-        """Acknowledge a message to JetStream, or remove what the token `reply` stands for."""
-        if reply.startswith(MARKED):
-            if reply.startswith(MARKS):
-                self._linger(reply, IgnoredStore())
-            elif self.keeper is not None:
-                self.keeper.forget(reply)
-            return
-        path = self.client.path
-        path.out.append(b"PUB %b 0\r\n\r\n" % reply)
-        path.link.kick()
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
+        """Acknowledge a message to JetStream, or remove what the token ``reply`` stands for.
 
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message; the machine's `confirmed` is called when JetStream has confirmed it."""
-        path = self.client.path
-        operation = ConfirmOp(self.client, identifier)
-        if reply.startswith(MARKED):
-            if reply.startswith(MARKS):
-                self._linger(reply, operation)
-            elif self.keeper is not None and not self.keeper.ledger.confirm(int(reply[1:]), identifier):
-                self.machine.confirmed(identifier)
-            return
-        path.store.call(reply, b"", operation)
-        path.link.kick()
-
-    def _linger(self, token: bytes, operation: PendingStore) -> None:
-        if self.lingering is None:
-            services = self.client.services
-            self.lingering = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
-        self.lingering.add(token, operation)
+        Args:
+            identifier: packet identifier with which the machine's `confirmed` is called once that is certain; 0 = none.
+        """
+        if not reply.startswith(MARKED):
+            path = self.client.path
+            if identifier:
+                path.store.call(reply, b"", ConfirmOp(self.client, identifier))
+            else:
+                path.out.append(b"PUB %b 0\r\n\r\n" % reply)
+            path.link.kick()
+        elif reply.startswith(MARKS):
+            if self.lingering is None:
+                services = self.client.services
+                self.lingering = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
+            self.lingering.add(reply, ConfirmOp(self.client, identifier) if identifier else IgnoredStore())
+        elif self.keeper is not None and not self.keeper.ledger.complete(reply, identifier):
+            self.machine.confirmed(identifier)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store an owed PUBREL."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.backbone.pending_stores import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
+from mqtt_nats.protocol.ack_tokens import OWED
 from mqtt_nats.protocol.position import SessionPosition, Step
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner
@@ -157,13 +157,6 @@ class PositionWriter:
         """
         self.clean = self.strict = True
         self.unsent, self.most = unsent, most
-
-    def forget(self, mark: bytes) -> None:
-        """Remove a complete message (`TAKEN`) or PUBREL (`OWED`) from the position."""
-        if mark.startswith(TAKEN):
-            self.ledger.done(int(mark[1:]))
-        else:
-            self.ledger.free(int(mark[1:]))
 
     def hurry(self) -> None:
         """Write in the next turn of the event loop, or as soon as the write under way is stored."""

@@ -92,7 +92,7 @@ class DurableSender(OwedPubrels):
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and not release.former:
             release.await_one_more()  # the client has the message; only the acknowledgement was lost
-            self.ports.ack_confirmed(reply, identifier)
+            self.ports.ack(reply, identifier)
             return
         if again and (
             forgotten
@@ -434,7 +434,7 @@ class DurableSender(OwedPubrels):
             self.released += 1
         self.ports.send(ack_bytes(PUBREL, identifier))
         for reply in replies:
-            self.ports.ack_confirmed(reply, identifier)
+            self.ports.ack(reply, identifier)
         self._complete(delivery)
         if self._waiting or self.others:
             self.pump()

@@ -17,11 +17,12 @@ class Ports(Protocol):
     def publish(self, delivery: Delivery, dup: bool) -> bool:
         """Send the PUBLISH packet of a delivery; False when the client must not get it (any more)."""
 
-    def ack(self, reply: bytes) -> None:
-        """Acknowledge a message to JetStream."""
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
+        """Acknowledge a message to JetStream.
 
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message to JetStream and report it with :meth:`DurableSender.confirmed`."""
+        Args:
+            identifier: packet identifier with which :meth:`DurableSender.confirmed` is called then; 0 = no call.
+        """
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store a PUBREL record and report it with :meth:`DurableSender.pubrel_stored`."""
@@ -46,10 +47,7 @@ class Nowhere:
         """Drop a message."""
         return True
 
-    def ack(self, reply: bytes) -> None:
-        """Leave a message to be delivered again."""
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
         """Leave a message to be delivered again."""
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:

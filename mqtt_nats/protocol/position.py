@@ -14,6 +14,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from mqtt_nats.protocol.ack_tokens import TAKEN
+
 
 class Step(Enum):
     """A step that may be done once the position that names it is stored."""
@@ -69,6 +71,24 @@ class SessionPosition:
         """Add a message that the session takes: it is pending."""
         self.pending[sequence] = qos
         self.dirty = True
+
+    def complete(self, token: bytes, identifier: int = 0) -> bool:
+        """Remove the complete message (`TAKEN`) or PUBREL (`OWED`) for which a token stands.
+
+        Args:
+            identifier: packet identifier of a message whose PUBREL is owed by a record; 0 = it is not such a message.
+
+        Returns:
+            False when the message of ``identifier`` is not pending (any more): no write confirms it.
+        """
+        number = int(token[1:])
+        if identifier:
+            return self.confirm(number, identifier)
+        if token.startswith(TAKEN):
+            self.done(number)
+        else:
+            self.free(number)
+        return True
 
     def done(self, sequence: int) -> None:
         """Remove a complete message from the pending ones."""

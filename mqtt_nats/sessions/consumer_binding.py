@@ -247,7 +247,8 @@ class ConsumerBinding:
 class SessionConsumers:
     """The consumers of a durable session, and what this connection knows of the session in JetStream; abstract."""
 
-    def __init__(self, machine: DurableSender, former: int) -> None:
+    def __init__(self, session: Session, machine: DurableSender, former: int) -> None:
+        self.session = session
         self.machine = machine
         self.attachments: dict[str, ConsumerBinding] = {}
         """Consumers of the session, by consumer name."""
@@ -277,11 +278,6 @@ class SessionConsumers:
 
     # -- implemented by DurableDelivery ---------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def session(self) -> Session:
-        """The session of the consumers."""
-
     @abstractmethod
     def arrival(self, attachment: ConsumerBinding) -> Handler:
         """Return the handler of a consumer's deliver subject."""
@@ -291,8 +287,8 @@ class SessionConsumers:
         """Handle a delivery of the consumer of PUBREL records."""
 
     @abstractmethod
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        """Acknowledge a message; the machine's `confirmed` is called when JetStream has confirmed it."""
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
+        """Acknowledge a message, as :meth:`Ports.ack`."""
 
     @abstractmethod
     async def attach_pubrels(self) -> None:

@@ -200,7 +200,7 @@ async def resend(client: Session, assignments: list[Assignment]) -> None:
         if found is None:
             if release is not None and not other:
                 release.await_one_more()  # the client has it; its PUBREL is owed for as long as the assignment exists
-                side.ack_confirmed(assigned(one.seq, one.ack, 0.0), one.packet_id)
+                side.ack(assigned(one.seq, one.ack, 0.0), one.packet_id)
             else:  # the message was removed; the client may know its identifier, and must give it up
                 machine.owe(one.packet_id, one.message_seq, other)
                 machine.releases[one.packet_id].records.append(removed(one.seq))

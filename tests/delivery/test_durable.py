@@ -15,6 +15,7 @@ from mqtt_nats.protocol.ack_tokens import RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -243,15 +244,15 @@ async def test_the_delivery_of_a_record_is_part_of_its_exchange(setup: Setup) ->
 
 async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
     """A record goes later, a message of the shared reader leaves the position."""
-    forgotten: list[bytes] = []
 
     class Writer:
-        def forget(self, mark: bytes) -> None:
-            forgotten.append(mark)
+        ledger = SessionPosition()
 
-    setup.side.keeper = cast("None", Writer())
+    writer = Writer()
+    setup.side.keeper = cast("None", writer)
+    writer.ledger.take(7, 1)
     setup.side.ack(TAKEN + b"7")
-    assert forgotten == [TAKEN + b"7"]
+    assert writer.ledger.pending == {}
     lingering = [setup.side.lingering]
     setup.side.ack(RECORD + b"$JS.ACK.record")
     lingering.append(setup.side.lingering)

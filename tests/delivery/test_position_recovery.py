@@ -69,15 +69,9 @@ class Ports:
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         pass
 
-    def ack(self, reply: bytes) -> None:
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
         if reply.startswith(TAKEN):
-            self.ledger.done(int(reply[1:]))
-        else:
-            self.acks.append(reply)
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        if reply.startswith(TAKEN):
-            assert self.ledger.confirm(int(reply[1:]), identifier)
+            assert self.ledger.complete(reply, identifier)
         else:
             self.acks.append(reply)
 

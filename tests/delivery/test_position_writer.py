@@ -157,7 +157,7 @@ async def test_an_identifier_is_free_after_a_position_without_it(setup: Setup) -
     setup.ledger.receive(50, 7)
     setup.writer.write()
     setup.answer(6)
-    setup.writer.forget(OWED + b"50")
+    setup.ledger.complete(OWED + b"50")
     assert setup.side.fake_machine.fake_freed == []
     setup.writer.write()
     setup.answer(7)
@@ -174,7 +174,7 @@ async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
 
 async def test_a_complete_message_is_forgotten(setup: Setup) -> None:
     setup.ledger.take(7, 1)
-    setup.writer.forget(TAKEN + b"7")
+    setup.ledger.complete(TAKEN + b"7")
     assert setup.ledger.pending == {}
 
 

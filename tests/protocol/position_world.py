@@ -72,24 +72,16 @@ class Gateway:
         self.world.to_client.append(("publish", delivery.id, delivery.sequence, delivery.qos, dup))
         return True
 
-    def ack(self, reply: bytes) -> None:
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
         kind, number = reply[:1], int(reply[1:])
-        if kind == b"@":
-            self.ledger.done(number)
-        elif kind == b"%":
-            self.ledger.free(number)
-        elif kind == b"&":
-            self.world.records.pop(number, None)
-        else:
-            self.world.consumer.pending.pop(number, None)
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        if reply.startswith(b"@"):
-            if not self.ledger.confirm(int(reply[1:]), identifier):
+        if kind in (b"@", b"%"):
+            if not self.ledger.complete(reply, identifier):
                 self.machine.confirmed(identifier)
             return
-        self.ack(reply)
-        self.records.append((identifier, -1))
+        known = self.world.records if kind == b"&" else self.world.consumer.pending
+        known.pop(number, None)
+        if identifier:
+            self.records.append((identifier, -1))
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         if self.machine.inflight[identifier].reply.startswith(b"@"):

@@ -23,11 +23,8 @@ class Recorder:
         self.calls.append(("publish", delivery.sequence, delivery.qos, dup))
         return True
 
-    def ack(self, reply: bytes) -> None:
-        self.calls.append(("ack", reply))
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        self.calls.append(("confirm", reply, identifier))
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
+        self.calls.append(("confirm", reply, identifier) if identifier else ("ack", reply))
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.calls.append(("store", identifier, sequence))

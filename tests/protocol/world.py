@@ -93,13 +93,9 @@ class Gateway:
         self.write(delivery.body, delivery.id, delivery.qos, dup)
         return True
 
-    def ack(self, reply: bytes) -> None:
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
         assert reply
-        self.to_nats.append(("ack", reply))
-
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
-        assert reply
-        self.to_nats.append(("confirm", (reply, identifier)))
+        self.to_nats.append(("confirm", (reply, identifier)) if identifier else ("ack", reply))
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.to_nats.append(("pubrel", (identifier, sequence)))

@@ -187,20 +187,16 @@ class FakeSide(StatefulDelivery):
 
     def __init__(self, client: FakeClient) -> None:
         self.fake_ports = Recorder()
-        super().__init__(DurableSender(10, self.fake_ports), 0)
+        super().__init__(as_client(client), DurableSender(10, self.fake_ports), 0)
         self.change(DeliveryEvent.COLLECTED)
         self.client = client
         self.fake_confirmed: list[tuple[bytes, int]] = []
         self.fake_arrived: list[bytes] = []
 
-    @property
-    def session(self) -> Session:
-        return as_client(self.client)
-
     async def attach_pubrels(self) -> None:
         self.listen_for_pubrels(b"1")
 
-    def ack_confirmed(self, reply: bytes, identifier: int) -> None:
+    def ack(self, reply: bytes, identifier: int = 0) -> None:
         self.fake_confirmed.append((reply, identifier))
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
