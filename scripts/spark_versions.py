@@ -97,8 +97,7 @@ def table(results: dict[tuple[str, str], str], packages: dict[str, str], day: st
     pysparks = list(dict.fromkeys(pyspark for pyspark, _ in results))
     javas = list(dict.fromkeys(java for _, java in results))
     lines = ["| PySpark | " + " | ".join(f"Java {java}" for java in javas) + " |", "|---" * (len(javas) + 1) + "|"]
-    for pyspark in pysparks:
-        lines.append(f"| {pyspark} | " + " | ".join(results[pyspark, java] for java in javas) + " |")
+    lines += [f"| {pyspark} | " + " | ".join(results[pyspark, java] for java in javas) + " |" for pyspark in pysparks]
     others = ", ".join(f"{name} {packages[name]}" for name in PACKAGES)
     return "\n".join([*lines, "", f"Run on {day} with {others}."])
 

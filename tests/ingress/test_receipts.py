@@ -16,7 +16,7 @@ from tests.ingress.fakes import FakePublisher, FakePublishingServices, as_publis
 FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
 
 
-HELD = HeldPublish(1, b"\0\1a", b"", False, b"id")
+HELD = HeldPublish(1, b"\0\1a", b"", False, b"id", None)
 
 
 @stands_for(Inbound)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
-    from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 

@@ -117,7 +117,8 @@ class Captured(Exception):
         ),
         (
             Exception(
-                "py4j: o1.sql.\n: org.apache.spark.sql.catalyst.parser.ParseException: Options are not supported here.. "
+                "py4j: o1.sql.\n: org.apache.spark.sql.catalyst.parser.ParseException: "
+                "Options are not supported here.. "
                 "== SQL (line 1, position 1) == CREATE STREAMING TABLE st ^^^^^^"
             ),
             "ParseException: Options are not supported here; --log FILE has the whole story",

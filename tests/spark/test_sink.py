@@ -388,7 +388,9 @@ class TestRefused:
                 Sinker(nats_server.url, rows, **options)
             assert str(caught.value).startswith(text)
             assert "\n" not in str(caught.value)
-        with pytest.raises(OptionError, match=r'^messages cannot be overwritten: write with mode\("append"\), or INSERT INTO$'):
+        with pytest.raises(
+            OptionError, match=r'^messages cannot be overwritten: write with mode\("append"\), or INSERT INTO$'
+        ):
             BatchWriter(Options.parse({}), schema_of(["topic", "payload"]), True)
 
     async def test_by_jetstream(self, nats_server: NatsServer, js: JetStreamContext, name: str) -> None:

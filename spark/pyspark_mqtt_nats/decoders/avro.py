@@ -78,8 +78,8 @@ class _Types:
             return not schema["size"]
         if kind in ("record", "error"):
             self._named[schema["name"]] = None
-            # Each field is looked at, also behind one that takes bytes.
-            empty = all([self.may_be_empty(field["type"]) for field in schema["fields"]])
+            found = [self.may_be_empty(field["type"]) for field in schema["fields"]]  # also behind one that takes bytes
+            empty = all(found)
             self._named[schema["name"]] = empty
             return empty
         return self.may_be_empty(kind)
