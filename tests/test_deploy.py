@@ -307,7 +307,14 @@ def test_everything_that_is_installed_has_a_hash() -> None:
     assert all("--require-hashes" in step or "--no-index" in step for step in steps)
 
 
-PRIVATE = {"nats": "nats-py", "uvicorn": "uvicorn", "click": "click", "scramp": "scramp", "pyspark": "pyspark"}
+PRIVATE = {
+    "fastavro": "fastavro",
+    "nats": "nats-py",
+    "uvicorn": "uvicorn",
+    "click": "click",
+    "scramp": "scramp",
+    "pyspark": "pyspark",
+}
 """What the code uses that the documentation of a package does not name, by module: packages with an upper bound."""
 
 

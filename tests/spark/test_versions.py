@@ -136,6 +136,7 @@ Run on 2026-11-26 with deltalake 1.0, pyiceberg 1.0, pyarrow 1.0."""
         spark_versions.replaced("# Page\n", text)
 
 
+@pytest.mark.processes
 def test_a_version_that_pip_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
     """Another run would take what is there for a complete environment."""
     place = tmp_path / "java-0"
