@@ -51,11 +51,9 @@ from mqtt_nats.ingress.publish import (
     route_for,
 )
 from mqtt_nats.ingress.publish_properties import described, extras, unalias
-from mqtt_nats.ingress.qos2 import UnheldPubrec
 from mqtt_nats.ingress.retained_store import may_retain
 from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks, fit_spout, lost
-from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Handler, Hold
 from mqtt_nats.transport.packet_order import passes
@@ -441,10 +439,9 @@ class MessageHooks:
 
     def _passed(self, packet: Publish, key: bytes) -> Acknowledgement:
         """Return the PUBREC of a QoS 2 publish that is not held: its PUBREL only frees the packet identifier."""
-        client = self.client
-        if client.inbound.machine.publish(packet.packet_id) is not Action.HOLD:
-            raise AssertionError("a publish that is held is not looked at again")
-        return UnheldPubrec(client, client.inbound.passed(packet.packet_id, key))
+        receipt = self.client.inbound.pass_on(self.client, packet.packet_id, key)
+        assert receipt is not None  # a repetition is not looked at again
+        return receipt
 
     def _drop(self, packet: Publish, key: bytes, drop: Drop, counted: bool = False, identity: str = "") -> None:
         """Drop a message and answer its publisher [MQTT-3.3.5-2] (3.1.1)."""

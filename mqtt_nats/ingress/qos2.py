@@ -97,10 +97,10 @@ class UnheldPubrec(Acknowledgement):
         super().__init__(client, 5, held.id, 0)
         self._held = held
 
-    def failed(self, error: ApiError) -> None:
-        """Free the packet identifier: JetStream refuses the message."""
+    def refuse(self, reason: int, text: str) -> None:
+        """Free the packet identifier: PUBREC has a reason code, and no PUBREL follows (5.0)."""
         self.client.inbound.deleted(self._held)
-        super().failed(error)
+        super().refuse(reason, text)
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; after the last one PUBREC is due and the client may send PUBREL."""
@@ -244,10 +244,19 @@ class Inbound:
             case _:
                 pass
 
-    def passed(self, identifier: int, key: bytes) -> HeldPublish:
-        """Note a PUBLISH at QoS 2 that goes to its receiver at once: no record is held until its PUBREL."""
-        held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)
-        return held
+    def pass_on(self, client: Publisher, identifier: int, key: bytes) -> UnheldPubrec | None:
+        """Begin a PUBLISH at QoS 2 that goes to its receiver at once: no record is held until its PUBREL.
+
+        Returns:
+            Its PUBREC, due after the stores that are added; None = a repetition, which is answered.
+        """
+        action = self.machine.publish(identifier)
+        if action is Action.HOLD:
+            held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)
+            return UnheldPubrec(client, held)
+        if action is Action.REPEAT:
+            client.acknowledge(Acknowledgement(client, 5, identifier, 0))
+        return None
 
     def hold(self, client: Publisher, operation: StoreHeld, route: Route, payload: bytes) -> None:
         """Store the held record of a publish, which exists until PUBREL."""

@@ -35,12 +35,10 @@ from mqtt_nats.ingress.publish_properties import ANSWER_LINE, Extras, extras
 from mqtt_nats.messages.headers import is_status
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import RESPONSE_TOPIC, SHOWN_MOST, from_headers
-from mqtt_nats.protocol.qos2_receiver import Action
 from mqtt_streams.subjects import MAX_SUBJECT_BYTES, RESERVED_ROOTS, wire_topic
 
 if TYPE_CHECKING:
     from mqtt_nats.ingress.publish import Publisher
-    from mqtt_nats.ingress.qos2 import HeldPublish
     from mqtt_nats.pubsub.routing_table import Filter, Route
     from mqtt_nats.sessions.services import Services
 
@@ -92,25 +90,20 @@ class Unconfirmed(NamedTuple):
     """An answer whose PUBACK or PUBREC waits until nats-server has the answer."""
 
     receipt: Acknowledgement
-    held: HeldPublish | None
-    """The publish at QoS 2; None at QoS 1."""
     wire: object
     """Connection to NATS on which the answer was sent."""
 
     def end(self, arrived: bool) -> None:
         """Acknowledge the answer if nats-server has it; else refuse it, so that the client may send it again."""
-        receipt, held = self.receipt, self.held
+        receipt = self.receipt
         client = receipt.client
         if not client.alive:
             return
         if arrived:
-            if held is not None:
-                client.inbound.machine.stored(held.id)
             receipt.stored(b"")
             return
-        if held is not None:
-            client.inbound.deleted(held)
-            client.ingress.replying.released(client, held.id)
+        if receipt.kind == 5:
+            client.ingress.replying.released(client, receipt.id)
         receipt.refuse(ReasonCode.UNSPECIFIED_ERROR, "the connection to NATS was lost")
         if client.receipts and client.receipts[0] is receipt:
             client.settle()
@@ -253,16 +246,11 @@ class Replying:
             raise PacketTooLarge(
                 f"nats-server takes messages of {self._path.store.max_payload} bytes, headers included"
             )
-        held = None
+        receipt: Acknowledgement | None = None
         if qos == 2:
-            match client.inbound.machine.publish(identifier):
-                case Action.HOLD:
-                    held = client.inbound.passed(identifier, key)
-                case Action.REPEAT:
-                    client.acknowledge(Acknowledgement(client, 5, identifier, 0))
-                    return
-                case _:
-                    return
+            receipt = client.inbound.pass_on(client, identifier, key)
+            if receipt is None:
+                return
             sent = (client.hash, identifier)
             if not packet.dup or self._sent.get(sent) != token:
                 self._send(client, request, packet, more)
@@ -272,9 +260,10 @@ class Replying:
         else:
             self._send(client, request, packet, more)
         if qos:
-            receipt = Acknowledgement(client, 3 + qos, identifier, 1)
+            receipt = receipt or Acknowledgement(client, 4, identifier, 0)
+            receipt.expect()
             client.receipts.append(receipt)
-            self._confirm(Unconfirmed(receipt, held, self._path.link.wire))
+            self._confirm(Unconfirmed(receipt, self._path.link.wire))
             bound(client)
 
     def _request(self, client: Publisher, token: bytes, qos: int) -> Request | None:
