@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import cast
 
 import pytest
@@ -24,6 +25,7 @@ from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import Draining
 from tests.delivery.fakes import FakeBuffer, FakeDeliveryServices, FakeReceiver
+from tests.harness.nats import ROOT
 from tests.sessions.fakes import as_client, v5_of
 
 pytestmark = pytest.mark.sources
@@ -258,6 +260,14 @@ async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
     lingering.append(setup.side.lingering)
     assert [one is None for one in lingering] == [True, False]
     assert setup.services.fake_link.out == []
+
+
+@pytest.mark.parametrize("deed", ["ConfirmOp", "ledger.complete", "lingering.add"])
+def test_one_method_acknowledges(deed: str) -> None:
+    """To JetStream with a confirmation, to the position, by a deferred removal."""
+    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "mqtt_nats").rglob("*.py")}
+    calls = rf"(?<!class )\b{re.escape(deed)}\("
+    assert [path.stem for path, text in sources.items() if re.search(calls, text)] == ["durable"]
 
 
 # -- attaching and the end ----------------------------------------------------------------------------
