@@ -125,6 +125,8 @@ def check_config(config: Path | None, as_json: bool, quiet: bool, **flags: Any) 
         click.echo(f"warning: {line}", err=True)
     if not quiet:
         say(json.dumps([row._asdict() for row in rows], indent=2) if as_json else shown(rows))
+    if not quiet and not as_json:
+        click.echo(f"no errors; warnings: {len(warnings) or 'none'}", err=True)
 
 
 def _cost(text: str | None) -> Cost | None:

@@ -124,7 +124,7 @@ class PasswordFile:
                 self._unwritten.set()
                 continue
             said = False
-            log.info("%s: %d hashes of other brokers are replaced by Argon2id", self._file, len(written))
+            log.info("%s: hashes of other brokers that Argon2id has replaced: %d", self._file, len(written))
             self._replaced = {name: pair for name, pair in self._replaced.items() if pair != written.get(name)}
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 """Errors that end the gateway or a command, and texts of errors for logs and answers."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,9 @@ from typing import Final
 LIST: Final = frozenset({"list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type"})
 TABLE: Final = frozenset({"dict_type", "mapping_type", "model_type", "model_attributes_type"})
 """Error types of pydantic for a missing dictionary; their texts, as the texts of `LIST`, name Python types."""
+
+_TOO_SHORT: Final = re.compile(r"Value should have at least (\d+) items after validation, not (\d+)")
+"""Text of pydantic for a secret that is too short."""
 
 
 class StartupError(Exception):
@@ -46,6 +50,8 @@ def worded(detail: Mapping[str, object], table: str = "a table") -> str:
     kind = detail["type"]
     if kind in LIST or kind in TABLE:
         return f"input should be {'a list' if kind in LIST else table}"
+    if kind == "too_short" and (found := _TOO_SHORT.fullmatch(str(detail["msg"]))):
+        return f"needs {found[1]} characters or more, and has {found[2]}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 

@@ -363,7 +363,10 @@ def _of_entry(where: tuple[int | str, ...], kind: str, message: str) -> str:
         message = f"type must be one of {', '.join(KINDS)}"
     name = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     if kind == "extra_forbidden":
-        message = f"unknown setting: {nearest(str(where[-1]), fields)}".removesuffix(": ")
+        hint = nearest(str(where[-1]), fields)
+        if where[-1] in Settings.model_fields:
+            hint = "it is a setting of the gateway: write it before the first [table] of the file"
+        message = f"unknown setting: {hint}".removesuffix(": ")
     return f"{name}: {message}"
 
 

@@ -184,6 +184,8 @@ def _rows(
         return origins.get(f"{name}.{entry}", (origin,))[0]
 
     value = getattr(settings, name)
+    if name == "listen" and origin == DEFAULT and settings.listeners:
+        value = None  # no address but those of the listeners is open
     if name not in TABLES or not value:
         yield Row(name, _text(with_unit(value, Settings.model_fields[name])), origin)
         return

@@ -33,9 +33,10 @@ def reason_text(code: int, properties: Properties | None = None) -> str:
     name = ReasonCode(code).name.lower().replace("_", " ") if code in set(ReasonCode) else "unknown reason"
     text = f"{name} (reason code 0x{code:02x})"
     detail = (properties or {}).get("reason_string")
-    return f"{text}: {detail}" if detail else text
+    return f"{text}: {detail}" if detail and detail != name else text
 
 
 def return_text(code: int) -> str:
     """Return name and number of a CONNACK return code of MQTT 3.1.1 (table 3.1)."""
-    return f"{ConnackCode(code).name.lower().replace('_', ' ')} (return code {code})"
+    name = ConnackCode(code).name.lower().replace("_", " ") if code in set(ConnackCode) else "unknown reason"
+    return f"{name} (return code {code})"

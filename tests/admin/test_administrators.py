@@ -61,7 +61,7 @@ def test_without_tokens_everybody_who_is_let_in_is_one() -> None:
         ('alice = "x"', "alice: input should be a table"),
         ("[alice]", "alice.role: field required; alice.token: field required"),
         (f'[alice]\nrole = "owner"\ntoken = "{ALICE}"', "alice.role: input should be 'viewer' or 'administrator'"),
-        ('[alice]\nrole = "viewer"\ntoken = "short-secret"', "alice.token: "),
+        ('[alice]\nrole = "viewer"\ntoken = "short-secret"', "alice.token: needs 16 characters or more, and has 12"),
         (f'[alice]\nrole = "viewer"\ntoken = "{ALICE} "', "alice.token: it has white space"),
         (f'[alice]\nrole = "viewer"\ntoken = "{ALICE}"\nrule = 1', "alice.rule: "),
         (f'["al ice"]\nrole = "viewer"\ntoken = "{ALICE}"', "al ice: string should match pattern"),

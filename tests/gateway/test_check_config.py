@@ -131,6 +131,13 @@ def test_the_table(tmp_path: Path) -> None:
         assert re.fullmatch(f'default +"{value}"', lines[name])
 
 
+def test_only_addresses_that_are_open_are_shown(tmp_path: Path) -> None:
+    """Beside entries of `listeners`, the default of `listen` is not in force."""
+    lines = run("--config", write(tmp_path, '[[listeners]]\nlisten = "127.0.0.1:8"')).splitlines()
+    assert [line.split() for line in lines if line.startswith("listen ")] == [["listen", "default"]]
+    assert lines[-1] == "no errors; warnings: none"
+
+
 WRONG: dict[str, tuple[str, str]] = {
     "key": ("max_in_flight = 3", "unknown setting 'max_in_flight' in {file}, line 1: did you mean 'max_inflight'?"),
     "keys": (
@@ -140,6 +147,10 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "value": ("max_inflight = 0", "invalid setting: max_inflight = '0': input should be greater than or equal to 1"),
     "listener": ('[[listeners]]\nlisen = "h:1"', "listeners[1].lisen: unknown setting: did you mean 'listen'?"),
+    "place": (
+        '[[listeners]]\nlisten = "127.0.0.1:1"\nadmin_listen = "127.0.0.1:2"',
+        "listeners[1].admin_listen: unknown setting: it is a setting of the gateway: write it before the first [table]",
+    ),
     "authenticator": (
         '[[authenticators]]\ntype = "password"\nfil = "x"',
         "authenticators[1].fil: unknown setting: did you mean 'file'?",

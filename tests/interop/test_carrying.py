@@ -79,7 +79,8 @@ def test_who_is_not_let_in_hears_of_it(
     gateway = gateway_factory(nats_server, "--password-file", str(users))
     done = migrate("retained", url(mosquitto), url(gateway.port))
     assert done.returncode == 1
-    assert f"mqtt-nats: 127.0.0.1:{gateway.port} refuses the client ''" in done.stderr
+    refused = f"mqtt-nats: 127.0.0.1:{gateway.port} refuses the client: not authorized (return code 5); name the user"
+    assert refused in done.stderr
     (tmp_path / "password").write_text("secret\n")
     new = f"mqtt://ann@127.0.0.1:{gateway.port}"
     done = migrate("retained", url(mosquitto), new, "--new-password-file", tmp_path / "password")

@@ -198,6 +198,12 @@ def test_answers_that_refuse(arguments: tuple[str, ...], answers: tuple[bytes, .
         assert text in failed(*arguments, "-p", str(port))
 
 
+def test_a_reason_string_that_repeats_the_name() -> None:
+    refused = b"\x40\x15\0\x01\x87\x11\x1f\0\x0enot authorized"
+    with server(answering(CONNACK, refused)) as port:
+        assert failed(*PUB, "-q", "1", "-p", str(port)) == "message refused: not authorized (reason code 0x87)"
+
+
 def test_messages_together_with_connack() -> None:
     """A server may send what waited for a session right behind CONNACK, before SUBSCRIBE has arrived."""
     with server(answering(CONNACK + b"\x32\x08\0\x01a\0\x07\0on", b"\x90\x04\0\x01\0\x01")) as port:

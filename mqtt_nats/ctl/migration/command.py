@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.process_limits import say
-from mqtt_nats.ctl.migration.findings import Migration, shown, write_files
+from mqtt_nats.ctl.migration.findings import Kind, Migration, shown, write_files
 from mqtt_nats.ctl.migration.transfer.carry import (
     Carried,
     carry_retained,
@@ -40,7 +41,7 @@ def _writing(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def migrate() -> None:
     """Move from another broker: read its configuration, and carry over what it stores."""
 
@@ -165,8 +166,8 @@ def _write(migration: Migration, output: Path, force: bool, everything: bool) ->
 def _report(migration: Migration, everything: bool) -> None:
     for line in shown(migration.findings, everything):
         say(line.encode("utf-8", "replace").decode("utf-8"))
-    counts = {kind: sum(one.kind == kind for one in migration.findings) for kind in ("moved", "changes", "missing")}
-    say(f"{counts['moved']} moved, {counts['changes']} change, {counts['missing']} have no counterpart")
+    kinds = Counter(one.kind for one in migration.findings)
+    say(", ".join(f"{kind} {kinds[kind]}" for kind in get_args(Kind)) + ("" if everything else "; --all shows all"))
 
 
 def _carried(carried: Carried, what: str) -> None:
@@ -175,4 +176,4 @@ def _carried(carried: Carried, what: str) -> None:
     there = f"; {carried.there} were there already and stay" if carried.there else ""
     say(f"{carried.count} {what} carried over{there}")
     if carried.lost:
-        raise StartupError(f"{len(carried.lost)} could not be carried over")
+        raise StartupError("not everything was carried over: each loss has a line above")

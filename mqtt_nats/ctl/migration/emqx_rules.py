@@ -39,21 +39,19 @@ def read_acl(path: Path, text: str, migration: Migration) -> None:
     Raises:
         ValueError: the file is no `acl.conf`.
     """
-    ended = False
     for line, term in read_terms(text):
         if migration.lost_denial and isinstance(term, tuple) and term[:1] == ("allow",):
             migration.find(path, line, "missing", "rule", LOST)
             continue
-        if ended:
-            migration.find(path, line, "not needed", "rule", "a rule before it is about everybody and everything")
+        if migration.decided:
+            _leave_out(path, line, "rule", migration)
             continue
         try:
             if not isinstance(term, tuple) or len(term) not in (2, 3, 4) or term[0] not in ("allow", "deny"):
                 raise NotMoved("it is no rule of allow or deny")
             if term[1:] == (Atom("all"),):
-                migration.decide("allow" if term[0] == "allow" else "deny")
+                migration.decide("allow" if term[0] == "allow" else "deny", f"{path}:{line}")
                 migration.find(path, line, "moved", "rule", f"default = {term[0]}")
-                ended = True
                 continue
             migration.add_rules([_rule(term)])
             migration.find(path, line, "moved", "rule", "a rule in acl.toml")
@@ -61,6 +59,15 @@ def read_acl(path: Path, text: str, migration: Migration) -> None:
             migration.find(path, line, "missing", "rule", str(error))
             if isinstance(term, tuple) and term[:1] == ("deny",):
                 migration.lose_denial()
+
+
+def _leave_out(path: Path, line: int, subject: str, migration: Migration) -> None:
+    """Note a rule that EMQX never asks, since a rule before it decides; in another file, the order may be wrong."""
+    text = f"{migration.decided} is about everybody and everything, and decides before this rule"
+    if migration.decided.startswith(f"{path}:"):
+        migration.find(path, line, "not needed", subject, text)
+    else:
+        migration.find(path, line, "missing", subject, f"{text}; name FILES in the order in which EMQX asks them")
 
 
 def _rule(term: tuple[Any, ...]) -> dict[str, Any]:
@@ -139,6 +146,9 @@ def add_stored_rules(path: Path, entries: list[Mapping[str, Any]], migration: Mi
                 effect = rule.get("permission", rule.get("access")) if isinstance(rule, Mapping) else None
                 if migration.lost_denial and effect == "allow":
                     migration.find(path, 0, "missing", f"rule of {value or 'all'}", LOST)
+                    continue
+                if migration.decided:
+                    _leave_out(path, 0, f"rule of {value or 'all'}", migration)
                     continue
                 try:
                     migration.add_rules([_stored(rule, {kind: value} if kind else {})])

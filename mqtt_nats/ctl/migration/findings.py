@@ -54,6 +54,8 @@ class Migration:
     rules_default: Literal["allow", "deny"] = "deny"
     users: dict[str, str] | None = None
     """Hashes by user; None: no password file."""
+    decided: str = ""
+    """Place of the rule about everybody and everything, which later rules cannot change; empty = there is none."""
     lost_denial: bool = False
     """Whether a rule that denies has no counterpart: a rule behind it that allows would allow more than before."""
     bans: list[Ban] = field(default_factory=list)
@@ -77,9 +79,9 @@ class Migration:
         added, present = list(rules), self.rules or []
         self.rules = [*added, *present] if first else [*present, *added]
 
-    def decide(self, default: Literal["allow", "deny"]) -> None:
-        """Set what is decided where no rule applies."""
-        self.rules_default = default
+    def decide(self, default: Literal["allow", "deny"], place: str) -> None:
+        """Set what the rule at that place decides for everybody and everything; the first such rule counts."""
+        self.rules_default, self.decided = default, place
 
     def lose_denial(self) -> None:
         """Note that a rule that denies has no counterpart; where no rule applies, access is denied."""

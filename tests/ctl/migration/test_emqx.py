@@ -48,6 +48,22 @@ def test_rules_of_a_file(tmp_path: Path) -> None:
     assert said(done.output, "acl.conf:16").startswith("not needed: rule: ")
 
 
+def test_rules_behind_one_about_everything(tmp_path: Path) -> None:
+    """EMQX does not ask them, so they are left out, and the other order of the files has them."""
+    (tmp_path / "acl.conf").write_text("{allow, all}.")
+    stored = '[{"username": "lamp", "rules": [{"topic": "a/#", "permission": "deny", "action": "all"}]}]'
+    (tmp_path / "rules.json").write_text(stored)
+    files = [tmp_path / "acl.conf", tmp_path / "rules.json"]
+    done = run("emqx", *files, "--output", tmp_path / "new")
+    assert not (tmp_path / "new" / "acl.toml").exists()  # everybody may do everything
+    text = f"missing: rule of lamp: {tmp_path}/acl.conf:1 is about everybody and everything"
+    assert said(done.output, "rules.json").startswith(text)
+    run("emqx", *reversed(files), "--output", tmp_path / "other")
+    rules = load_rules(tmp_path / "other" / "acl.toml")
+    assert not rules.permissions(Identity("lamp", "c")).may_publish("a/b", 0, False)
+    assert rules.default
+
+
 def test_rules_of_the_built_in_database(tmp_path: Path) -> None:
     done = run("emqx", EXPORTS / "rules.json", "--output", tmp_path, "--no-match", "deny")
     assert done.exit_code == 0, done.output

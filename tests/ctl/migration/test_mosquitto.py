@@ -162,6 +162,7 @@ def test_only_what_needs_a_look_is_shown(tmp_path: Path) -> None:
     assert "moved: " not in done.output
     assert "not needed: " not in done.output
     assert "changes: persistent_client_expiration: " in done.output
+    assert "\nmoved 20, changes 1, missing 0, not needed 5; --all shows all\n" in done.output
     assert f"written: {tmp_path}/new/acl.toml" in done.output
 
 

@@ -15,6 +15,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import Ack, AckRun, EncodeError, PacketKind, Properties, Publish, ack_bytes
 from mqtt_nats.ctl.migration.transfer.mosquitto_db import Session
 from mqtt_nats.ctl.migration.transfer.mqtt_client import Broker, MqttConnection, connected
+from mqtt_nats.mqtt_clients.errors import reason_text
 
 QUIET_S: Final = 3.0
 """Seconds without a message after which all retained messages have come."""
@@ -86,7 +87,7 @@ async def _retained(broker: Broker, filters: list[str]) -> dict[bytes, Publish]:
         codes = await connection.subscribe([(one, 2) for one in filters])
         for one, code in zip(filters, codes, strict=False):
             if code >= 0x80:
-                raise StartupError(f"{broker} refuses the subscription {one!r}: code {code:#04x}")
+                raise StartupError(f"{broker} refuses the subscription {one!r}: {reason_text(code)}")
         async for message in connection.messages(QUIET_S):
             if message.retain:
                 found[message.key] = message
@@ -159,7 +160,7 @@ class _Publisher:
             return
         topic = self._waiting.pop(packet_id)
         if reason >= 0x80:
-            self._carried.lost.append(f"{topic}: refused with reason code {reason:#04x}")
+            self._carried.lost.append(f"{topic}: refused: {reason_text(reason)}")
         else:
             self._carried.done()
 

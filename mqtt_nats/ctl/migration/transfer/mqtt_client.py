@@ -34,10 +34,12 @@ from mqtt_nats.codec import (
     ack_bytes,
     encode,
 )
+from mqtt_nats.mqtt_clients.errors import reason_text, return_text
 
 ANSWER_S: Final = 30.0
 """Seconds in which a broker must accept a connection and answer a packet."""
 
+_NOT_AUTHORIZED: Final = (4, 5, 0x86, 0x87)
 _READ: Final = 65_536
 _LIMITS: Final = Limits(MAX_REMAINING_LENGTH + 5, MAX_REMAINING_LENGTH + 5, 65_535, 65_535, 65_535)
 
@@ -83,6 +85,10 @@ def parse_broker(url: str, password_file: Path | None, ca: Path | None) -> Broke
     return Broker(parts.hostname, port, user, password, tls)
 
 
+def _named(client_id: str) -> str:
+    return f"the client {client_id!r}" if client_id else "the client"
+
+
 class MqttConnection:
     """An open connection; :func:`connected` opens it.
 
@@ -113,9 +119,17 @@ class MqttConnection:
         except TimeoutError:
             raise StartupError(f"{broker} does not answer CONNECT") from None
         if not isinstance(answer, Connack) or answer.code:
-            code = f"code {answer.code:#04x}" if isinstance(answer, Connack) else "no CONNACK"
-            raise StartupError(f"{broker} refuses the client {client_id!r}: {code}")
+            raise StartupError(f"{broker} refuses {_named(client_id)}: {self._refusal(answer)}")
         self.present = answer.session_present
+
+    def _refusal(self, answer: Packet) -> str:
+        """Return why CONNECT was refused, and for a client without a user how to name one."""
+        if not isinstance(answer, Connack):
+            return "no CONNACK"
+        text = reason_text(answer.code, answer.properties) if self.version == 5 else return_text(answer.code)
+        if self.broker.user is None and answer.code in _NOT_AUTHORIZED:
+            text += "; name the user in the URL, as in mqtt://USER@HOST, and give the file with the password"
+        return text
 
     async def send(self, packet: Packet) -> None:
         """Write a packet; raises StartupError when the connection is lost."""
