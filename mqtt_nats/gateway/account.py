@@ -212,9 +212,9 @@ class Tenant:
 
     def _tell(self, report: EnsureReport) -> None:
         """Log the changes of the streams."""
-        for stream in report.created:
-            replicas = report.configs[stream].get("num_replicas", 1)
-            log.info("%screated stream %s, replicas: %d", self._of, stream, replicas)
+        if report.created:
+            replicas = report.configs[report.created[0]].get("num_replicas", 1)
+            log.info("%screated streams (replicas: %d): %s", self._of, replicas, ", ".join(report.created))
         for stream, messages in report.remains.items():
             log.error(
                 "%snats-server has lost the definition of stream %s, as after a power cut soon after it was created. "

@@ -36,6 +36,9 @@ HOST: Final = "127.0.0.1"
 LOG: Final = "nats-server.log"
 """Name of nats-server's log file in the data directory."""
 
+SERVER_NAME: Final = "embedded"
+"""Name that tables show in place of the server's id, which has 56 characters."""
+
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two checks of the disk."""
 
@@ -209,10 +212,11 @@ def _open_lock(data: Path) -> IO[str]:
 
 
 def _configure(data: Path, shipped: Path, login: Login) -> Path:
-    """Write the server's configuration: the shipped one, and the login. Raises StartupError."""
+    """Write the server's configuration: the shipped one, a short name, and the login. Raises StartupError."""
     path = data.resolve() / "nats-server.conf"
     shipped = Path(os.path.relpath(shipped.resolve(), path.parent))  # nats-server takes no other path
-    text = f'include "{shipped}"\nauthorization {{ users: [ {{ nkey: {login.public} }} ] }}\n'
+    name = json.dumps(SERVER_NAME)
+    text = f'include "{shipped}"\nserver_name: {name}\nauthorization {{ users: [ {{ nkey: {login.public} }} ] }}\n'
     try:
         write_private(path, text.encode())
     except OSError as error:

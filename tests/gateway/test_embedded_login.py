@@ -24,7 +24,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import _hints
 from mqtt_nats.config.embedded_login import CONTEXT, SEED, find_login, make_login, seed_for
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.embedded import run_server
+from mqtt_nats.gateway.embedded import SERVER_NAME, run_server
 from pyspark_mqtt_nats.jobs import flags
 from pyspark_mqtt_nats.options import Options
 from tests.conftest import GatewayFactory
@@ -90,6 +90,19 @@ async def test_files_of_earlier_versions_are_closed(tmp_path: Path) -> None:
         (tmp_path / name).touch(0o666)
     async with run_server(tmp_path, 0):
         assert [mode(tmp_path / name) for name in PRIVATE] == [0o600] * len(PRIVATE)
+
+
+@pytest.mark.processes
+async def test_the_server_has_a_short_name(tmp_path: Path) -> None:
+    """`ctl` shows the name of the server in its tables."""
+
+    def info(port: int) -> dict[str, Any]:
+        with socket.create_connection(("127.0.0.1", port), 10) as plain, plain.makefile("rb") as lines:
+            found: dict[str, Any] = json.loads(lines.readline().removeprefix(b"INFO "))
+            return found
+
+    async with run_server(tmp_path, 0) as server:
+        assert (await asyncio.to_thread(info, server.port))["server_name"] == SERVER_NAME
 
 
 @pytest.mark.processes

@@ -27,7 +27,8 @@ async def test_streams_get_replicas_while_the_gateway_runs(tmp_path: Path, gatew
         assert refused.wait(60) == 1
         assert "the cluster has too few JetStream servers for stream_replicas" in refused.log
         gateway = gateway_factory(cluster.servers[0].url)
-        assert "created stream $MQTT_msgs, replicas: 1" in gateway.log
+        (created,) = [line for line in gateway.log.splitlines() if "created streams (replicas: 1): " in line]
+        assert "$MQTT_sess, $MQTT_msgs, $MQTT_rmsgs" in created  # in one record
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in cluster.routes)
         cluster.servers.append(
             make_server(
