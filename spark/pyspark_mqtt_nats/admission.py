@@ -3,9 +3,10 @@
 
 The number of sequences in a range is not the number of messages: topic filters exclude some, others are deleted. On a
 stream with limits retention, consumers give the numbers. A consumer knows how many messages it will deliver, so two
-consumers give the number of messages between their starts; a consumer that delivers headers only gives the sizes. With
-another retention a consumer would do harm. There the first message is looked up, and the batch has as many sequences
-from that message on as it may have messages: never more messages than allowed, possibly fewer.
+consumers give the number of messages between their starts; a consumer that delivers headers only gives the sizes, and
+the end of a few messages. With another retention a consumer would do harm. There the first message is looked up, and
+the batch has as many sequences from that message on as it may have messages: never more messages than allowed, possibly
+fewer.
 """
 
 from typing import Final, NamedTuple
@@ -23,6 +24,10 @@ from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 
 _ENOUGH: Final = 0.9
 """Share of the allowed messages from which on a batch is full enough: the search for a better end stops."""
+
+
+_FEW: Final = 1000
+"""Most messages of a batch that are counted by reading their headers; to search for the end of more costs less."""
 
 
 class Limits(NamedTuple):
@@ -49,12 +54,13 @@ def admit(connection: Connection, options: Options, found: Snapshot, limits: Lim
         return min(max(found.start, found.first) + limits.messages, found.end)
     if reads_directly(options, found):
         return _by_sequence(connection, options, found, limits, state["bytes"] / max(1, state["messages"]))
-    if limits.messages is not None:
+    if limits.messages is not None and limits.messages > _FEW:
         found = found.between(found.start, _by_count(connection, options, found, limits.messages))
-    if limits.bytes is None:
+        limits = limits._replace(messages=None)
+    if limits == Limits():
         return found.end
-    with Connection(options.access) as own:  # closing it ends the delivery of messages beyond the limit
-        return _by_sizes(own, options, found, limits.bytes)
+    with Connection(options.access) as own:  # closing it ends the delivery of messages beyond the limits
+        return _by_reading(own, options, found, limits)
 
 
 def _by_sequence(connection: Connection, options: Options, found: Snapshot, limits: Limits, size: float) -> int:
@@ -94,17 +100,23 @@ def _by_count(connection: Connection, options: Options, found: Snapshot, most: i
     return high if many <= most else low
 
 
-def _by_sizes(connection: Connection, options: Options, found: Snapshot, most: int) -> int:
-    size = 0
-    messages = pull.read(connection, found.stream, options.asked, found.start, found.end, Bounds(), True)
-    for rows in messages:
-        sums = pc.cumulative_sum(_sizes(rows))
-        fitting = pc.sum(pc.less_equal(sums, most - size)).as_py() or 0
-        if not size:
+def _by_reading(connection: Connection, options: Options, found: Snapshot, limits: Limits) -> int:
+    """Return the end of a batch by the headers of its messages; the first message fits in any case."""
+    number = size = 0
+    bounds = Bounds() if limits.messages is None else Bounds(rows=limits.messages + 1)
+    for rows in pull.read(connection, found.stream, options.asked, found.start, found.end, bounds, True):
+        fitting = len(rows.sequences)
+        if limits.messages is not None:
+            fitting = min(fitting, limits.messages - number)
+        if limits.bytes is not None:
+            sums = pc.cumulative_sum(_sizes(rows))
+            fitting = min(fitting, pc.sum(pc.less_equal(sums, limits.bytes - size)).as_py() or 0)
+            size += sums[-1].as_py()
+        if not number:
             fitting = max(fitting, 1)
-        if fitting < len(sums):
+        if fitting < len(rows.sequences):
             return int(rows.sequences[fitting].as_py())
-        size += sums[-1].as_py()
+        number += len(rows.sequences)
     return found.end
 
 

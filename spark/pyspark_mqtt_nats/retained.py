@@ -84,7 +84,7 @@ def last_messages(options: Options, snapshot: Snapshot, columns: tuple[str, ...]
         start, end = end, _end(options)
         if start == end:
             return
-    shown = visible(options.subjects, options.subject_prefix)
+    shown = visible(options.subjects, options.subject_prefix, evaluated=bool(options.asked))
     left = [subject for subject in _subjects(options) - met if shown is None or shown(subject)]
     batches = Batches(columns, options.subject_prefix, retained=options.mode == "retained")
     for at in range(0, len(left), options.batch_size):

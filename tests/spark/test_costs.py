@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark_mqtt_nats.queries.views import Views, make_views
 from tests.conftest import NatsFactory
 from tests.harness.waiting import free_port
+from tests.spark.planning import Query
 from tests.spark.reading import Reading
 from tests.spark.storing import Store
 
@@ -82,3 +83,14 @@ def test_what_queries_are_sent(spark: SparkSession, sent: tuple[Store, Callable[
     # The first task alone is run, and its reader stops: a batch has 10,000 rows.
     messages, _ = cost("SELECT payload FROM stored LIMIT 10", 10)
     assert messages <= COUNT / 2 + 100
+
+
+def test_what_a_small_batch_of_a_rare_topic_is_sent(sent: tuple[Store, Callable[[], tuple[int, int]]]) -> None:
+    """Each message of the topic is 100 sequences behind the one before; the server has 200 of them."""
+    store, since = sent
+    query = Query(store, startingOffsets="earliest", topics="site/7", maxMessagesPerTrigger=10, numPartitions=2)
+    for _ in range(3):
+        since()
+        assert len(query.batch()) == 10
+        messages, _ = since()
+        assert messages < COUNT / TOPICS

@@ -14,7 +14,7 @@ from pyspark_mqtt_nats.errors import AccessError, ConnectError, SourceError
 from pyspark_mqtt_nats.nats.bulk import Block
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.frames import Frames
-from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, publish_all
+from pyspark_mqtt_nats.nats.jetstream import PubAck, Publish, create_consumer, publish_all
 from pyspark_mqtt_nats.reading import direct, pull, read, rows
 from pyspark_mqtt_nats.reading.ranges import Range
 from tests.conftest import NatsFactory
@@ -88,6 +88,47 @@ def test_gaps_parts_and_filters(
             else:
                 assert all(report.gaps is None for report in reading.reports)
         assert consumers(store) == []
+
+
+@pytest.mark.parametrize(
+    ("topics", "asked", "matching"),
+    [
+        ("a/#", [], ["a.0", "a.1"]),
+        ("+/0", [], ["a.0", "b.0"]),
+        ("a/0", ["a.0"], ["a.0"]),
+        ("a/0/#", ["a.0"], ["a.0"]),
+        ("a/0,a/1/x", ["a.0"], ["a.0"]),
+        ("c/#,d/x", None, []),
+    ],
+)
+def test_filters_that_nats_evaluates(
+    store: Store, topics: str, asked: list[str] | None, matching: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that match most messages, nor those that match none; None: no consumer is needed."""
+    subjects = ["a.0", "a.1", "b.0"]
+    numbers = store.put(range(MANY), lambda number: subjects[number % 3])
+    made: list[list[str]] = []
+
+    def watched(connection: Connection, stream: str, config: dict[str, Any]) -> dict[str, Any]:
+        filters = config.get("filter_subjects", [config.get("filter_subject", "")])
+        made.append([one.removeprefix(store.prefix) for one in filters if one])
+        return create_consumer(connection, stream, config)
+
+    monkeypatch.setattr(pull, "create_consumer", watched)
+    reading = Reading(store, readMode="pull", topics=topics)
+    assert reading.sequences() == [number for number in numbers if subjects[(number - 1) % 3] in matching]
+    assert (made[-1] if made else None) == asked
+
+
+def test_subjects_without_the_prefix_match_no_filter(nats_server: NatsServer) -> None:
+    """Also where the filters are not evaluated by NATS."""
+    with Store(nats_server.url, subjects=["bare.>", "dressed.>"]) as store:
+        store.prefix = "dressed."
+        numbers = store.put(range(MANY), lambda _: "bare.x")
+        store.prefix = ""
+        store.put(range(10), lambda _: "bare.x")
+        store.prefix = "dressed."
+        assert Reading(store, readMode="pull", topics="bare/#").sequences() == numbers
 
 
 @WAYS

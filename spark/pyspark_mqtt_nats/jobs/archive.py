@@ -180,7 +180,7 @@ def add_roots(roots: dict[str, str], levels: Mapping[str, int], most: int) -> No
 def first_levels(options: Options) -> dict[str, int]:
     """Return the first levels of stored topics with their numbers of messages; raises SourceError."""
     found: dict[str, int] = {}
-    shown = visible(options.subjects, options.subject_prefix)
+    shown = visible(options.subjects, options.subject_prefix, evaluated=bool(options.asked))
     with Connection(options.access) as connection:
         for subject in options.asked or (f"{options.subject_prefix}>",):
             offset = 0

@@ -62,7 +62,7 @@ class Batches:
 
         def subject(key: bytes) -> tuple[Any, ...]:
             topic = decode_subject(key, raw)
-            return (*topic, visible is None or visible(topic.subject))
+            return (*topic, visible is None or (key.startswith(raw) and visible(topic.subject)))
 
         parts = {
             name: (place, COLUMNS[name].arrow_type) for place, name in enumerate(Decoded._fields) if name in columns
@@ -108,7 +108,7 @@ class Batches:
                 array = self._parts.column(name, parts)
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        return batch if keep is None else batch.filter(keep)
+        return batch if keep is None or pc.all(keep).as_py() else batch.filter(keep)
 
 
 def _retained(headers: pa.Array, payloads: pa.Array) -> tuple[list[int], list[int], pa.Array]:

@@ -37,6 +37,10 @@ QUIET: Final = 1.0
 INACTIVE_NS: Final = 120_000_000_000
 """After this long without a request the server removes the consumer; Spark may be busy with a batch meanwhile."""
 
+_FIRST: Final = 16
+"""Messages of the first request where topics are filtered: how many of the range match is not known, and what comes
+from beyond its end is for nothing. Each request is twice as large as the one before."""
+
 _LINE: Final = 8192
 """Bytes of a message that are neither headers nor payload, as the server counts them; amply."""
 
@@ -137,6 +141,7 @@ class _Pull:
         self._end = end
         self._bounds = bounds
         self._size = max(bounds.bytes, connection.max_payload + _LINE)
+        self._most = min(_FIRST, bounds.rows) if subjects else bounds.rows
         self._owed = 0
         self._asked = 0
         self.seen = start - 1
@@ -187,10 +192,10 @@ class _Pull:
 
     def _ask(self) -> None:
         """Ask for more when at most one request's messages are owed."""
-        most = self._bounds.rows
-        wanted = min(most, self._end - 1 - self.seen - self._owed)
-        if self._owed > most or wanted <= 0:
+        wanted = min(self._most, self._end - 1 - self.seen - self._owed)
+        if self._owed > self._most or wanted <= 0:
             return
+        self._most = min(2 * self._most, self._bounds.rows)
         self._asked += 1
         body = orjson.dumps({"batch": wanted, "max_bytes": self._size, "expires": int(SILENCE * 1e9)})
         self._connection.send(

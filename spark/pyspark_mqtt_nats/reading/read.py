@@ -4,19 +4,19 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats.connection import Connection
+from pyspark_mqtt_nats.nats.jetstream import stream_info
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.reading import direct, pull
 from pyspark_mqtt_nats.reading.batches import Batches
 from pyspark_mqtt_nats.reading.completeness import Watch
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, log, reads_directly
-from pyspark_mqtt_nats.reading.rows import Bounds, Interrupted
+from pyspark_mqtt_nats.reading.rows import Bounds, Interrupted, Rows, anything_between
 from pyspark_mqtt_nats.reading.selection import visible
 
 OUTAGE: Final = 60.0
@@ -24,6 +24,12 @@ OUTAGE: Final = 60.0
 
 LOOK: Final = 2.0
 """Seconds between two looks at the stream while reading."""
+
+_SEVERAL: Final = 8
+"""Most filters that are looked up one by one."""
+
+_SHORT: Final = 1000
+"""Sequences of a range that is read by filters without a look whether these match most messages."""
 
 _PAUSES: Final = (0.05, 0.1, 0.25, 0.5, 1.0)
 _SIZE: Final = b"Nats-Msg-Size:"
@@ -76,13 +82,11 @@ class _Reader:
         self._report = report
         self._next = part.start
         self._watch = Watch(options, snapshot, part)
+        self._columns = columns
+        self._directly = reads_directly(options, snapshot)
         # Direct gets always bring payloads. A record of a retained message is in its payload.
-        directly = reads_directly(options, snapshot)
-        self._headers_only = not directly and options.mode == "messages" and "payload" not in columns
-        self._way = direct.read if directly else partial(pull.read, headers_only=self._headers_only)
+        self._headers_only = not self._directly and options.mode == "messages" and "payload" not in columns
         self._bounds = Bounds(options.batch_size)
-        prefix = options.subject_prefix
-        self._batches = Batches(columns, prefix, visible(options.subjects, prefix), options.mode == "retained")
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Yield batches until the range is read; raises the last error when nothing has come for OUTAGE seconds."""
@@ -115,13 +119,15 @@ class _Reader:
         if not self._watch.look(connection):
             return
         looked = time.monotonic()
-        end = self._part.end
-        stream = self._snapshot.stream
-        for rows in self._way(connection, stream, self._options.asked, self._next, end, self._bounds):
+        filters = self._filters(connection)
+        options = self._options
+        shown = visible(options.subjects, options.subject_prefix, evaluated=bool(filters))
+        batches = Batches(self._columns, options.subject_prefix, shown, options.mode == "retained")
+        for rows in [] if filters is None else self._rows(connection, filters):
             if self._headers_only:
                 rows = rows._replace(headers=pa.array(map(_without_size, rows.headers.to_pylist()), pa.binary()))
             self._watch.rows(rows.sequences)
-            batch = self._batches.batch(*rows)
+            batch = batches.batch(*rows)
             self._next = rows.sequences[-1].as_py() + 1
             self._report.rows += batch.num_rows
             self._report.bytes += rows.size
@@ -132,6 +138,33 @@ class _Reader:
                     return
                 looked = time.monotonic()
         self._watch.look(connection, done=True)
+
+    def _rows(self, connection: Connection, filters: tuple[str, ...]) -> Iterator[Rows]:
+        stream, start, end = self._snapshot.stream, self._next, self._part.end
+        if self._directly:
+            return direct.read(connection, stream, filters, start, end, self._bounds)
+        return pull.read(connection, stream, filters, start, end, self._bounds, self._headers_only)
+
+    def _filters(self, connection: Connection) -> tuple[str, ...] | None:
+        """Return the filters that NATS is to evaluate: () for every message, None when nothing in the range matches.
+
+        For a consumer with several filters, or one that matches many subjects, nats-server looks through the subjects
+        of a block for each message. That takes 40 to 500 us with 1,000 to 10,000 subjects, and 2 us without a filter.
+        So a filter without messages is left out (as a rule `a` of `a/#`), and where at least half of the messages
+        match, all are read and selected here.
+        """
+        asked, stream, start = self._options.asked, self._snapshot.stream, self._next
+        if self._directly or not asked:
+            return asked
+        if 1 < len(asked) <= _SEVERAL:
+            asked = tuple(one for one in asked if anything_between(connection, stream, (one,), start, self._part.end))
+            if not asked:
+                return None
+        if self._part.end - start <= _SHORT:
+            return asked
+        state = stream_info(connection, stream)["state"]
+        left = min(state["messages"], state["last_seq"] - start + 1)
+        return () if 2 * pull.count(connection, stream, asked, start) >= left else asked
 
     def _finish(self) -> None:
         watch, report = self._watch, self._report

@@ -55,14 +55,13 @@ def asked(subjects: tuple[str, ...]) -> tuple[str, ...]:
     return subjects if len(subjects) <= FILTERS_MOST else ()
 
 
-def visible(subjects: Sequence[str], prefix: str) -> Callable[[str], bool] | None:
+def visible(subjects: Sequence[str], prefix: str, evaluated: bool) -> Callable[[str], bool] | None:
     """Return a function that tells whether a subject (without prefix) from NATS is wanted; None when all are.
 
-    NATS has evaluated the filters unless there are too many. It does not know that a filter which starts with `+`
-    matches no topic that starts with `$` [MQTT-4.7.2-1].
+    `evaluated`: NATS has evaluated the filters. It does not know that a filter which starts with `+` matches no topic
+    that starts with `$` [MQTT-4.7.2-1].
     """
     bare = [subject.removeprefix(prefix) for subject in subjects]
-    evaluated = asked(tuple(subjects)) != ()
     if not bare or (evaluated and not any(map(starts_with_wildcard, bare))):
         return None
     named = Filters(subject for subject in bare if not starts_with_wildcard(subject))
