@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
@@ -50,6 +51,7 @@ class FakeLink:
     """Stands for `NatsConnection`: keeps frames and handlers."""
 
     max_payload = 1024 * 1024
+    heard = inf
 
     def __init__(self) -> None:
         self.online = True
