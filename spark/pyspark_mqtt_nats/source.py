@@ -50,13 +50,15 @@ class MqttNatsSource(DataSource):
 
         Raises an error that would end every read, so that `load()` fails and not the first action.
         """
-        from pyspark_mqtt_nats import projection, sessions
+        from pyspark_mqtt_nats import projection
         from pyspark_mqtt_nats.errors import DataLossError, SourceError
 
         self._pinned = self._pin()
         if isinstance(self._pinned, SourceError) and not isinstance(self._pinned, DataLossError):
             raise self._pinned
         if self._options.mode == "sessions":
+            from pyspark_mqtt_nats import sessions
+
             return sessions.spark_schema()
         return projection.spark_schema(self._options.decoders, self._options.include_headers)
 
@@ -82,7 +84,6 @@ class MqttNatsSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read."""
-        from pyspark_mqtt_nats import batch, retained, sessions
         from pyspark_mqtt_nats.errors import OptionError
         from pyspark_mqtt_nats.projection import Projection
 
@@ -96,12 +97,18 @@ class MqttNatsSource(DataSource):
         if isinstance(pinned, Exception):
             raise pinned
         if options.mode == "sessions":
+            from pyspark_mqtt_nats import sessions
+
             return sessions.Reader(options, pinned, Projection.of(schema, own=sessions.COLUMNS))
         projection = Projection.of(schema, options.decoders)
         kind: Callable[[Options, Snapshot, Projection], DataSourceReader]
         if options.mode == "retained":
+            from pyspark_mqtt_nats import retained
+
             kind = retained.FilteringReader if options.pushdown else retained.Reader
         else:
+            from pyspark_mqtt_nats import batch
+
             kind = batch.FilteringReader if options.pushdown else batch.Reader
         return kind(options, pinned, projection)
 

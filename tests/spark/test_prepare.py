@@ -40,6 +40,24 @@ def test_what_spark_submit_has_started_is_left_alone(found: list[object]) -> Non
     assert not found
 
 
+@pytest.mark.processes
+def test_a_worker_loads_no_modules_that_few_reads_need() -> None:
+    """Spark starts a worker for each step of a first read, and each of them loads the source."""
+    script = """
+import sys
+from pyspark.sql.types import StructType
+from pyspark_mqtt_nats.reading.ranges import Snapshot
+from pyspark_mqtt_nats.source import MqttNatsSource
+source = MqttNatsSource({"servers": "nats://127.0.0.1"})
+source._pinned = Snapshot("s", "", 1, 2, 1, 3, "limits", ())
+source.reader(StructType().add("sequence", "long"))
+print(*sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    rare = {"urllib.request", "nkeys", "pyspark_mqtt_nats.sessions", "pyspark_mqtt_nats.retained"}
+    assert not rare & set(found.stdout.split())
+
+
 def first_script(url: str) -> str:
     page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
     code = page.partition("```python\n")[2].partition("```")[0]

@@ -8,8 +8,6 @@ the format: the bytes are a stranger's.
 import csv
 import importlib.util
 import io
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -158,6 +156,10 @@ def _registered(url: str, number: int) -> str:
 
     Raises ValueError when the registry has none, and RegistryError when the registry does not answer as one.
     """
+    # Few reads need them, and each Python worker would take the time to load them.
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(f"{url.rstrip('/')}/schemas/ids/{number}")
     try:
         with urllib.request.urlopen(request, timeout=_REGISTRY_TIMEOUT) as answer:

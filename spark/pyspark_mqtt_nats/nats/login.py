@@ -5,7 +5,6 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any, Final
 
-import nkeys
 import orjson
 
 from pyspark_mqtt_nats.nats.access import Access, Server
@@ -36,6 +35,8 @@ def connect_line(access: Access, server: Server, info: dict[str, Any]) -> bytes:
     if access.creds is not None:
         options |= {"jwt": access.creds.jwt} | _signed(access.creds.seed, nonce)
     elif access.nkey is not None:
+        import nkeys  # few logins need it, and it loads a library
+
         public = nkeys.from_seed(bytearray(access.nkey.encode())).public_key.decode()
         options |= {"nkey": public} | _signed(access.nkey, nonce)
     elif access.token is not None:
@@ -53,6 +54,8 @@ def _signed(seed: str, nonce: bytes) -> dict[str, str]:
     """Return the signature of the server's nonce; empty without a nonce: such a server does not use nkeys."""
     if not nonce:
         return {}
+    import nkeys
+
     signature = nkeys.from_seed(bytearray(seed.encode())).sign(nonce)
     return {"sig": urlsafe_b64encode(signature).rstrip(b"=").decode()}
 
