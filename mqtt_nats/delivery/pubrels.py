@@ -152,8 +152,7 @@ async def gone(client: Receiver, side: DurableDelivery, found: HalfWay | None) -
     for sequence in lost:
         side.machine.suspect(sequence, sequence)
     replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]
-    taken = {delivery.id for delivery in side.machine.queued if delivery.dup} | side.machine.releases.keys()
-    others = {retained_id(sequence) for sequence in replaced} - taken
+    others = {retained_id(sequence) for sequence in replaced} - _owned(side.machine)
     return [packet_id(sequence) for sequence in lost] + sorted(others)
 
 
@@ -171,5 +170,10 @@ def missing(machine: DurableSender, sequences: list[int]) -> list[int]:
     A message that was sent later under the identifier owns it: the client had given the identifier up before.
     """
     come = {delivery.sequence for delivery in machine.queued}
-    taken = {delivery.id for delivery in machine.queued if delivery.dup} | machine.releases.keys()
+    taken = _owned(machine)
     return [one for one in sequences if one not in come and packet_id(one) not in taken]
+
+
+def _owned(machine: DurableSender) -> set[int]:
+    """Return the packet identifiers that belong to messages with DUP or to owed PUBRELs."""
+    return {delivery.id for delivery in machine.queued if delivery.dup} | machine.releases.keys()

@@ -90,11 +90,8 @@ class Reconciling:
         if side is None or not client.alive:
             return
         if not side.doubtful:
-            asyncio.get_running_loop().call_later(SETTLE, self._begin, client, side)
+            asyncio.get_running_loop().call_later(SETTLE, lambda: client.do(self._reconcile(client, side)))
         side.doubtful.add(name)
-
-    def _begin(self, client: Receiver, side: DurableDelivery) -> None:
-        client.do(self._reconcile(client, side))
 
     async def _reconcile(self, client: Receiver, side: DurableDelivery) -> None:
         async with TimedPermit(self._limit):
@@ -108,9 +105,8 @@ class Reconciling:
                 return
             log.info("%s: deliveries or acknowledgements were lost: its consumers deliver again", client)
             await rebind_consumers(client, side)
-            if (
-                side.count_attempt() < ATTEMPTS
-            ):  # nats-servers that lost each other may confirm changes that are not made
+            # nats-servers that lost each other may confirm changes that are not made.
+            if side.count_attempt() < ATTEMPTS:
                 for name in side.attachments:
                     self.due(client, name)
 

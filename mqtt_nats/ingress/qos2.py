@@ -245,11 +245,7 @@ class Inbound:
                 pass
 
     def pass_on(self, client: Publisher, identifier: int, key: bytes) -> UnheldPubrec | None:
-        """Begin a PUBLISH at QoS 2 that goes to its receiver at once: no record is held until its PUBREL.
-
-        Returns:
-            Its PUBREC, due after the stores that are added; None = a repetition, which is answered.
-        """
+        """Begin a PUBLISH at QoS 2 without a held record; return its PUBREC, or None for a repetition."""
         action = self.machine.publish(identifier)
         if action is Action.HOLD:
             held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)

@@ -243,7 +243,7 @@ class Replay:
         if regular is not None:
             free = not regular.waiting or (size is not None and regular.has_room_for(size))
         else:
-            free = side is None or not side.machine.replaying
+            free = side is None or not side.machine.others
         return free and not client.outlet.clogged
 
     async def run(self) -> None:

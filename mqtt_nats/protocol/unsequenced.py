@@ -112,11 +112,6 @@ class UnsequencedQueue:
             waiting += [one for one in self.inflight.values() if one.source is source and one.qos == 1]
         return [one.reply for one in waiting if one.reply]
 
-    @property
-    def replaying(self) -> int:
-        """Number of retained and shared messages that wait for a place in the window."""
-        return len(self.others)
-
     def oldest_replayed(self, source: SubscriptionState) -> int | None:
         """Return the lowest retained sequence of a source that waits or is not acknowledged; None = there is none."""
         sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]

@@ -440,7 +440,7 @@ def test_drain_of_what_was_held_back() -> None:
     ports.take()
     assert [delivery.sequence for delivery in machine.drain(one)] == [-3]
     assert ports.take() == [("ack", b"held")]
-    assert not machine.replaying
+    assert not machine.others
     machine.release_held(one)
     assert ports.take() == []
 
