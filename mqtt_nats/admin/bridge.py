@@ -169,7 +169,7 @@ class Page:
 
         def made(connection: Connection) -> Handler | None:
             client = Client(account, connection, OpenDoor())
-            account.registry.connections.add(client)
+            account.registry.enter(client)
             return entered(client)
 
         client = socket.client

@@ -276,10 +276,9 @@ async def hand_over(client: Client, client_id: str) -> None:
         text = "client %r from %s is of tenant %r: %s"
         log_failure(log, logging.ERROR, "tenant", text, client_id, client.connection.peer, tenant, here)
         raise NotAuthorized("access denied")
-    former.registry.connections.discard(client)
-    former.registry.left.set()
+    former.registry.leave(client)
     client.move(account)
-    account.registry.connections.add(client)
+    account.registry.enter(client)
     client.connection.move(client.path.round, client.services.clock)
     if client.services.nats.standing:  # the end of an account's standstill releases the clients of that account only
         client.connection.hold(Hold.STANDSTILL)

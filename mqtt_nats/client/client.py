@@ -175,7 +175,7 @@ class Client(JobRunner):
         if path.blocked:
             path.hold(self.connection)
         if self.outlet.held > UNREAD_MOST:
-            self.connection.hold(Hold.OUTBOUND)
+            self._hold_unread()
         path.leave()
 
     def _before(self, packets: list[Packet]) -> None:
@@ -196,8 +196,13 @@ class Client(JobRunner):
         elif not self.ended and packets:
             self.wait(packets)
             if self.outlet.held > UNREAD_MOST:
-                self.connection.hold(Hold.OUTBOUND)
+                self._hold_unread()
             self.path.leave()
+
+    def _hold_unread(self) -> None:
+        """Read nothing from a client that does not read; it is alive while it takes bytes, which is checked often."""
+        self.connection.hold(Hold.OUTBOUND)
+        self.services.registry.checks.put(self, 0.0)
 
     def opened(self) -> None:
         """Handle the packets that came behind CONNECT, then read on: the session is open."""

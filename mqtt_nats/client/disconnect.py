@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore
@@ -23,6 +24,7 @@ from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
 from mqtt_nats.sessions.record import claimed, save_record
+from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.shared_subscribe import detach, leave_at_end
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -35,6 +37,7 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.sessions.services import Registry
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -121,9 +124,8 @@ def fall_silent(client: Client) -> None:
 
 def leave(client: Client) -> None:
     """Release a client's state in this gateway and leave its session; the last step of a client."""
-    client.services.registry.connections.discard(client)
+    client.services.registry.leave(client)
     client.services.registry.unchecked.discard(client)
-    client.services.registry.left.set()
     client.account.claims.leave(client)
     client.path.table.leave(client)
     detach(client)
@@ -206,13 +208,11 @@ def _delete_record(client: Client) -> None:
     )
 
 
-def end_silent(connections: Iterable[Client], now: float) -> None:
+def end_silent(registry: Registry[Client], now: float) -> None:
     """End connections whose keep alive or connect timeout has passed at ``now`` (loop time in seconds)."""
-    known, timeout = None, 0.0
-    for client in list(connections):
+    for client in registry.checks.due(now):
         connection = client.connection
-        if connection.settings is not known:  # read once: this runs twice a second for every connection
-            known, timeout = connection.settings, connection.settings.connect_timeout
+        timeout = connection.settings.connect_timeout
         if connection.expired(now, timeout) and client.alive:
             if connection.decoder.version:
                 client.end(MqttError("keep alive timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
@@ -223,3 +223,13 @@ def end_silent(connections: Iterable[Client], now: float) -> None:
         elif client.unanswered and now - (client.waiting_since or connection.opened) > timeout + CLOCK_STEP:
             # Nothing is read from such a client, so the gateway would not notice that the client has gone.
             refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
+        if client in registry.connections and (again := _next_check(client, now)) < inf:
+            registry.checks.put(client, again)
+
+
+def _next_check(client: Client, now: float) -> float:
+    """Return the loop time in seconds until which nothing ends a silent connection; infinite = no keep alive."""
+    connection = client.connection
+    if client.state is not State.LIVE or connection.holds:
+        return now
+    return connection.silent_until

@@ -188,6 +188,10 @@ class DurableDelivery(StatefulDelivery):
         if self.client.alive:
             self.machine.look_again(source)
 
+    def waits(self) -> None:
+        """Have the messages that wait looked after."""
+        self.client.delivery.waiting.add(self)
+
     def written(self, source: SubscriptionState) -> None:
         """Let new messages go that had to wait for a message of `source` that is now sent."""
         if source.whole or source is self.past:
@@ -468,6 +472,7 @@ class DurableDelivery(StatefulDelivery):
         """Send no more messages: the client does not read."""
         self.change(DeliveryEvent.NOT_READING)
         self.stall = stall
+        self.waits()
 
     def end_stall(self) -> None:
         """Send messages again: the client reads."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
@@ -84,7 +86,7 @@ class PositionWriter:
 
     def __init__(self, client: Receiver, expected: int) -> None:
         self.client = client
-        self.ledger = SessionPosition()
+        self.ledger = SessionPosition(client.delivery.writers.changed)
         self.live: set[str] = set()
         """Names of the consumers for which the position speaks."""
         self.clean = False
@@ -307,15 +309,46 @@ class PositionWriter:
                 waiter.set_result(done)
 
 
-async def keep(writers: set[PositionWriter]) -> None:
+class PositionWriters:
+    """The writers of one account."""
+
+    def __init__(self) -> None:
+        self._all: dict[SessionPosition, PositionWriter] = {}
+        self._due: dict[SessionPosition, None] = {}
+        """Changed positions, in the order in which they are written."""
+        self.changed: Callable[[SessionPosition], None] = self._change
+        """Called when a position changes; one object for all, since a newly bound method takes memory for each."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, writer: PositionWriter) -> bool:
+        return self._all.get(writer.ledger) is writer
+
+    def add(self, writer: PositionWriter) -> None:
+        """Add a writer that begins."""
+        self._all[writer.ledger] = writer
+
+    def discard(self, writer: PositionWriter) -> None:
+        """Remove a writer that has stopped."""
+        self._all.pop(writer.ledger, None)
+        self._due.pop(writer.ledger, None)
+
+    def _change(self, position: SessionPosition) -> None:
+        if position in self._all:
+            self._due[position] = None
+
+    def following(self) -> list[PositionWriter]:
+        """Take the writers whose turn it is: so many that each changed position is written within about a second."""
+        some = list(islice(self._due, max(AT_ONCE, len(self._all) // STEPS)))
+        for position in some:
+            del self._due[position]
+        return [self._all[position] for position in some if position.dirty]
+
+
+async def keep(writers: PositionWriters) -> None:
     """Write changed positions for as long as the gateway runs: ten times a second, with many sessions less often."""
-    turn: list[PositionWriter] = []
     while True:
         await asyncio.sleep(1 / STEPS)
-        if not turn:
-            turn = [keeper for keeper in writers if keeper.ledger.dirty]
-        count = max(AT_ONCE, len(writers) // STEPS)
-        some, turn = turn[:count], turn[count:]
-        for keeper in some:
-            if keeper.ledger.dirty:
-                keeper.write()
+        for writer in writers.following():
+            writer.write()

@@ -15,7 +15,7 @@ from mqtt_nats.transport.connection import Connection
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover
-    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.delivery.position_writer import PositionWriters
     from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.sessions.services import Registry, Services
@@ -90,7 +90,7 @@ class SharedFeed:
 class Delivery:
     """Services of one account for durable delivery."""
 
-    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "services", "writers")
+    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "services", "waiting", "writers")
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Delivery:
         registry: Registry[Receiver],
         handover: PositionHandover,
         reconciling: Reconciling,
-        writers: set[PositionWriter],
+        writers: PositionWriters,
         feed: SharedFeed,
         resets: bool,
     ) -> None:
@@ -108,6 +108,8 @@ class Delivery:
         self.reconciling = reconciling
         self.writers = writers
         """Writers of sessions' positions."""
+        self.waiting: set[DurableDelivery] = set()
+        """Senders' sides on which messages wait, or that are stalled; `slow_clients` removes those that are neither."""
         self.feed = feed
         """The shared reader."""
         self.resets = resets

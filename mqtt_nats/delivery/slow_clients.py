@@ -95,7 +95,7 @@ def look_after(delivery: Delivery) -> None:
     now = monotonic()
     patience = delivery.services.settings.stall_time
     queued = looked = 0
-    for client in list(delivery.registry.connections):
+    for client in _concerned(delivery):
         side = client.durable_side
         if side is None:
             continue
@@ -119,6 +119,20 @@ def look_after(delivery: Delivery) -> None:
         queued += _queued(side)
     if queued + delivery.services.path.round.held > delivery.services.settings.max_unread_bytes:
         relieve(delivery)
+
+
+def _concerned(delivery: Delivery) -> list[Receiver]:
+    """Return the connected clients that do not read, whose session is stalled, or for which messages wait."""
+    connections, waiting = delivery.registry.connections, delivery.waiting
+    for side in list(waiting):
+        machine, client = side.machine, side.client
+        busy = side.stall is not None or machine.crowd or machine.replaying
+        if not busy or client.durable_side is not side or client not in connections:
+            waiting.discard(side)
+    found = [side.client for side in waiting]
+    if clogged := delivery.services.path.round.clogged:
+        found += [one for one in connections if one.outlet in clogged and one.durable_side not in waiting]
+    return found
 
 
 def _fail(client: Receiver) -> None:

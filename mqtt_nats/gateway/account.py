@@ -404,7 +404,7 @@ class Tenant:
             tasks.create_task(broker.account.ingress.system.keep(), name="$SYS"),
             tasks.create_task(broker.fleet.keep(), name="fleet"),
             tasks.create_task(look_after(broker.account.services), name="shared subscriptions"),
-            *company.keep_company(broker.account.delivery.writers, broker.live, self._company, tasks),
+            *company.keep_company(broker.account.delivery, broker.live, self._company, tasks),
         ]
 
     def _pressure(self, pressed: bool) -> None:
@@ -475,7 +475,7 @@ class Tenant:
                 looked = now
                 if self._may_have_grown():
                     services.tasks.spawn(self._restore(services), "replicas")
-            end_silent(account.registry.connections, now)
+            end_silent(account.registry, now)
 
     def _may_have_grown(self) -> bool:
         """Return whether the streams have fewer replicas than the announced servers could hold."""

@@ -21,6 +21,7 @@ from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.control.server import Control
 from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.delivery.position_handover import PositionHandover
+from mqtt_nats.delivery.position_writer import PositionWriters
 from mqtt_nats.delivery.receiver import Delivery, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.gateway.desired_state import Fleet
@@ -119,7 +120,7 @@ class Broker:
         reconciling = Reconciling(services, receivers, feed)
         resets = server_version(nats.link) >= RESETS
         handover = PositionHandover(services)
-        delivery = Delivery(services, receivers, handover, reconciling, set(), feed, resets)
+        delivery = Delivery(services, receivers, handover, reconciling, PositionWriters(), feed, resets)
         self.account = _account(place, registry, ingress, delivery)
         """The services of the account for its clients."""
         services.hooks.call_on_change(partial(changed, self.account))

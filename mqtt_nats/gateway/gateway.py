@@ -218,7 +218,7 @@ class Gateway:
         if account.registry.closing or (connection.left is None and not listener.enter(connection, connection.host)):
             return None
         client = Client(account, connection, self.doors[listener])
-        account.registry.connections.add(client)
+        account.registry.enter(client)
         return entered(client)
 
     def _connection(

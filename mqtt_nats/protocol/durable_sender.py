@@ -109,7 +109,7 @@ class DurableSender(OwedPubrels):
             self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
         if source.held:
-            self._queued[sequence] = delivery
+            self._queue(delivery)
             source.backlog.append(delivery)
         elif (
             self.open
@@ -122,10 +122,14 @@ class DurableSender(OwedPubrels):
         ):
             self._send(delivery)
         else:
-            self._queued[sequence] = delivery
+            self._queue(delivery)
             heapq.heappush(self._waiting, (sequence, delivery))
             if self.open:
                 self.pump()
+
+    def _queue(self, delivery: Delivery) -> None:
+        self._queued[delivery.sequence] = delivery
+        self.ports.waits()
 
     def sent_at_once(
         self, source: SubscriptionState, sequence: int, qos: int, reply: bytes, following: int = 0

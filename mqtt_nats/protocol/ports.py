@@ -30,6 +30,9 @@ class Ports(Protocol):
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
+    def waits(self) -> None:
+        """Report that a message waits in the machine."""
+
     def written(self, source: SubscriptionState) -> None:
         """Report that a waiting message was sent whose subscription is live or was lowered to QoS 0."""
 
@@ -55,6 +58,9 @@ class Nowhere:
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Leave the request to the next connection."""
+
+    def waits(self) -> None:
+        """Drop the report: nobody looks after the messages."""
 
     def written(self, source: SubscriptionState) -> None:
         """Drop the report: nothing waits for it."""

@@ -11,6 +11,7 @@ Why: docs/internals/delivery.md#positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -37,11 +38,16 @@ class Content(NamedTuple):
 
 
 class SessionPosition:
-    """The position of one durable session."""
+    """The position of one durable session.
 
-    __slots__ = ("_steps", "_under_way", "dirty", "pending", "reached", "released")
+    Args:
+        changed: called with the position at its first change after a write has begun.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_changed", "_steps", "_under_way", "dirty", "pending", "reached", "released")
+
+    def __init__(self, changed: Callable[[SessionPosition], None] = lambda position: None) -> None:
+        self._changed = changed
         self.reached = 0
         """Stream sequence up to which every message was taken; 0 = none."""
         self.pending: dict[int, int] = {}
@@ -64,13 +70,17 @@ class SessionPosition:
         self.reached = max(self.reached, sequence)
 
     def change(self) -> None:
-        """Note that the position has to be written, although no message was taken or completed."""
-        self.dirty = True
+        """Note that the position has to be written."""
+        if not self.dirty:
+            self.dirty = True
+            self._changed(self)
 
     def take(self, sequence: int, qos: int) -> None:
         """Add a message that the session takes: it is pending."""
         self.pending[sequence] = qos
-        self.dirty = True
+        if not self.dirty:  # as `change` does, without a call
+            self.dirty = True
+            self._changed(self)
 
     def complete(self, token: bytes, identifier: int = 0) -> bool:
         """Remove the complete message (`TAKEN`) or PUBREL (`OWED`) for which a token stands.
@@ -93,28 +103,28 @@ class SessionPosition:
     def done(self, sequence: int) -> None:
         """Remove a complete message from the pending ones."""
         self.pending.pop(sequence, None)
-        self.dirty = True
+        self.change()
 
     def receive(self, identifier: int, sequence: int) -> None:
         """Note a PUBREC: PUBREL is owed from now on."""
         self.pending.pop(sequence, None)
         self.released[identifier] = sequence
         self._steps.append((Step.RELEASE, identifier))
-        self.dirty = True
+        self.change()
 
     def confirm(self, sequence: int, identifier: int) -> bool:
         """Remove a message whose PUBREL is owed by a record; False when the message is not pending (any more)."""
         if self.pending.pop(sequence, None) is None:
             return False
         self._steps.append((Step.CONFIRM, identifier))
-        self.dirty = True
+        self.change()
         return True
 
     def free(self, identifier: int) -> None:
         """Note a PUBCOMP: the packet identifier is free after the next write."""
         if self.released.pop(identifier, None) is not None:
             self._steps.append((Step.FREE, identifier))
-            self.dirty = True
+            self.change()
 
     @property
     def urgent(self) -> bool:

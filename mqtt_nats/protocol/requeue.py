@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, SubscriptionState
-from mqtt_nats.protocol.ports import NOWHERE, Ports
 from mqtt_nats.protocol.unsequenced import UnsequencedQueue
 
 EVER: Final = 1 << 62
@@ -29,7 +28,6 @@ class Requeue(UnsequencedQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ports: Ports = NOWHERE
         self.sources: list[SubscriptionState] = []
         self._queued: dict[int, Delivery] = {}
         """Messages in state WAITING, by stream sequence; messages of held sources included."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError
 from mqtt_nats.protocol.inflight import Delivery, Release, SubscriptionState
+from mqtt_nats.protocol.ports import NOWHERE, Ports
 
 RETAINED_BASE: Final = 49152
 RETAINED_SPACE: Final = 16384
@@ -27,6 +28,7 @@ class UnsequencedQueue:
     """The part of a durable session's sender for retained messages and shared subscriptions; abstract."""
 
     def __init__(self) -> None:
+        self.ports: Ports = NOWHERE
         self.inflight: dict[int, Delivery] = {}
         self.releases: dict[int, Release] = {}
         self.open = False
@@ -59,6 +61,7 @@ class UnsequencedQueue:
             release.replay_for(source)  # a copy for another subscription would be another message
             return  # the client has the message: its PUBREL is owed, or was until now
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
+        self.ports.waits()
         self.pump()
 
     def free_id(self, sequence: int) -> int:
@@ -88,6 +91,7 @@ class UnsequencedQueue:
         """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or its former one."""
         self.reserved.add(identifier)
         self.others.append(Delivery(source, -sequence, identifier, qos, body, reply, dup))
+        self.ports.waits()
         if self.open:
             self.pump()
 

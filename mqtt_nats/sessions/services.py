@@ -7,6 +7,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from mqtt_nats.transport.turns import TimingWheel
+
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.backbone.pending_stores import PendingStore
@@ -30,7 +32,7 @@ S = TypeVar("S", bound="Session")
 class Registry(Generic[S]):
     """The connections of a gateway in one account, and the sessions that they have."""
 
-    __slots__ = ("attached", "clients", "closing", "connections", "left", "unchecked")
+    __slots__ = ("attached", "checks", "clients", "closing", "connections", "left", "unchecked")
 
     def __init__(self) -> None:
         self.clients: dict[str, S] = {}
@@ -39,12 +41,25 @@ class Registry(Generic[S]):
         """Clients whose session may have moved while NATS was away."""
         self.connections: set[S] = set()
         """Clients with an open socket, also before CONNECT."""
+        self.checks: TimingWheel[S] = TimingWheel()
+        """Of these, clients by the time at which their keep alive or connect timeout may have passed."""
         self.left = asyncio.Event()
         """Set when a client has left."""
         self.attached: dict[str, S] = {}
         """Clients by the name of the consumer that delivers to their connection."""
         self.closing = False
         """Whether the gateway ends, and lets no more clients in."""
+
+    def enter(self, client: S) -> None:
+        """Add a client with an open socket."""
+        self.connections.add(client)
+        self.checks.put(client, 0.0)
+
+    def leave(self, client: S) -> None:
+        """Remove a client whose connection has ended, or belongs to another account."""
+        self.connections.discard(client)
+        self.checks.discard(client)
+        self.left.set()
 
     def begin_closing(self) -> None:
         """Let no more clients in: the gateway ends."""

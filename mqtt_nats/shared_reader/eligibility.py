@@ -31,7 +31,7 @@ from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.delivery.receiver import Delivery
     from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -213,15 +213,15 @@ def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
 
 
 def keep_company(
-    writers: set[PositionWriter],
+    delivery: Delivery,
     live: SharedReaderSessions | None,
     company: PositionSupport | None,
     tasks: asyncio.TaskGroup,
 ) -> list[asyncio.Task[None]]:
     """Start the tasks that write positions and, where the shared reader is used, the tasks of the shared reader."""
-    background = [tasks.create_task(rooted(keep(writers)), name="positions")]
+    background = [tasks.create_task(rooted(keep(delivery.writers)), name="positions")]
     if live is not None and company is not None:
         background.append(tasks.create_task(rooted(live.reader.run()), name="shared reader"))
-        background.append(tasks.create_task(keep_up(live), name="live sessions"))
+        background.append(tasks.create_task(keep_up(live, delivery.waiting), name="live sessions"))
         background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
     return background

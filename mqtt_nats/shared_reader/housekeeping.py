@@ -8,11 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.delivery.position_recovery import renew_dormant
-from mqtt_nats.shared_reader.promotion import RENEWAL, settled
+from mqtt_nats.shared_reader.promotion import RENEWAL, settled, wholly_live
 
 if TYPE_CHECKING:
+    from collections.abc import Set
+
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -33,49 +34,68 @@ RENEWED_MOST: Final = 16
 """Maximum number of sessions whose dormant consumers are renewed in one check."""
 
 
-async def keep_up(live: SharedReaderSessions) -> None:
-    """Check the sessions every half second, for as long as the gateway runs."""
+async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
+    """Check the sessions every half second, for as long as the gateway runs; ``waiting``: `Delivery.waiting`."""
     while True:
         await asyncio.sleep(EVERY)
         try:
-            look(live)
+            look(live, waiting)
         except Exception:
             log.exception("the search for sessions that keep up failed")
 
 
-def look(live: SharedReaderSessions) -> None:
+def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     """Promote sessions that may become live, and demote live sessions that cannot stay live."""
     now = asyncio.get_running_loop().time()
-    reader = live.reader
-    refused = not live.allowed or (reader.refused and now - reader.refused > REFUSED)
-    sides = [member.side for member in live.members.values()]
-    # The sum leaves out sessions that have fallen behind: their messages wait until their clients take them.
-    crowd = sum(side.machine.crowd for side in sides if side.live)
-    renewed = 0
-    for client in list(live.registry.clients.values()):
+    refused = live.reader.refused
+    if not live.allowed or (refused and now - refused > REFUSED):
+        _demote_all(live)
+        return
+    # Only sessions that the shared reader serves: messages of others wait until their clients take them.
+    _demote_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
+    _renew(live, now)
+    if refused or not live.services.nats.online.is_set():
+        return
+    for client in live.candidates.due(now):
         side = client.durable_side
-        if side is None:
+        if side is not None and client.alive and not wholly_live(side):
+            live.begin(client, side, now)
+            member = live.members.get(client)
+            live.candidates.put(client, now if member is None else max(now, member.retry))
+
+
+def _demote_all(live: SharedReaderSessions) -> None:
+    for client, member in list(live.members.items()):
+        if len(live.returning) >= RETURNING_MOST:
+            return
+        if member.side.live:
+            live.give_back(client, member.side)
+
+
+def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
+    """Demote sessions for which many messages wait, if there are too many in all; tell the others what was read."""
+    crowd = sum(side.machine.crowd for side in crowded)
+    for side in crowded:
+        machine = side.machine
+        if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
+            if len(live.returning) < RETURNING_MOST:
+                crowd -= machine.crowd
+                live.give_back(side.client, side)
+        elif (reached := live.reached(side)) > machine.reached:
+            machine.read_to(reached)
+            machine.pump()
+
+
+def _renew(live: SharedReaderSessions, now: float) -> None:
+    """Renew the dormant consumers of the sessions for which it is time."""
+    renewed = 0
+    for client in live.renewals.due(now):
+        side = client.durable_side
+        if side is None or not side.live:
             continue
-        if side.live:
-            machine = side.machine
-            if refused or (crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd):
-                if len(live.returning) < RETURNING_MOST:
-                    crowd -= machine.crowd
-                    live.give_back(client, side)
-                continue
-            if (reached := live.reached(side)) > machine.reached:
-                machine.read_to(reached)
-                if machine.crowd:
-                    machine.pump()
-            renewed += _renew(live, client, side, now, renewed)
-        live.begin(client, side, now)
-
-
-def _renew(live: SharedReaderSessions, client: Receiver, side: DurableDelivery, now: float, renewed: int) -> int:
-    """Renew a session's dormant consumers if it is time; return the number of renewed sessions, 0 or 1."""
-    member = live.members.get(client)
-    if member is None or now < member.renewal or renewed >= RENEWED_MOST or not settled(client):
-        return 0
-    member.renew_at(now + RENEWAL)
-    client.do(renew_dormant(client, side))
-    return 1
+        if renewed >= RENEWED_MOST or not settled(client):
+            live.renewals.put(client, now)
+            continue
+        renewed += 1
+        live.renewals.put(client, now + RENEWAL)
+        client.do(renew_dormant(client, side))

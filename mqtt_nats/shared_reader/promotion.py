@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import AT_ONCE, parts
 from mqtt_nats.delivery.resume import rebind_consumers
+from mqtt_nats.delivery.states import MAY_JOIN
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
@@ -109,7 +109,7 @@ class Promotion:
 class Member:
     """Session in the index of the shared reader."""
 
-    __slots__ = ("_wait", "client", "filters", "joining", "renewal", "retry", "side")
+    __slots__ = ("_wait", "client", "filters", "joining", "retry", "side")
 
     def __init__(self, client: Receiver, side: DurableDelivery) -> None:
         self.client = client
@@ -118,8 +118,6 @@ class Member:
         self.joining: Promotion | None = None
         self.retry = 0.0
         """Loop time in seconds before which the session does not become live."""
-        self.renewal = math.inf
-        """Loop time in seconds at which the dormant consumers are renewed, so that nats-server does not remove them."""
         self._wait = RETRY_FIRST
 
     def begin_joining(self, joining: Promotion) -> None:
@@ -130,10 +128,6 @@ class Member:
         """End the promotion and return it; None = none was under way."""
         joining, self.joining = self.joining, None
         return joining
-
-    def renew_at(self, time: float) -> None:
-        """Set the loop time in seconds at which the dormant consumers are renewed."""
-        self.renewal = time
 
     def put_off(self, now: float) -> None:
         """Leave the session to its own consumers for a while; the time doubles with each call."""
@@ -180,6 +174,35 @@ class PromotionLimit:
 def settled(client: Receiver) -> bool:
     """Return whether a session is open and no job of its client is under way."""
     return client.greeted and client.alive and not client.sent_disconnect and not client.busy
+
+
+def may_join(client: Receiver, side: DurableDelivery) -> bool:
+    """Return whether a session's subscriptions that are not live may become so, as far as the session is concerned."""
+    record = client.record
+    return (
+        client.alive
+        and side.state in MAY_JOIN
+        and not side.doubtful
+        and side.machine.open
+        and record is not None
+        and record.v5 is not None
+        and any(not one.source.live for one in side.attachments.values())
+        and not any(
+            one.source.end
+            or one.source.held
+            or one.missed
+            or one.passing
+            or not (one.source.live or one.source.collected)
+            for one in side.attachments.values()
+        )
+        and side.machine.crowd == 0
+    )
+
+
+def wholly_live(side: DurableDelivery) -> bool:
+    """Return whether the shared reader, or a catch-up reader, serves every subscription of a session."""
+    subscriptions = side.attachments.values()
+    return not subscriptions or (side.live and all(one.source.live for one in subscriptions))
 
 
 async def name_position(client: Receiver, *, consumerless: bool) -> None:

@@ -34,6 +34,7 @@ from mqtt_nats.shared_reader.promotion import (
     PromotionLimit,
     far_apart,
     left,
+    may_join,
     much_left,
     name_position,
     rest,
@@ -42,6 +43,7 @@ from mqtt_nats.shared_reader.promotion import (
     undo,
 )
 from mqtt_nats.shared_reader.reader import SharedReader
+from mqtt_nats.transport.turns import TimingWheel
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
@@ -76,6 +78,10 @@ class SharedReaderSessions(SharedFeed):
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Receiver, Member] = {}
+        self.candidates: TimingWheel[Receiver] = TimingWheel()
+        """Sessions by the time of the next attempt to make subscriptions live; without those that are wholly live."""
+        self.renewals: TimingWheel[Receiver] = TimingWheel()
+        """Sessions by the time at which the dormant consumers are renewed, before nats-server removes them."""
         self._turns = PromotionLimit(self._try)
         self.returning: set[Receiver] = set()
         """Sessions on their way back to their own consumers."""
@@ -97,6 +103,7 @@ class SharedReaderSessions(SharedFeed):
 
     def remove(self, client: Receiver) -> None:
         """Take no more messages for a session."""
+        self._consider(client, 0.0)
         if (member := self.members.get(client)) is not None:
             self.interest.remove(member)
 
@@ -115,6 +122,8 @@ class SharedReaderSessions(SharedFeed):
         self._about.discard(client)
         self.returning.discard(client)
         self.remove(client)
+        self.candidates.discard(client)
+        self.renewals.discard(client)
         if (member := self.members.pop(client, None)) is not None:
             self.end_catching(member.side)
 
@@ -138,6 +147,7 @@ class SharedReaderSessions(SharedFeed):
         """Leave a session to its own consumers for a while, since it has fallen behind or cannot become live."""
         if (member := self._member(client)) is not None:
             member.put_off(asyncio.get_running_loop().time())
+            self._consider(client, member.retry)
 
     def _member(self, client: Receiver) -> Member | None:
         side = client.durable_side
@@ -262,7 +272,13 @@ class SharedReaderSessions(SharedFeed):
 
     def soon(self, client: Receiver) -> None:
         """Try promotion shortly: a session has begun, or has new subscriptions."""
+        self._consider(client, 0.0)
         asyncio.get_running_loop().call_later(SOON, self._try, client)
+
+    def _consider(self, client: Receiver, at: float) -> None:
+        """Have a session made live at ``at``, loop time in seconds, or as soon after as it may become live."""
+        if client.alive:
+            self.candidates.put(client, at)
 
     def _try(self, client: Receiver) -> None:
         side = client.durable_side
@@ -282,26 +298,7 @@ class SharedReaderSessions(SharedFeed):
             client.do(self._join(member))
 
     def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
-        record = client.record
-        return (
-            self.allowed
-            and client.alive
-            and side.state in MAY_JOIN
-            and not side.doubtful
-            and side.machine.open
-            and record is not None
-            and record.v5 is not None
-            and any(not one.source.live for one in side.attachments.values())
-            and not any(
-                one.source.end
-                or one.source.held
-                or one.missed
-                or one.passing
-                or not (one.source.live or one.source.collected)
-                for one in side.attachments.values()
-            )
-            and side.machine.crowd == 0
-        )
+        return self.allowed and may_join(client, side)
 
     async def _join(self, member: Member) -> None:
         client, side = member.client, member.side
@@ -425,7 +422,8 @@ class SharedReaderSessions(SharedFeed):
         for sequence, message in joining.kept:
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
-        member.renew_at(min(member.renewal, self.services.clock.now + RENEWAL))
+        if member.client not in self.renewals:
+            self.renewals.put(member.client, self.services.clock.now + RENEWAL)
         if joining.behind:
             catch_up(self, member, joining.since)
         else:

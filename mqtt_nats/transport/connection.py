@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -439,13 +440,8 @@ class Connection(ClientSocket):
 
     @property
     def holds(self) -> int:
-        """Reasons not to read, as bits of `Hold`."""
+        """Reasons not to read, as bits of `Hold`; 0 = the client is read from."""
         return self._holds
-
-    @property
-    def held(self) -> bool:
-        """Whether reading is paused."""
-        return bool(self._holds)
 
     def expired(self, now: float, connect_timeout: float) -> bool:
         """Return whether the client has been silent for too long."""
@@ -459,7 +455,12 @@ class Connection(ClientSocket):
             self._unsent = unsent
         if not self.decoder.version:
             return now - self.opened > connect_timeout + CLOCK_STEP
-        return self.keepalive > 0 and now - self.alive > self.keepalive * 1.5 + CLOCK_STEP
+        return now > self.silent_until
+
+    @property
+    def silent_until(self) -> float:
+        """Loop time in seconds until which the client may send nothing; infinite = no keep alive."""
+        return self.alive + self.keepalive * 1.5 + CLOCK_STEP if self.keepalive else inf
 
     def close(self) -> None:
         """Write the pending data and close; a client that does not read is cut off."""

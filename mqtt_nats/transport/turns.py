@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from mqtt_nats.transport.connection import Connection
@@ -278,6 +278,49 @@ def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Iterator[None]:
         if at and not at % STEP:
             yield
         work(item)
+
+
+class TimingWheel(Generic[T]):
+    """Items with a due time each, in buckets of `CLOCK_STEP`: no walk over all items finds those that are due."""
+
+    __slots__ = ("_buckets", "_next", "_places")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[T, None]] = {}
+        """Items by the number of their bucket: the number of `CLOCK_STEP` in the loop time."""
+        self._places: dict[T, int] = {}
+        self._next = 0
+        """Number of the first bucket that :meth:`due` has not emptied."""
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._places
+
+    def put(self, item: T, at: float) -> None:
+        """Make an item due at ``at``, loop time in seconds rounded down to `CLOCK_STEP`; a former time is forgotten."""
+        self.discard(item)
+        self._places[item] = place = max(int(at / CLOCK_STEP), self._next)
+        self._buckets.setdefault(place, {})[item] = None
+
+    def discard(self, item: T) -> None:
+        """Remove an item, if it is there."""
+        place = self._places.pop(item, None)
+        if place is not None:
+            bucket = self._buckets[place]
+            del bucket[item]
+            if not bucket:
+                del self._buckets[place]
+
+    def due(self, now: float) -> list[T]:
+        """Remove and return the items that are due at ``now``, loop time in seconds; the earliest come first."""
+        last = int(now / CLOCK_STEP)
+        places: Iterable[int] = range(self._next, last + 1)
+        if last - self._next > len(self._buckets):
+            places = sorted(one for one in self._buckets if one <= last)
+        found = [item for place in places for item in self._buckets.pop(place, ())]
+        for item in found:
+            del self._places[item]
+        self._next = max(self._next, last + 1)
+        return found
 
 
 class Clock:

@@ -123,6 +123,7 @@ class WriteBuffer:
     def clog(self) -> None:
         """Keep further data here: the transport's buffer is full, including the data being flushed."""
         self.clogged = True
+        self.round.clogged.add(self)
         self.since = monotonic()
         self._held(self._handed + sum(map(len, self.chunks)))
 
@@ -144,6 +145,7 @@ class WriteBuffer:
         if self.clogged:
             self._held(left + self._handed)
         else:
+            self.round.clogged.discard(self)
             self._handed = 0
             self._held(0)
 
@@ -171,12 +173,16 @@ class WriteBuffer:
         """Flush in another round from now on; collected data leaves with the former round."""
         self.round.count_held(-self.held)
         round_.count_held(self.held)
+        if self.clogged:
+            self.round.clogged.discard(self)
+            round_.clogged.add(self)
         self.round = round_
 
     def shut(self) -> None:
         """Drop all data: the connection is gone."""
         self.send = None
         self.clogged = False
+        self.round.clogged.discard(self)
         self.chunks.clear()
         self._handed = 0
         self._held(0)
@@ -205,6 +211,7 @@ class FlushRound:
         "_schedule",
         "_scheduled",
         "ahead",
+        "clogged",
         "dirty",
         "dropped",
         "held",
@@ -224,6 +231,8 @@ class FlushRound:
         self.turns = Turns(schedule, self._leave)
         """Turns in which packets of the round's clients are handled."""
         self.dirty: list[WriteBuffer] = []
+        self.clogged: set[WriteBuffer] = set()
+        """Outlets whose clients do not read."""
         self.dropped = 0
         self.lost: Callable[[WriteBuffer, bytes], None] | None = None
         """Function called with the outlet and bytes of dropped packets; None = no such function."""

@@ -10,6 +10,7 @@ from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_handover import PositionHandover
+from mqtt_nats.delivery.position_writer import PositionWriters
 from mqtt_nats.delivery.receiver import Delivery, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
@@ -27,7 +28,6 @@ from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSettings, FakeSide, FakeStore
 
 if TYPE_CHECKING:
-    from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.messages.publish_encoder import Aliases
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
@@ -62,7 +62,8 @@ class FakeDelivery:
 
     def __init__(self, services: FakeDeliveryServices) -> None:
         self.services, self.registry = services, services.registry
-        self.writers: set[PositionWriter] = set()
+        self.writers = PositionWriters()
+        self.waiting: set[DurableDelivery] = set()
         self.reconciling = FakeReconciling()
         self.feed = SharedFeed()
         self.handover = FakeHandover()

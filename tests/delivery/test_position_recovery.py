@@ -60,6 +60,9 @@ class Ports:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
+    def waits(self) -> None:
+        pass
+
     def written(self, source: SubscriptionState) -> None:
         pass
 

@@ -460,6 +460,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     services.path.round = bench.outlet.round
     services.registry.connections.add(bench.client)
     delivery = as_delivery(FakeDelivery(services))
+    delivery.waiting.add(bench.side)
     look_after(delivery)
     assert not bench.fake.fake_ended
     stall.since -= LONGEST

@@ -92,6 +92,9 @@ class Gateway:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
+    def waits(self) -> None:
+        pass
+
     def written(self, source: SubscriptionState) -> None:
         pass
 

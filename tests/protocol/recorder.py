@@ -15,6 +15,7 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.sought = 0
+        self.waited = 0
 
     def send(self, data: bytes) -> None:
         self.calls.append(("send", data))
@@ -31,6 +32,9 @@ class Recorder:
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
         self.calls.append(("look", sequence))
+
+    def waits(self) -> None:
+        self.waited += 1
 
     def written(self, source: SubscriptionState) -> None:
         self.calls.append(("written", source))

@@ -104,6 +104,9 @@ class Gateway:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 
+    def waits(self) -> None:
+        pass
+
     def written(self, source: SubscriptionState) -> None:
         pass
 

@@ -15,6 +15,7 @@ from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.promotion import Member, Promotion
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+from mqtt_nats.transport.turns import TimingWheel
 from mqtt_streams.messages import PREFIX, subscription_consumer
 from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
@@ -77,6 +78,8 @@ class FakeSessions:
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
         self.members: dict[Receiver, Member] = {}
+        self.candidates: TimingWheel[Receiver] = TimingWheel()
+        self.renewals: TimingWheel[Receiver] = TimingWheel()
         self.returning: set[Receiver] = set()
         self.fake_refuses = False
         self.fake_given: list[int] = []

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look at all sessions, twice a second: who becomes live, who goes back, whose dormant consumers are renewed."""
+"""The checks twice a second: who becomes live, who goes back, whose dormant consumers are renewed."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import housekeeping
-from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, REFUSED, keep_up, look
+from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, EVERY, REFUSED, keep_up, look
 from mqtt_nats.shared_reader.promotion import RENEWAL, Member
 from tests.sessions.fakes import FakeClient
-from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
+
+if TYPE_CHECKING:
+    from mqtt_nats.delivery.durable import DurableDelivery
 
 
 class Setup:
@@ -20,7 +24,9 @@ class Setup:
 
     def __init__(self) -> None:
         self.services = FakeReaderServices()
+        self.services.nats.online.set()
         self.live = FakeSessions(self.services, position=50)
+        self.waiting: set[DurableDelivery] = set()
 
     def session(self, name: str, *, live: bool = True, waiting: int = 0) -> Member:
         member = member_of(self.services, name, "a")
@@ -32,11 +38,14 @@ class Setup:
         for sequence in range(1, waiting + 1):
             side.machine.arrived(source, sequence, 1, b"@%d" % sequence, None, 1)
         assert side.machine.crowd == waiting
+        if waiting:
+            self.waiting.add(side)
         self.live.members[member.client] = member
+        self.live.candidates.put(member.client, 0.0)
         return member
 
     def look(self) -> None:
-        look(as_sessions(self.live))
+        look(as_sessions(self.live), self.waiting)
 
     @property
     def back(self) -> list[str]:
@@ -47,17 +56,48 @@ class Setup:
         return [client.client_id for client in self.live.fake_begun]
 
 
+def fake(member: Member) -> FakeClient:
+    return cast("FakeClient", member.client)
+
+
 @pytest.fixture
 async def setup() -> Setup:
     return Setup()
 
 
-async def test_every_durable_session_may_become_live(setup: Setup) -> None:
-    setup.session("one")
-    setup.session("other", live=False)
-    FakeClient(setup.services, "regular")
+async def test_a_session_is_tried_until_it_is_live(setup: Setup) -> None:
+    """A session that is wholly live, or has no subscriptions, is looked at no more."""
+    setup.session("live")
+    setup.session("empty", live=False).side.attachments.clear()
+    partly, plain, gone = setup.session("partly"), setup.session("plain", live=False), setup.session("gone", live=False)
+    partly.side.attachments["b"] = live_binding("b", live=False)
+    fake(gone).alive = False
     setup.look()
-    assert (setup.begun, setup.back) == (["one", "other"], [])
+    assert (setup.begun, setup.back) == (["partly", "plain"], [])
+    now = asyncio.get_running_loop().time()
+    assert setup.live.candidates.due(now + EVERY) == [partly.client, plain.client]
+
+
+async def test_a_session_that_could_not_keep_up_is_tried_after_a_while(setup: Setup) -> None:
+    member = setup.session("one", live=False)
+    member.put_off(asyncio.get_running_loop().time())
+    setup.look()
+    assert setup.begun == ["one"]  # `begin` itself waits for `retry`, too
+    setup.look()
+    assert (setup.begun, setup.live.candidates.due(member.retry)) == (["one"], [member.client])
+
+
+async def test_nobody_is_tried_without_nats(setup: Setup) -> None:
+    setup.session("one", live=False)
+    setup.services.nats.online.clear()
+    setup.look()
+    setup.services.nats.online.set()
+    setup.live.reader.refused = asyncio.get_running_loop().time()
+    setup.look()
+    assert setup.begun == []
+    setup.live.reader.refused = 0.0
+    setup.look()
+    assert setup.begun == ["one"]
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -70,7 +110,7 @@ async def test_when_the_reader_may_not_be_used_live_sessions_go_back(setup: Setu
     setup.session("one")
     setup.session("other", live=False)
     setup.look()
-    assert (setup.begun, setup.back) == (["other"], ["one"])
+    assert (setup.begun, setup.back) == ([], ["one"])
 
 
 async def test_a_reader_that_is_refused_for_a_moment(setup: Setup) -> None:
@@ -128,17 +168,18 @@ async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: 
     monkeypatch.setattr(housekeeping, "RENEWED_MOST", 2)
     now = asyncio.get_running_loop().time()
     for name in ("busy", "one", "two", "three"):
-        setup.session(name).renewal = now - 1
-    setup.session("later").renewal = now + 1000
+        setup.live.renewals.put(setup.session(name).client, now - 1)
+    setup.live.renewals.put(setup.session("plain", live=False).client, now - 1)
+    setup.live.renewals.put(setup.session("later").client, now + 1000)
     setup.look()
     jobs = {client.client_id: client for client in setup.services.registry.clients.values()}
     renewed = [name for name, client in jobs.items() if client.fake_jobs]
     assert renewed == ["one", "two"]
-    for member in setup.live.members.values():
-        if member.client.client_id in renewed:
-            assert member.renewal >= now + RENEWAL
-            for job in member.client.fake_jobs:  # type: ignore[attr-defined]
-                job.close()
+    for name in renewed:
+        jobs[name].fake_jobs.pop().close()
+    again = [[client.client_id for client in setup.live.renewals.due(at)] for at in (now + 1, now + 1001)]
+    assert again == [["busy", "three"], ["later"]]
+    assert [client.client_id for client in setup.live.renewals.due(now + RENEWAL + 1)] == renewed
 
 
 async def test_a_look_that_fails_is_not_the_last(
@@ -147,14 +188,14 @@ async def test_a_look_that_fails_is_not_the_last(
     looks = asyncio.Event()
     failures = [ValueError("on purpose")]
 
-    def fail(live: object) -> None:
+    def fail(live: object, waiting: object) -> None:
         if failures:
             raise failures.pop()
         looks.set()
 
     monkeypatch.setattr(housekeeping, "EVERY", 0.0)
     monkeypatch.setattr(housekeeping, "look", fail)
-    task = asyncio.create_task(keep_up(as_sessions(setup.live)))
+    task = asyncio.create_task(keep_up(as_sessions(setup.live), setup.waiting))
     await asyncio.wait_for(looks.wait(), 5)
     task.cancel()
     assert "on purpose" in caplog.text

@@ -113,7 +113,8 @@ def test_in_turns_and_before_what_came_later() -> None:
     settle(turns)
     client.go()
     assert len(client.found) == PACKETS, "others have a turn after so many"
-    assert (connection.keeps, connection.held) == (True, True)
+    assert connection.keeps
+    assert connection.holds
     more, later = numbered(MANY, MANY)
     connection.data_received(more)
     ends = 0
@@ -124,7 +125,7 @@ def test_in_turns_and_before_what_came_later() -> None:
         ends += 1
     assert ends > MANY // PACKETS
     assert client.found == [*expected, *later]
-    assert (connection.keeps, connection.held) == (False, False)
+    assert (connection.keeps, connection.holds) == (False, 0)
 
 
 def test_what_is_handed_back_while_some_still_wait_comes_before_those() -> None:
@@ -138,7 +139,7 @@ def test_what_is_handed_back_while_some_still_wait_comes_before_those() -> None:
     connection.handle_again([Publish(0, False, False, b"\0\1a", 0, b"back")], None, None)
     settle(turns)
     assert client.found == [*expected[:done], b"back", *expected[done:]]
-    assert (connection.keeps, connection.held) == (False, False)
+    assert (connection.keeps, connection.holds) == (False, 0)
 
 
 def test_the_end_comes_behind_them() -> None:
@@ -214,4 +215,4 @@ async def test_a_rate_counts_them_once() -> None:
     client.go()
     settle(turns)
     assert client.found == expected
-    assert not connection.held
+    assert not connection.holds

@@ -199,7 +199,7 @@ async def test_whatever_comes(version: int, seed: int) -> None:
     assert recorder.error is None
     assert recorder.flat == expected(version, data)
     assert socket.buffered > 5
-    assert not connection.held
+    assert not connection.holds
 
 
 async def test_larger_and_smaller_than_the_one_before() -> None:
@@ -245,9 +245,9 @@ async def test_who_sends_one_after_the_other_leaves_turns_to_others() -> None:
     await asyncio.sleep(0)
     socket.come(b"")
     assert len(recorder.flat) == 1
-    assert connection.held
+    assert connection.holds
     socket.end_turn()
-    assert not connection.held
+    assert not connection.holds
 
 
 async def test_it_is_alive_while_a_message_comes() -> None:

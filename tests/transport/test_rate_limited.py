@@ -71,7 +71,7 @@ async def test_a_pause(rate: str) -> None:
         connection.keepalive = 1.0
         theirs.send(data * 30)
         await aeventually(lambda: recorder.messages == 30)
-        assert connection.held  # for half a second
+        assert connection.holds  # for half a second
         clock.now += 100.0
         assert not connection.expired(clock.now, 1.0)
         theirs.send(data)
@@ -101,7 +101,7 @@ async def test_the_end_in_a_pause() -> None:
     with pair() as (ours, theirs):
         connection, recorder, _ = await connected(ours, message_rate=10.0, rate_burst=1)
         theirs.send(raw.connect() + raw.publish("a") * 12)
-        await aeventually(lambda: connection.held)
+        await aeventually(lambda: connection.holds)
         connection.abort()
         await aeventually(lambda: recorder.ends == 1)
         assert connection.transport is None

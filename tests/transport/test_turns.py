@@ -41,7 +41,7 @@ async def test_turns_are_short(kind: str) -> None:
         assert slow.found == payloads
         assert pulse.longest < LONG
         assert pulse.turns > 5
-        await aeventually(lambda: not connection.held)
+        await aeventually(lambda: not connection.holds)
         theirs.send(raw.publish("a", b"on"))
         await aeventually(lambda: slow.found[-1] == b"on")
         connection.abort()
@@ -245,7 +245,7 @@ async def test_a_session_that_may_have_moved(why: int) -> None:
         connection.release(why)
         await aeventually(lambda: len(slow.found) == 200, 30)
         assert slow.found == payloads
-        await aeventually(lambda: not connection.held)
+        await aeventually(lambda: not connection.holds)
         connection.abort()
         await aeventually(lambda: slow.ends == 1)
 
