@@ -183,30 +183,34 @@ class Json(logging.Formatter):
 class _Kind:
     """Budget of one kind of records, and the number of omitted records."""
 
-    __slots__ = ("bucket", "left_out", "level", "logger", "text")
+    __slots__ = ("_example", "bucket", "left_out", "level", "logger")
 
     def __init__(self, record: logging.LogRecord, now: float) -> None:
         per_s: float = getattr(record, "per_s", RECORDS_PER_S)
         self.bucket = Bucket(per_s, max(per_s, RECORDS_BURST), now)
         self.left_out = 0
-        self.logger, self.level, self.text = record.name, record.levelno, str(record.msg)
+        self.logger, self.level = record.name, record.levelno
+        self._example = ""
+        """Text of the last record that was written, or of the first one that was omitted since."""
 
-    def admits(self, repeated: bool, now: float) -> bool:
+    def admits(self, record: logging.LogRecord, repeated: bool, now: float) -> bool:
         """Whether a record is written; an omitted record is counted."""
-        if not repeated and self.bucket.take(now):
-            return True
-        self.omit()
-        return False
+        admitted = not repeated and self.bucket.take(now)
+        if admitted or not self.left_out:  # to make the text of each omitted record would cost too much
+            self._example = _text(record)
+        if not admitted:
+            self.omit()
+        return admitted
 
     def omit(self) -> None:
         """Count a record as omitted."""
         self.left_out += 1
 
     def summary(self) -> logging.LogRecord:
-        """Return a record with the number of records omitted since the last summary."""
+        """Return a record with the number of records omitted since the last summary, and the text of one of them."""
         count, self.left_out = self.left_out, 0
-        text = "%d more records of this kind were omitted: %s"
-        return logging.LogRecord(self.logger, self.level, "", 0, text, (count, self.text), None)
+        text = f"{count} more records of this kind were omitted, such as: {self._example}"
+        return logging.LogRecord(self.logger, self.level, "", 0, text, (), None)
 
 
 class Budgeted(logging.StreamHandler[TextIO]):
@@ -226,7 +230,7 @@ class Budgeted(logging.StreamHandler[TextIO]):
         """Write or omit a record."""
         now = self._clock()
         free = record.levelno <= logging.DEBUG or getattr(record, "unlimited", False)
-        if free or self._kind(record, now).admits(self._repeated(record, now), now):
+        if free or self._kind(record, now).admits(record, self._repeated(record, now), now):
             self._write(record)
         else:
             self.left_out += 1
@@ -309,6 +313,14 @@ def _shortened(record: logging.LogRecord) -> logging.LogRecord:
         return found
     changes |= {"msg": shorten(text, TEXT_LENGTH), "args": (), "fields": _fields_of(record)}
     return logging.makeLogRecord(record.__dict__ | changes)
+
+
+def _text(record: logging.LogRecord) -> str:
+    """Return the text of a record, shortened; the text without arguments if these do not fit."""
+    try:
+        return _shortened(record).getMessage()
+    except Exception:  # the handler reports the same error when it writes the record
+        return str(record.msg)
 
 
 def _short_argument(argument: object) -> object:

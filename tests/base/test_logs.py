@@ -85,7 +85,7 @@ def test_records_of_one_kind_have_a_budget_and_those_left_out_are_counted(writte
     written.now += SUMMARY_S
     written.handler.tick()
     assert written.lines[-1].endswith(
-        f"WARNING test: {1000 - BURST} more records of this kind were omitted: refused: %s"
+        f"WARNING test: {1000 - BURST} more records of this kind were omitted, such as: refused: {BURST}"
     )
     written.handler.tick()
     written.now += SUMMARY_S
@@ -93,6 +93,17 @@ def test_records_of_one_kind_have_a_budget_and_those_left_out_are_counted(writte
     assert len(written.lines) == BURST + 2, "a number is told once"
     written.log.warning("refused: %s", "again")
     assert written.lines[-1].endswith("refused: again"), "the budget fills again"
+
+
+def test_a_summary_says_what_a_reader_can_understand(written: Written) -> None:
+    """It has a whole record of its kind, shortened, and what somebody has chosen is no template."""
+    for number in range(30):
+        written.log.warning("%s is refused: %s", f"100 %s {number} " + "x" * 2 * NAME_LENGTH, "n" * TEXT_LENGTH * 2)
+    written.handler.summarize()
+    told = written.lines[-1].split("test: ")[1]
+    assert told.startswith("10 more records of this kind were omitted, such as: 100 %s 20 xxx")
+    assert " is refused: nnn" in told
+    assert len(told) < TEXT_LENGTH
 
 
 def test_what_goes_on_for_ever_is_written_at_the_rate(written: Written) -> None:
@@ -133,7 +144,7 @@ def test_a_record_beyond_its_budget_is_not_made(written: Written) -> None:
         written.now += SUMMARY_S
         assert admits(written.log, logging.INFO, "connected"), "the budget fills again"
         written.handler.tick()
-        assert "200 more records of this kind were omitted: connected: %d" in written.lines[-1]
+        assert "200 more records of this kind were omitted, such as: connected: 99" in written.lines[-1]
         assert not admits(logging.Logger("test", logging.WARNING), logging.INFO, "connected")
         assert written.handler.left_out == 200, "a level that is not logged is no omission"
     finally:
@@ -195,7 +206,7 @@ def test_the_same_text_once_in_a_while(written: Written) -> None:
     written.now += REPEAT_S
     written.log.warning("goes on: %s", "disk full", extra=once("disk full"))
     assert written.lines[-2].endswith("goes on: disk full")
-    assert written.lines[-1].endswith("5 more records of this kind were omitted: goes on: %s")
+    assert written.lines[-1].endswith("5 more records of this kind were omitted, such as: goes on: disk full")
 
 
 def test_texts_that_are_all_different_have_the_budget_of_their_kind(written: Written) -> None:
@@ -262,4 +273,4 @@ def test_what_was_left_out_is_told_at_the_end(written: Written) -> None:
     for number in range(100):
         written.log.warning("%d", number)
     written.handler.close()
-    assert written.lines[-1].endswith("80 more records of this kind were omitted: %d")
+    assert written.lines[-1].endswith("80 more records of this kind were omitted, such as: 20")
