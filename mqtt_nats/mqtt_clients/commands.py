@@ -17,7 +17,7 @@ import click
 from mqtt_nats.codec import Connack, Connect, MqttError, Subscription, validate_topic_filter
 from mqtt_nats.codec.topics import SHARED, check_filter_syntax
 from mqtt_nats.mqtt_clients.connection import ANSWER_WAIT_S, Connection
-from mqtt_nats.mqtt_clients.errors import ClientError, Interrupted, TimeoutReached
+from mqtt_nats.mqtt_clients.errors import ClientError, Interrupted, Refused, TimeoutReached
 from mqtt_nats.mqtt_clients.message_format import FIELDS, FormatError, MessageFormat
 from mqtt_nats.mqtt_clients.options import connect_of, connection_options, server_of, topic_name
 from mqtt_nats.mqtt_clients.payloads import LineReader, payload_of, payload_options, properties_of, standard_input
@@ -232,13 +232,13 @@ def _printer(given: dict[str, Any]) -> Callable[[Message], None]:
 
 @contextlib.contextmanager
 def _connected(server: Server, connect: Connect) -> Iterator[tuple[Connection, Connack]]:
-    """Connect; at the end DISCONNECT, also after SIGINT and SIGTERM. After an error the socket is only closed."""
+    """Connect; at the end DISCONNECT, also after a signal or a refusal. After other errors close the socket only."""
     stream = open_stream(server, time.monotonic() + ANSWER_WAIT_S)
     with _end_signals() as wake:
         connection = Connection(stream, connect.protocol_level, wake)
         try:
             yield connection, connection.open(connect)
-        except (Interrupted, TimeoutReached):
+        except (Interrupted, Refused, TimeoutReached):
             connection.close()
             raise
         except BaseException:

@@ -18,6 +18,10 @@ class ClientError(Exception):
     status: int = ERROR_STATUS
 
 
+class Refused(ClientError):
+    """A message or a subscription is refused, by the server or by its limits; the connection is as before."""
+
+
 class TimeoutReached(ClientError):
     """The time of ``--timeout`` is over before the work is done."""
 

@@ -19,7 +19,7 @@ from mqtt_nats.codec import (
     encode_publish,
 )
 from mqtt_nats.mqtt_clients.connection import Connection
-from mqtt_nats.mqtt_clients.errors import ClientError, TimeoutReached, reason_text
+from mqtt_nats.mqtt_clients.errors import Refused, TimeoutReached, reason_text
 
 WINDOW: Final = 20
 """Maximum number of unacknowledged messages, if the server allows as many.
@@ -69,13 +69,13 @@ class Publisher:
         """Send one message, after there is room in the window.
 
         Raises:
-            ClientError: the server does not accept such a message.
+            Refused: the server does not accept such a message.
             TimeoutReached: there is no room until the deadline.
         """
         if message.qos > self._maximum_qos:
-            raise ClientError(f"the server accepts QoS {self._maximum_qos} at most")
+            raise Refused(f"the server accepts QoS {self._maximum_qos} at most")
         if message.retain and not self._retain:
-            raise ClientError("the server has no retained messages")
+            raise Refused("the server has no retained messages")
         while len(self._unanswered) >= self._window:
             self._pump()
         packet_id = self._free_id() if message.qos else 0
@@ -90,13 +90,13 @@ class Publisher:
             self._pump()
 
     def handle(self, packet: Packet) -> None:
-        """Handle an acknowledgement; other packets are ignored. ClientError when it is a refusal."""
+        """Handle an acknowledgement; other packets are ignored. Refused when it is a refusal."""
         if isinstance(packet, AckRun):
             for packet_id in packet.ids:
                 self._acknowledged(packet.kind, packet_id)
         elif isinstance(packet, Ack):
             if packet.reason >= REFUSED:
-                raise ClientError(f"message refused: {reason_text(packet.reason, packet.properties)}")
+                raise Refused(f"message refused: {reason_text(packet.reason, packet.properties)}")
             self._acknowledged(packet.kind, packet.packet_id)
 
     def _pump(self) -> None:
@@ -128,7 +128,7 @@ class Publisher:
             options = (message.qos, message.retain, False, packet_id, version, message.properties)
             data = encode_publish(key, payload, *options)
         except (EncodeError, OverflowError, UnicodeEncodeError) as error:
-            raise ClientError(f"the message cannot be published: {error}") from None
+            raise Refused(f"the message cannot be published: {error}") from None
         if self._packet_size and len(data) > self._packet_size:
-            raise ClientError(f"the message has {len(data)} bytes, the server accepts {self._packet_size} at most")
+            raise Refused(f"the message has {len(data)} bytes, the server accepts {self._packet_size} at most")
         return data

@@ -21,7 +21,7 @@ from mqtt_nats.codec import (
     ack_bytes,
 )
 from mqtt_nats.mqtt_clients.connection import ANSWER_WAIT_S, Connection
-from mqtt_nats.mqtt_clients.errors import ClientError, TimeoutReached, reason_text
+from mqtt_nats.mqtt_clients.errors import ClientError, Refused, TimeoutReached, reason_text
 from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 
 SUBSCRIBE_ID: Final = 1
@@ -63,7 +63,7 @@ class Subscriber:
         return self._left == 0 and not self._receiver.states
 
     def subscribe(self, filters: Sequence[Subscription]) -> None:
-        """Subscribe, and wait for SUBACK. ClientError when the server refuses one of the filters."""
+        """Subscribe, and wait for SUBACK. Refused when the server refuses one of the filters."""
         self._connection.send(Subscribe(SUBSCRIBE_ID, tuple(filters)))
         deadline = time.monotonic() + ANSWER_WAIT_S
         while self._suback is None:
@@ -73,7 +73,7 @@ class Subscriber:
         for one, code in zip(filters, self._suback.codes, strict=False):
             if code >= REFUSED:
                 why = reason_text(code, self._suback.properties) if self._connection.version == 5 else "failure"
-                raise ClientError(f"subscription to {one.topic_filter!r} refused: {why}")
+                raise Refused(f"subscription to {one.topic_filter!r} refused: {why}")
 
     def run(self, deadline: float | None) -> None:
         """Take messages until there are enough. TimeoutReached at ``deadline`` (of `time.monotonic`; None: never)."""

@@ -10,7 +10,7 @@ from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_handover import PositionHandover
-from mqtt_nats.delivery.position_writer import PositionWriters
+from mqtt_nats.delivery.position_writer import PositionWriter, PositionWriters
 from mqtt_nats.delivery.receiver import Delivery, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery

@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner
 
 from mqtt_nats.__main__ import CLIENTS
-from mqtt_nats.mqtt_clients import commands, connection
+from mqtt_nats.codec import EncodeError
+from mqtt_nats.mqtt_clients import commands, connection, publisher
 from mqtt_nats.mqtt_clients.commands import COMMANDS
 from tests.harness.nats import ROOT
 from tests.harness.waiting import free_port
@@ -140,18 +141,19 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def answering(*answers: bytes) -> Callable[[socket.socket], None]:
-    """Read once before each answer, and wait for the end of the client."""
+    """Read once before each answer, and wait for DISCONNECT or the end of the client."""
 
     def serve(peer: socket.socket) -> None:
         for answer in answers:
             peer.recv(65536)
             peer.sendall(answer)
-        while peer.recv(65536):
+        while (data := peer.recv(65536)) and not data.endswith(DISCONNECT):
             pass
 
     return serve
 
 
+DISCONNECT = b"\xe0\0"
 CONNACK = b"\x20\x03\0\0\0"
 CONNACK_4 = b"\x20\x02\0\0"
 
@@ -202,6 +204,43 @@ def test_a_reason_string_that_repeats_the_name() -> None:
     refused = b"\x40\x15\0\x01\x87\x11\x1f\0\x0enot authorized"
     with server(answering(CONNACK, refused)) as port:
         assert failed(*PUB, "-q", "1", "-p", str(port)) == "message refused: not authorized (reason code 0x87)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers", "text"),
+    [
+        ((*PUB, "-q", "1"), (CONNACK, b"\x40\x03\0\x01\x97"), "message refused: quota exceeded"),
+        ((*PUB, "-q", "2"), (CONNACK, b"\x50\x03\0\x01\x87"), "message refused: not authorized"),
+        ((*PUB, "-r"), (b"\x20\x05\0\0\x02\x25\0",), "the server has no retained messages"),
+        ((*PUB, "-V", "3.1.1"), (CONNACK_4,), "the message cannot be published: "),
+        (SUB, (CONNACK, b"\x90\x04\0\x01\0\x8f"), "subscription to 'a' refused"),
+        ((*SUB, "-V", "3.1.1"), (CONNACK_4, b"\x90\x03\0\x01\x80"), "subscription to 'a' refused"),
+    ],
+)
+def test_disconnect_follows_a_refusal(
+    arguments: tuple[str, ...], answers: tuple[bytes, ...], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is as before: without DISCONNECT the server would publish the will."""
+    last = b""
+
+    def serve(peer: socket.socket) -> None:
+        nonlocal last
+        for answer in answers:
+            peer.recv(65536)
+            peer.sendall(answer)
+        while data := peer.recv(65536):
+            last = data
+            if data.endswith(DISCONNECT):
+                return
+
+    def refuse(*_: object) -> bytes:
+        raise EncodeError("on purpose")
+
+    if answers == (CONNACK_4,):
+        monkeypatch.setattr(publisher, "encode_publish", refuse)
+    with server(serve) as port:
+        done = CliRunner().invoke(COMMANDS[arguments[0]], [*arguments[1:], "-p", str(port)])
+    assert (done.exit_code, text in done.stderr, last[-2:]) == (1, True, DISCONNECT)
 
 
 def test_messages_together_with_connack() -> None:
