@@ -126,7 +126,7 @@ def _concerned(delivery: Delivery) -> list[Receiver]:
     connections, waiting = delivery.registry.connections, delivery.waiting
     for side in list(waiting):
         machine, client = side.machine, side.client
-        busy = side.stall is not None or machine.crowd or machine.replaying
+        busy = side.stall is not None or machine.crowd or machine.others
         if not busy or client.durable_side is not side or client not in connections:
             waiting.discard(side)
     found = [side.client for side in waiting]
