@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.codec import Ack, Publish, Subscription
+from mqtt_nats.codec import Ack, Disconnect, Publish, Subscription
 from mqtt_streams.hashing import name_hash
 from tests.harness.gateway import Gateway
-from tests.harness.rawclient import PUBCOMP, PUBREL, RawClient
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored, until
 from tests.integration.test_shared import all_of
@@ -153,8 +153,10 @@ async def test_the_second_copy_has_another_identifier_than_a_pubrel_on_record(
     publisher = await connect5(f"{name}-publisher")
     await publisher.deliver(name, b"x", 2)
     one = await client.message(name, b"x", qos=2)
-    await client.complete(one)
-    await client.disconnect5()
+    client.ack(PUBREC, one.packet_id)
+    await client.released(one.packet_id, answer=False)
+    client.send(Ack(PUBCOMP, one.packet_id, 0), Disconnect())  # at once: the second copy would come between them
+    await client.expect_closed()
     await assigned(stored, name)
     client = await connect5(name, clean=False, receive_maximum=1, to=second_gateway, **DURABLE)
     two = await after_pubrels(client)
