@@ -482,6 +482,7 @@ def test_a_failure_ends_one_session_and_not_the_gateway(
     for number, bench in enumerate((wrong, right)):
         bench.outlet.held += 2 - number  # the larger one is emptied first
         services.registry.connections.add(bench.client)
+        services.path.round.clogged.add(bench.outlet)
     look(as_delivery(FakeDelivery(services)))
     assert (wrong.fake.fake_ended, right.fake.fake_ended) == (["internal error"], [])
     assert right.side.state is DeliveryState.STALLED
