@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authentication of CONNECT; AUTH packets of enhanced authentication and re-authentication (section 4.12).
+"""Authentication of CONNECT, the permissions that follow, and AUTH packets: enhanced authentication (section 4.12).
 
 What a client may do before it is authenticated: docs/internals/client.md#enhanced-authentication.
 """
@@ -12,7 +12,8 @@ from collections.abc import Coroutine
 from time import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mqtt_nats.access.authenticator import IGNORE, Allow, Credentials, Denied, Ignore, Success
+from mqtt_nats.access.acl import EVERYTHING, Both, Identity
+from mqtt_nats.access.authenticator import ADMINISTRATOR, IGNORE, Allow, Credentials, Denied, Ignore, Success
 from mqtt_nats.authenticators.admission_queue import WAIT
 from mqtt_nats.base.errors import describe, ends_task
 from mqtt_nats.base.logs import about, log_failure
@@ -29,7 +30,9 @@ from mqtt_nats.codec import (
     ReasonCode,
     encode,
 )
-from mqtt_nats.lifecycle.connection_hooks import verdict_of_hooks
+from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
+from mqtt_nats.lifecycle.connection_hooks import ask_hooks_about_connect, verdict_of_hooks
+from mqtt_nats.sessions.guard import AskingGuard, Guard
 from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
@@ -50,7 +53,30 @@ T = TypeVar("T")
 
 
 async def authenticate(client: Client, connect: Connect, client_id: str) -> Properties | None:
-    """Authenticate the client of a CONNECT; returns the properties for CONNACK, or None.
+    """Authenticate the client of a CONNECT, move it to the account of its user, and set its permissions.
+
+    Returns:
+        Properties for CONNACK; None: there are none.
+
+    Raises:
+        MqttError: access is denied, or the client is banned.
+    """
+    if not client.account.banning.quiet:
+        await client.account.banning.admit(client, client_id, known=False)
+    if client.services.hooks.in_use:
+        await ask_hooks_about_connect(client, connect, client_id)
+    granted = await _prove(client, connect, client_id)
+    if client.granted.tenant is not None:
+        await hand_over(client, client_id)
+    if not client.account.banning.quiet:
+        await client.account.banning.admit(client, client_id, known=True)
+    client.name(client_id)  # [MQTT-3.1.3-2] (3.1.1, 5.0)
+    identify(client)
+    return granted
+
+
+async def _prove(client: Client, connect: Connect, client_id: str) -> Properties | None:
+    """Have hooks or authenticators decide about the client of a CONNECT; returns the properties for CONNACK, or None.
 
     Raises:
         MqttError: access is denied.
@@ -256,6 +282,21 @@ class Authentication:
         if data:
             found["authentication_data"] = data
         return found
+
+
+def identify(client: Client) -> None:
+    """Set the permissions of an identified client by the present rules and hooks."""
+    client.forget_decisions()
+    rules, own = client.account.rules.present, client.granted.rules
+    hooks = client.services.hooks
+    asking = hooks.in_use and hooks.deciding(CLIENT_AUTHORIZE) is not None
+    if client.granted is ADMINISTRATOR or (rules is None and own is None and not asking):
+        client.guard_by(None)
+        return
+    identity = Identity(client.user, client.client_id, client.connection.host, client.granted.groups)
+    found = [one.permissions(identity) for one in (rules, own) if one is not None] or [EVERYTHING]
+    permissions = found[0] if len(found) == 1 else Both(found[0], found[1])
+    client.guard_by((AskingGuard if asking else Guard)(client, identity, permissions))
 
 
 async def hand_over(client: Client, client_id: str) -> None:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
-from mqtt_nats.client.connect import handle_connect, refuse
-from mqtt_nats.client.disconnect import fall_silent, handle_disconnect, leave
+from mqtt_nats.client.connect import handle_connect, refusal, refuse, terms
+from mqtt_nats.client.disconnect import fall_silent, goodbye, handle_disconnect, leave
 from mqtt_nats.client.jobs import JobRunner
-from mqtt_nats.client.negotiation import goodbye, refusal, terms
 from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
@@ -39,6 +38,7 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
+from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
 from mqtt_nats.lifecycle.will import leave_will
 from mqtt_nats.messages.message import Message
@@ -54,7 +54,6 @@ from mqtt_streams.api import ApiError
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Allow, Door
     from mqtt_nats.client.account import Account
-    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.sessions.guard import Guard
     from mqtt_streams.sessions import SessionRecord
 
@@ -117,17 +116,27 @@ class Client(JobRunner):
             self.bridge = True
             self.mark()
 
-    def begin_session(self, record: SessionRecord, *, durable: bool) -> None:
-        """Take the record that claims the session, which outlives its connection if it is ``durable``."""
-        self.record, self.durable = record, durable
-        self.regular_side = self.durable_side = None
+    def begin_regular(self, record: SessionRecord) -> None:
+        """Take the record that claims a session which ends with its connection."""
+        settings = self.connection.settings
+        self.record, self.durable, self.durable_side = record, False, None
+        self.regular_side = TransientSender(
+            min(settings.max_inflight, self.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
+            settings.max_queued,
+            self.outlet.write,
+            settings.max_outbound_bytes,
+            self.version,
+            self.outlet.round.holding,
+        )
 
-    def deliver_by(self, side: TransientSender | DurableDelivery) -> None:
-        """Set the sender's side of the session."""
-        if isinstance(side, TransientSender):
-            self.regular_side = side
+    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
+        """Take the record that claims a durable session, and put new deliver subjects into it."""
+        self.record, self.durable, self.regular_side = record, True, None
+        self.durable_side = side = DurableDelivery(self, former)
+        if continued:
+            side.point_anew()
         else:
-            self.durable_side = side
+            side.begin()
 
     def __str__(self) -> str:
         """Return the client's name for logs."""

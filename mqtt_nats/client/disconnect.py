@@ -8,13 +8,12 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.client.connect import refuse
-from mqtt_nats.client.negotiation import bounded_expiry
-from mqtt_nats.codec import Disconnect, MqttError, ProtocolError, ReasonCode
+from mqtt_nats.client.connect import bounded_expiry, refuse
+from mqtt_nats.codec import Disconnect, MqttError, Properties, ProtocolError, ReasonCode, UseAnotherServer, encode
 from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.delivery.pubrels import note
 from mqtt_nats.hooks.points import SESSION_TERMINATED
@@ -37,9 +36,35 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.messages.terms import Terms
     from mqtt_nats.sessions.services import Registry
 
 log = logging.getLogger("mqtt_nats.broker")
+
+_DISCONNECT_INSTEAD: Final = {
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: ReasonCode.NOT_AUTHORIZED,
+    ReasonCode.SERVER_UNAVAILABLE: ReasonCode.SERVER_BUSY,
+    ReasonCode.BANNED: ReasonCode.NOT_AUTHORIZED,
+    ReasonCode.PACKET_IDENTIFIER_IN_USE: ReasonCode.PROTOCOL_ERROR,
+    ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: ReasonCode.PROTOCOL_ERROR,
+}
+
+
+def goodbye(error: MqttError, agreed: Terms) -> bytes:
+    """Return the DISCONNECT of a 5.0 connection that ends with an error, without user properties [MQTT-3.14.2-4] (5.0).
+
+    Empty: the client cannot take it.
+    """
+    reason = _DISCONNECT_INSTEAD.get(error.reason, error.reason)
+    needed: Properties = {}
+    if isinstance(error, UseAnotherServer):
+        needed = {"server_reference": error.reference}
+    data = encode(Disconnect(reason, {**needed, "reason_string": str(error)[:1000]}), 5)
+    if len(data) > agreed.maximum_packet_size:  # [MQTT-3.14.2-3] (5.0)
+        data = encode(Disconnect(reason, needed or None), 5)
+    return data if len(data) <= agreed.maximum_packet_size else b""
 
 
 def handle_disconnect(client: Client, packet: Disconnect) -> None:

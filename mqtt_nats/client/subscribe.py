@@ -15,10 +15,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.access.acl import EVERYTHING
-from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.base.logs import log_failure, shorten
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
 from mqtt_nats.client.subscription_change import (
     Lowering,
@@ -50,7 +48,8 @@ from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prep
 from mqtt_nats.lifecycle import connection_hooks
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_nats.pubsub.shared_filters import parse_shared, plain_filter
+from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.sessions.guard import may_subscribe
 from mqtt_nats.sessions.message_stream import Mark, mark
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.backlog import Gate
 
 log = logging.getLogger("mqtt_nats.broker")
-audit = logging.getLogger("mqtt_nats.audit")
 
 FAILURE: Final = 0x80
 
@@ -321,18 +319,6 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
             del wanted[topic_filter]
         await _end(client, refused)
         _drop(replays, refused)
-
-
-def may_subscribe(client: Client, topic_filter: str, qos: int) -> bool:
-    """Whether a client may have a subscription, shared ones included; without rules only `$SYS` filters need one."""
-    if client.guarded is not None:
-        return client.guarded.may_subscribe(topic_filter, qos)
-    free = topic_filter[0] != "$" or client.granted is ADMINISTRATOR
-    if free or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
-        return True
-    text = "denied: subscription of %r, which needs a rule; %s"
-    log_failure(audit, logging.WARNING, "denied", text, shorten(topic_filter), client)
-    return False
 
 
 async def _hold_again(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that leave the shared reader, and sessions that are resumed from a stored position.
+"""Sessions that leave the shared reader, and sessions that are resumed: in which stream, and from which position.
 
 A dormant consumer is set to begin after the last message that was taken; then a position is stored that no longer
 speaks for the consumer; then the consumer is attached. See docs/internals/delivery.md#positions.
@@ -20,6 +20,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
+from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import create_again
 from mqtt_nats.sessions.record import claimed
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.positions import Position
-    from mqtt_streams.sessions import SessionRecord
+    from mqtt_streams.sessions import V5, SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -263,6 +264,29 @@ def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
     names = {one.durable_name for one in record.cons.values()}
     whole = valid == EVER and settled <= position.reached + 1
     return whole and bool(names) and names.issubset(position.live)
+
+
+def continue_in_stream(client: Receiver, side: DurableDelivery) -> None:
+    """Continue a session in the present stream: its own, or the one that has replaced it."""
+    stream = client.services.stream
+    record, v5 = claimed(client.record)
+    if v5.generation != stream.id and stream.id:
+        if v5.generation:
+            log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
+            side.replace_stream(stream.floor)
+            if 2 in record.subs.values() or v5.draining or v5.was or v5.shared:
+                v5.suspect_from(stream.floor + 1)
+            v5.count_anew(stream.floor)
+        v5.count_in(stream.id)
+        side.change_record()
+    if v5.fresh:
+        side.machine.replaced(v5.fresh - 1)
+
+
+def end_suspicion(v5: V5, last: int) -> None:
+    """End the suspicion of identifiers once sequence ``last`` shows that all were used in the present stream."""
+    if v5.fresh and last >= v5.fresh + ID_SPACE:
+        v5.suspect_from(0)
 
 
 async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay: bool = False) -> set[str]:

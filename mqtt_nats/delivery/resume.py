@@ -15,6 +15,8 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
 from mqtt_nats.delivery.position_recovery import (
+    continue_in_stream,
+    end_suspicion,
     fetch_in_flight,
     limit_in_flight,
     restore_position,
@@ -30,7 +32,7 @@ from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
-from mqtt_nats.sessions.message_stream import adopt, settle
+from mqtt_nats.sessions.guard import denied_subscriptions
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
@@ -69,21 +71,23 @@ def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None
     source.take_options(no_local=options.nl, kept=options.rap, identifier=options.id)
 
 
-async def resubscribe(client: Receiver, denied: Set[str]) -> list[Gate]:
-    """Subscribe a session's filters in core NATS again, except those in ``denied``.
+async def resubscribe(client: Receiver) -> tuple[set[str], list[Gate]]:
+    """Subscribe a session's filters in core NATS again, except those that the rules deny.
 
     Returns:
-        Gates for messages at QoS 0 of lowered subscriptions, whose consumers may still bring older messages.
+        Denied filters, shared ones included; and gates for messages at QoS 0 of lowered subscriptions, whose consumers
+        may still bring older messages.
 
     Raises:
         TimeoutError: NATS does not answer.
     """
     record, v5 = claimed(client.record)
+    denied = denied_subscriptions(client)
     await client.path.round.turns.run(_joining(client, record, v5, denied))
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in v5.draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
     await client.services.nodes.fence_filters(client.filters)
-    return gates
+    return denied, gates
 
 
 def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) -> Iterator[None]:
@@ -118,13 +122,13 @@ async def resume(
 ) -> list[ConsumerBinding]:
     """Continue a durable session: owed PUBRELs, then messages that were in flight, then new messages.
 
-    Subscriptions in ``denied`` end before a new message of them is sent. ``gates`` come from :func:`resubscribe`.
+    Subscriptions in ``denied`` end before a new message of them is sent; these and ``gates`` come from `resubscribe`.
 
     Returns:
         Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
     record, v5 = claimed(client.record)
-    adopt(client, side)
+    continue_in_stream(client, side)
     if v5.q2:
         await take_over_held(client, side.former, record)
     await _owe_pubrels(client, side)
@@ -184,7 +188,7 @@ async def _attach(client: Receiver, side: DurableDelivery, attachments: list[Con
         v5.keep_consumers()  # all of them exist
         side.change_record()
     await note_kept(client, side)
-    settle(v5, max((one.source.last for one in side.attachments.values()), default=0))
+    end_suspicion(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
     for attachment in attachments:

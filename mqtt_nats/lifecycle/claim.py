@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims of sessions: the session that a client may claim, and claims whose store has an unknown outcome.
+"""Claims of sessions: the session that a client may claim, its claim, and claims whose store has an unknown outcome.
+
+A session has one owner in the whole cluster: the connection that wrote the session's record last. The stream
+sequence of that write is the epoch. The write is conditional on the record that was read. Its acknowledgement also
+reaches the former owner, in a gateway or in nats-server's own listener, and tells it that the session has moved.
 
 A client claims the session of its user, at the key of its client id or at its second key: see
 docs/internals/lifecycle.md#keys-of-sessions and #users-of-sessions.
@@ -18,33 +22,58 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.base.networks import household
 from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, ReasonCode
+from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.expiry import end_session, is_ended
-from mqtt_nats.lifecycle.will import delay_will, settle_wills
+from mqtt_nats.lifecycle.will import delay_wills, keep_will, settle_wills
+from mqtt_nats.sessions.guard import may_read_all
+from mqtt_nats.sessions.quotas import holder
+from mqtt_nats.sessions.record import claimed, discard_session, leftovers, save_record, unfinished
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.hashing import held_token, name_hash, second_key
-from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5, Draining, ForeignRecord, NewerRecord, PoisonedRecord, SessionRecord
-from mqtt_streams.subjects import subject_to_filter, wire_topic
+from mqtt_streams.quotas import quota_of
+from mqtt_streams.sessions import (
+    FIRST,
+    V5,
+    V5_CONSUMERLESS,
+    V5_PLAIN,
+    V5_SECOND,
+    Conflict,
+    Draining,
+    ForeignRecord,
+    NewerRecord,
+    PoisonedRecord,
+    SessionRecord,
+)
+from mqtt_streams.subjects import wire_topic
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.codec import Connect
+    from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.lifecycle.will import Wills
     from mqtt_nats.sessions.session import Session
     from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
 
+# Attempts to claim a session. Of n concurrent claims of one session the last needs n attempts.
+CLAIM_ROUNDS: Final = 20
+
 SETTLING: Final = 10.0
 """Seconds in which a record that was sent to its stream is stored, if ever: a leader may have to be elected first."""
 
-
 NOBODY: Final = ""
 """User of the sessions of anonymous clients."""
+
+NO_FORMER: Final = V5()
+"""Part of the former session's record where there is no former session; it is only read."""
 
 
 class Claim(NamedTuple):
@@ -58,6 +87,227 @@ class Claim(NamedTuple):
 def user_of(client: Session) -> str:
     """Return the user to whom the session of a client belongs; `NOBODY` for an anonymous client."""
     return NOBODY if client.user is None else client.user
+
+
+# -- the claim ----------------------------------------------------------------------------------------
+
+
+async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease: Lease) -> bool:
+    """Claim the session for the connection of a CONNECT, and store its will; return whether an earlier session goes on.
+
+    Raises:
+        MqttError: the client may not have the session, or another connection has it.
+        ApiError, NoResponders, RequestTimeout, TimeoutError: JetStream refuses a request or does not answer.
+    """
+    earlier = wills.claims.listen(client)
+    if not lease.lasts():
+        await lease.confirmed(client)
+    if earlier:
+        await wills.claims.turn(client)
+    present = await _claim(client, connect, wills, lease)
+    if connect.will is not None:
+        await keep_will(client, connect.will)
+    return present
+
+
+async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease) -> bool:
+    """Claim the session for this connection; returns whether an earlier session goes on.
+
+    [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
+    """
+    claims, tasks = wills.claims, client.services.tasks
+    key, known, expected = Claim(client.hash, None, 0)
+    looked = client.expiry != 0 or not connect.clean_start
+    if looked:
+        key, known, expected = await find_session(client, claims, connect)
+    for _ in range(CLAIM_ROUNDS):
+        had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
+        if key != client.hash or had.consumerless:
+            await _move(client, key, had, claims, lease)
+        former_wills, quota = had.wills, had.quota
+        written = known.time_ns if known is not None else 0
+        expired = known is not None and await has_expired(client, known, expected)
+        present = _prepare(client, connect, known, expected, expired=expired)
+        await _count(client, known, quota, present=present)
+        if known is not None and claims.is_elsewhere(client, known):
+            raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
+        try:
+            await save_record(client, expected)
+        except Conflict:
+            looked = True
+            key, known, expected = await find_session(client, claims, connect)
+            continue
+        except (RequestTimeout, NoResponders, ApiError, TimeoutError):
+            work = leave_claimed(client, wills, expected, continued=present)
+            tasks.spawn(work, f"claim of {client.client_id}")
+            raise
+        if not looked and claims.second_keys:
+            tasks.spawn(forget_second(client, wills), f"second key of {client.client_id}")
+        try:
+            await _succeed(client, claims, known, expected, written if present else 0, continued=present)
+            if former_wills:
+                await settle_wills(wills, client.hash, former_wills, client.epoch, continued=present)
+        except BaseException:  # any failure: nothing else sets the session's deadline and deals with its earlier wills
+            client.give_up()
+            work = leave_claimed(client, wills, expected, continued=present)
+            tasks.spawn(work, f"claim of {client.client_id}")
+            raise
+        _, v5 = claimed(client.record)
+        v5.name_wills([client.services.identity.id] if connect.will is not None else [])
+        return present
+    raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
+
+
+async def _move(client: Session, key: str, had: V5, claims: Claims, lease: Lease) -> None:
+    """Change the key of the client's session; the registration says first which records the gateway writes.
+
+    Args:
+        key: of the session, second or the same.
+        had: the former session's part of the record.
+
+    Raises:
+        TimeoutError: the registration of the gateway is not written in time.
+    """
+    if had.consumerless:
+        await lease.writes(V5_CONSUMERLESS)
+    elif key != name_hash(client.client_id):
+        await lease.writes(V5_SECOND)
+    if key != client.hash:
+        claims.leave(client)
+        client.keep_at(key)
+        claims.listen(client)
+
+
+def _prepare(client: Receiver, connect: Connect, known: SessionRecord | None, expected: int, *, expired: bool) -> bool:
+    """Set the record that claims the session; returns whether it continues the session ``known``.
+
+    [MQTT-3.1.2-4] [MQTT-3.1.2-6] (3.1.1), [MQTT-3.1.2-4] [MQTT-3.1.2-5] [MQTT-3.1.2-6] (5.0). A durable session
+    stays durable; it ends with its connection where its session expiry interval is now 0.
+
+    Args:
+        expected: sequence of the record that is ``known``; 0 = none.
+    """
+    left = leftovers(known) if known is not None else []
+    had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
+    former = had.former
+    # The record names the former owner's will until that is dealt with: the end of the session has to find the will.
+    wills = list(had.wills)
+    if connect.will is not None and client.services.identity.id not in wills:
+        wills.append(client.services.identity.id)
+    continued = known is not None and not (connect.clean_start or expired) and _may_continue(client, known)
+    if not continued and client.expiry == 0:
+        v5 = V5("regular", 0, draining=left, wills=wills, leaving=had.groups)
+        client.begin_regular(_new_record(client, v5, clean=True))
+        return False
+    if continued:
+        assert known is not None
+        record, v5 = known, known.upgrade()
+        v5.belong(user_of(client), _quota(client))
+        v5.expire_after(client.expiry)
+        v5.name_wills(wills)
+        v5.begin_at(expected)
+    else:
+        v5 = V5("durable", client.expiry, draining=left, wills=wills, leaving=had.groups, first=FIRST)
+        v5.count_in(client.services.stream.id)
+        record = _new_record(client, v5)
+    _name_position(client, v5, continued=continued)
+    v5.follow(expected)
+    client.begin_durable(record, former, continued=continued)
+    return continued
+
+
+def _may_continue(client: Session, known: SessionRecord) -> bool:
+    """Whether a session outlives its connections and belongs to the client's user or to no known user."""
+    v5 = known.v5
+    own = v5 is None or (v5.kind == "durable" and v5.expiry != 0 and v5.user in (None, user_of(client)))
+    return own and not known.clean
+
+
+def _new_record(client: Session, v5: V5, *, clean: bool = False) -> SessionRecord:
+    """Return the record of a new session of the client's user, under the session's key."""
+    version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
+    v5.begin(version, user_of(client), "" if clean else _quota(client))
+    return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
+
+
+def _name_position(client: Receiver, v5: V5, *, continued: bool) -> None:
+    """Name a position where one may be stored; a session that has consumers keeps them until it becomes live."""
+    feed = client.delivery.feed
+    if feed.allowed:
+        consumerless = feed.consumerless and not continued
+        v5.name_position(v5.pos or client.services.identity.new_nuid(), consumerless=consumerless)
+
+
+async def _succeed(
+    client: Session, claims: Claims, known: SessionRecord | None, expected: int, until: int, *, continued: bool
+) -> None:
+    """End the former connection after the claim is stored, and settle the former session.
+
+    Args:
+        known: the record that the claim has replaced; ``expected`` is its sequence.
+        until: as in `discard_session`.
+        continued: the session goes on.
+
+    Raises:
+        MqttError: the session was claimed again.
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
+    """
+    claims.take_over(client)
+    hooks = client.services.hooks
+    if known is not None and not continued and (known.v5 is None or known.v5.kind == "durable"):
+        session(hooks, SESSION_DISCARDED, client.client_id, expected)
+    session(hooks, SESSION_RESUMED if continued else SESSION_CREATED, client.client_id, client.epoch)
+    if known is not None and (not continued or unfinished(known)):
+        await discard_session(client.services, known, client.epoch, until)
+        await _count_no_more(client, known)
+        await _forget_leftovers(client)
+    elif continued and client.durable:
+        # [MQTT-4.1.0-2] (3.1.1), [MQTT-4.1.0-1] (5.0)
+        await client.services.streams.timers.cancel(EXPIRY, client.hash, client.epoch)
+
+
+async def _forget_leftovers(client: Session) -> None:
+    """Remove the former session's consumers and groups from the record: they are deleted, and left."""
+    _, v5 = claimed(client.record)
+    if v5.draining or v5.leaving:
+        v5.forget_draining([one.name for one in v5.draining])
+        v5.forget_leaving()
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER) from None
+
+
+def _quota(client: Session) -> str:
+    """Return the quota in which new sessions of a client count."""
+    return quota_of(user_of(client), household(client.connection.host))
+
+
+async def _count(client: Session, known: SessionRecord | None, quota: str, *, present: bool) -> None:
+    """Count a session that is about to be claimed in its quota.
+
+    Args:
+        quota: the quota in which the session ``known`` has counted.
+
+    Raises:
+        QuotaExceeded: the user, or the address, has too many sessions.
+    """
+    quotas = client.services.quotas
+    _, v5 = claimed(client.record)
+    if known is not None and quota == v5.quota:
+        quotas.claimed(known)
+    elif v5.quota and not present:
+        await quotas.admit(v5.quota, holder(client.user, client.connection.host))
+
+
+async def _count_no_more(client: Session, known: SessionRecord) -> None:
+    """Remove the former session from its quota, unless the new session counts there in its place."""
+    _, v5 = claimed(client.record)
+    if known.v5 is not None and known.v5.quota != v5.quota:
+        await client.services.quotas.forget(known)
+
+
+# -- the session that a client may claim --------------------------------------------------------------
 
 
 async def find_session(client: Session, claims: Claims, connect: Connect) -> Claim:
@@ -93,14 +343,14 @@ async def find_session(client: Session, claims: Claims, connect: Connect) -> Cla
     return beside
 
 
-async def forget_second(client: Session, claims: Claims, wills: Wills) -> None:
+async def forget_second(client: Session, wills: Wills) -> None:
     """End the client's session at its second key: a session that ends with its connection has begun at the first key.
 
     [MQTT-3.1.2-4] (3.1.1, 5.0)
     """
     services = client.services
     try:
-        if await claims.look_for_second_keys():
+        if await wills.claims.look_for_second_keys():
             found = await services.streams.sessions.load(
                 second_key(client.client_id, user_of(client)), client.client_id
             )
@@ -140,27 +390,7 @@ async def _may_claim(client: Session, record: SessionRecord, sequence: int) -> b
     user = record.v5.user if record.v5 is not None else None
     if user is not None:
         return user == user_of(client) or is_ended(record) or await has_expired(client, record, sequence)
-    return _may_read(client, record) and await _may_release(client, record)
-
-
-def _may_read(client: Session, record: SessionRecord) -> bool:
-    """Whether the client may subscribe all filters of a session, ended ones with undelivered messages included."""
-    guard = client.guarded
-    if guard is None:
-        return True
-    wanted = [*record.subs.items()]
-    if record.v5 is not None:
-        wanted += [(one.filter_subject.removeprefix(MESSAGE_PREFIX), one.qos) for one in record.v5.draining if one.qos]
-        if not all(guard.allows(text, one.qos) for text, one in record.v5.shared.items()):
-            return False
-    for subject, qos in wanted:
-        try:
-            topic_filter = subject_to_filter(subject)
-        except ValueError:  # a subscription of nats-server's listener that a resume leaves out
-            continue
-        if not guard.allows(topic_filter, qos):
-            return False
-    return True
+    return may_read_all(client, record) and await _may_release(client, record)
 
 
 async def _may_release(client: Session, record: SessionRecord) -> bool:
@@ -184,6 +414,9 @@ async def has_expired(client: Session, known: SessionRecord, sequence: int) -> b
     if expiry is None or natstime.now() - known.time_ns / 1e9 < expiry:
         return False
     return await client.services.streams.timers.fired(EXPIRY, known.key) == sequence
+
+
+# -- claims whose store has an unknown outcome --------------------------------------------------------
 
 
 async def leave_claimed(client: Session, wills: Wills, expected: int, *, continued: bool) -> None:
@@ -222,29 +455,15 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
     if found is None or found[0].v5 is None or found[0].v5.nonce != mine.v5.nonce:
         return True
     record, epoch = found
+    assert record.v5 is not None
     client.claim(epoch)
     log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
-        await _delay_wills(client, wills, record)
+        await delay_wills(wills, client, record.v5.wills)
     else:
-        await settle_wills(wills, client.hash, found[0].v5.wills, client.epoch, continued=False)
+        await settle_wills(wills, client.hash, record.v5.wills, client.epoch, continued=False)
     latest = await services.streams.sessions.load(client.hash, client.client_id)
     if latest is not None and latest[1] == epoch:  # else another connection has claimed the session meanwhile
         set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
         services.nats.link.kick()
     return True
-
-
-async def _delay_wills(client: Session, wills: Wills, record: SessionRecord) -> None:
-    """Set the delays of a session's wills anew from now, as at the end of a connection; publish wills without one."""
-    services = client.services
-    assert record.v5 is not None
-    for gateway in record.v5.wills:
-        will = await services.streams.wills.load(gateway, client.hash)
-        if will is None or will.epoch >= client.epoch:
-            continue
-        if will.delay and client.expiry != 0:
-            delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-            delay_will(services, will, client.epoch, natstime.now() + delay)
-        else:
-            await settle_wills(wills, client.hash, [gateway], client.epoch, continued=False)

@@ -62,7 +62,7 @@ async def _ask(chain: DecisionChain[E, V], event: E, value: V) -> V:
 # -- connections --------------------------------------------------------------------------------------
 
 
-async def admit(client: Session, connect: Connect, client_id: str) -> None:
+async def ask_hooks_about_connect(client: Session, connect: Connect, client_id: str) -> None:
     """Run the hooks of ``client.connect``, which may refuse a CONNECT before its authentication.
 
     Raises:

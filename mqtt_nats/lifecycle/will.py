@@ -18,11 +18,12 @@ from urllib.parse import unquote
 from mqtt_nats.backbone.pending_stores import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QuotaExceeded, Will
+from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QosNotSupported, QuotaExceeded, Will
 from mqtt_nats.codec.wire import put_string
 from mqtt_nats.ingress.publish import HEADERS, STATES, checked, route_for
 from mqtt_nats.ingress.publish_properties import ANSWER_LINE, may_answer, restored
 from mqtt_nats.ingress.server_publish import inject, sender_line
+from mqtt_nats.lifecycle.connection_hooks import ask_hooks_about_will
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, REPLY, START, get
 from mqtt_streams.properties import header_lines
@@ -41,7 +42,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-def check_will(client: Publisher, will: Will) -> Route:
+async def admit_will(client: Publisher, will: Will) -> Will | None:
+    """Return the will of a CONNECT as hooks and rules let the gateway store it; None: the client has no will.
+
+    Raises:
+        MqttError: the QoS is not supported, a hook refuses the will, or it cannot be published.
+    """
+    most = client.connection.settings.max_qos
+    if will.qos > most:  # [MQTT-3.2.2-12] (5.0)
+        raise QosNotSupported(f"the QoS of the will is above {most}")
+    changed = await ask_hooks_about_will(client, will)
+    if changed is None or not _is_permitted(client, changed):
+        return None
+    _check(client, changed)
+    return changed
+
+
+def _check(client: Publisher, will: Will) -> Route:
     """Check that a will can be published; returns its route.
 
     Raises:
@@ -65,15 +82,13 @@ def check_will(client: Publisher, will: Will) -> Route:
     return route
 
 
-def permitted_will(client: Publisher, will: Will) -> Will | None:
-    """Return the will of a client; None: the rules do not permit the will for the state of a bridge, which is no error.
+def _is_permitted(client: Publisher, will: Will) -> bool:
+    """Whether the rules permit a will for the state of a bridge; True for any other will, which `_check` may refuse.
 
     A bridge of mosquitto has that will by default, and would try to connect for ever if it were refused.
     """
     guard, key = client.guarded, put_string(will.topic)
-    if guard is None or not key.startswith(STATES, 2) or guard.may_publish(key, will.qos, will.retain):
-        return will
-    return None
+    return guard is None or not key.startswith(STATES, 2) or guard.may_publish(key, will.qos, will.retain)
 
 
 async def keep_will(client: Publisher, will: Will) -> None:
@@ -82,11 +97,11 @@ async def keep_will(client: Publisher, will: Will) -> None:
     Raises:
         ApiError: JetStream does not store the will.
     """
-    route = check_will(client, will)
+    route = _check(client, will)
     properties = will.properties or {}
     lines = header_lines(properties)
     if "response_topic" in properties:
-        lines += ANSWER_LINE  # `check_will` refuses a response topic that is not permitted
+        lines += ANSWER_LINE  # `_check` refuses a response topic that is not permitted
     found = StoredWill(
         client.services.identity.id,
         client.hash,
@@ -261,6 +276,23 @@ async def settle_wills(wills: Wills, client_hash: str, gateways: Iterable[str], 
             await wills.services.streams.wills.delete(will.seq)
         else:
             await published(wills, will)
+
+
+async def delay_wills(wills: Wills, client: Session, gateways: Iterable[str]) -> None:
+    """Set the delays of a session's wills anew from now, as at the end of a connection; publish wills without one.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+    """
+    for gateway in gateways:
+        will = await wills.services.streams.wills.load(gateway, client.hash)
+        if will is None or will.epoch >= client.epoch:
+            continue
+        if will.delay and client.expiry != 0:
+            delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
+            delay_will(wills.services, will, client.epoch, natstime.now() + delay)
+        else:
+            await settle_wills(wills, client.hash, [gateway], client.epoch, continued=False)
 
 
 async def will_due(wills: Wills, timer: FiredTimer) -> None:

@@ -6,15 +6,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.access.acl import EVERYTHING
+from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.hooks.chain import HookFailed
 from mqtt_nats.hooks.events import Authorizing, ClientView
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_nats.pubsub.shared_filters import plain_filter
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
+from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
     from mqtt_nats.access.acl import Identity, Permissions
     from mqtt_nats.sessions.session import Session
+    from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.audit")
 
@@ -139,3 +144,52 @@ class AskingGuard(Guard):
             return chain.decide(event, allowed)
         except HookFailed:
             return None
+
+
+def may_subscribe(client: Session, topic_filter: str, qos: int) -> bool:
+    """Whether a client may have a subscription, shared ones included; without rules only `$SYS` filters need one."""
+    if client.guarded is not None:
+        return client.guarded.may_subscribe(topic_filter, qos)
+    free = topic_filter[0] != "$" or client.granted is ADMINISTRATOR
+    if free or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
+        return True
+    text = "denied: subscription of %r, which needs a rule; %s"
+    log_failure(log, logging.WARNING, "denied", text, shorten(topic_filter), client)
+    return False
+
+
+def denied_subscriptions(client: Session) -> set[str]:
+    """Return the filters of the session, shared ones included, that the client may not subscribe (any more)."""
+    found = {one.text: qos for one, qos in client.filters.items()}
+    found |= {text: one.choice.qos for text, one in (client.shares or {}).items()}
+    record = client.record
+    if client.durable and record is not None:
+        for subject, qos in record.subs.items():
+            try:
+                found.setdefault(subject_to_filter(subject), qos)
+            except ValueError:  # a subscription of nats-server's listener that `resubscribe` leaves out
+                continue
+        if record.v5 is not None:
+            for text, share in record.v5.shared.items():
+                found.setdefault(text, share.qos)
+    return {text for text, qos in found.items() if not may_subscribe(client, text, qos)}
+
+
+def may_read_all(client: Session, record: SessionRecord) -> bool:
+    """Whether the client may subscribe all filters of a session, ended ones with undelivered messages included."""
+    guard = client.guarded
+    if guard is None:
+        return True
+    wanted = [*record.subs.items()]
+    if record.v5 is not None:
+        wanted += [(one.filter_subject.removeprefix(MESSAGE_PREFIX), one.qos) for one in record.v5.draining if one.qos]
+        if not all(guard.allows(text, one.qos) for text, one in record.v5.shared.items()):
+            return False
+    for subject, qos in wanted:
+        try:
+            topic_filter = subject_to_filter(subject)
+        except ValueError:  # a subscription of nats-server's listener that a resume leaves out
+            continue
+        if not guard.allows(topic_filter, qos):
+            return False
+    return True

@@ -22,13 +22,10 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.protocol.durable_sender import ID_SPACE
-from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5
 from mqtt_streams.stored import delete, get_next
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.base.tasks import Tasks
     from mqtt_nats.messages.identity import Identity
-    from mqtt_nats.sessions.consumer_binding import SessionConsumers
     from mqtt_nats.sessions.services import Registry
     from mqtt_nats.sessions.session import Session
 
@@ -216,26 +212,3 @@ class StreamIdentity:
                 v5.count_anew(mark.floor)
             elif v5 is not None and v5.generation != mark.id:
                 client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
-
-
-def adopt(client: Session, side: SessionConsumers) -> None:
-    """Continue a session in the present stream: its own, or the one that has replaced it."""
-    stream = client.services.stream
-    record, v5 = claimed(client.record)
-    if v5.generation != stream.id and stream.id:
-        if v5.generation:
-            log.warning("%s: its session continues with a new stream %s", client, MESSAGES)
-            side.replace_stream(stream.floor)
-            if 2 in record.subs.values() or v5.draining or v5.was or v5.shared:
-                v5.suspect_from(stream.floor + 1)
-            v5.count_anew(stream.floor)
-        v5.count_in(stream.id)
-        side.change_record()
-    if v5.fresh:
-        side.machine.replaced(v5.fresh - 1)
-
-
-def settle(v5: V5, last: int) -> None:
-    """End the suspicion of identifiers once sequence ``last`` shows that all were used in the present stream."""
-    if v5.fresh and last >= v5.fresh + ID_SPACE:
-        v5.suspect_from(0)

@@ -21,7 +21,7 @@ from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Option
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 from mqtt_streams.api import ApiError
-from mqtt_streams.hashing import held_token, registered_as
+from mqtt_streams.hashing import held_token, name_hash, registered_as
 from mqtt_streams.headers import percent_encode
 from mqtt_streams.subjects import filter_to_subjects
 
@@ -188,6 +188,19 @@ class Session(Member):
         """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
 
     @abstractmethod
+    def begin_regular(self, record: SessionRecord) -> None:
+        """Take the record that claims a session which ends with its connection."""
+
+    @abstractmethod
+    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
+        """Take the record that claims a durable session, and put new deliver subjects into it.
+
+        Args:
+            former: sequence of the session record that the previous connection had replaced.
+            continued: an earlier session goes on.
+        """
+
+    @abstractmethod
     def deliver(self, choice: Choice, message: Message) -> None:
         """Deliver a message that core NATS or local dispatch has brought."""
 
@@ -239,8 +252,9 @@ class Session(Member):
     # -- who the client is ----------------------------------------------------------------------
 
     def name(self, client_id: str) -> None:
-        """Set the client id."""
+        """Set the client id, whose hash is the key of the session unless the claim finds another one."""
         self.client_id = client_id
+        self.keep_at(name_hash(client_id))
 
     def keep_at(self, key: str) -> None:
         """Set the key of the session; see :attr:`hash`."""

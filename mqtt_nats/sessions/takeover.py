@@ -17,16 +17,18 @@ import orjson
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import TimedPermit
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once
+from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.hashing import SECOND_KEY_LENGTH
+from mqtt_streams.hashing import SECOND_KEY_LENGTH, registered_as
 from mqtt_streams.sessions import SECOND_BUCKET, PoisonedRecord, claim_bucket, claiming_gateway, claims_of
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
-    from mqtt_streams.sessions import SessionStore
+    from mqtt_streams.sessions import SessionRecord, SessionStore
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -41,6 +43,9 @@ RETRY: Final = 0.25
 
 TURN: Final = 5.0
 """Most seconds for which a connection waits until the packets of an earlier connection are handled."""
+
+RESOLUTION: Final = 0.01
+"""Resolution, in seconds, of the time at which the last bytes of a client came."""
 
 AT_ONCE: Final = 64
 """Sessions whose records are read at the same time."""
@@ -178,11 +183,30 @@ class Claims:
         earlier = clients[: clients.index(client)] if client in clients else ()
         return any(one.unserved and one.user == client.user and one.left for one in earlier)
 
-    def overtaken(self, client: Session) -> bool:
-        """Whether a later connection of the client has claimed the session here."""
+    def is_elsewhere(self, client: Session, known: SessionRecord) -> bool:
+        """Whether a client has closed its connection, and a later one of the client may have written the record."""
+        connection = client.connection
+        if not connection.hung_up:
+            return False
+        if known.v5 is None or known.v5.owner != client.services.identity.id:
+            return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
         clients = self._clients.get(client.hash, ())
         later = clients[clients.index(client) + 1 :] if client in clients else ()
         return any(one.epoch for one in later)
+
+    def take_over(self, client: Session) -> None:
+        """End this gateway's connection that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).
+
+        Raises:
+            MqttError: another connection has claimed the session after this one.
+        """
+        clients, name = client.services.registry.clients, registered_as(client.client_id, client.hash)
+        former = clients.get(name)
+        if client.foreign > client.epoch or (former not in (None, client) and former.epoch > client.epoch):
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
+        clients[name] = client
+        if former is not None and former is not client:
+            former.taken_over()
 
     def served(self, client_hash: str) -> None:
         """Wake waiting connections: the packets of an earlier connection are handled, or never will be."""

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.access import passwords
 from mqtt_nats.access.passwords import set_password
-from mqtt_nats.client import connect
+from mqtt_nats.client import authentication
 from mqtt_nats.client.authentication import hand_over
 from mqtt_nats.client.client import Client
 from mqtt_nats.lifecycle import pause_detection
@@ -53,7 +53,7 @@ def test_it_is_read_from_afterwards(
         assert client.account.tenant == "acme"
         held.append(bool(client.connection._holds & Hold.STANDSTILL))
 
-    monkeypatch.setattr(connect, "hand_over", hand_over_then)
+    monkeypatch.setattr(authentication, "hand_over", hand_over_then)
     tail = field("ann") + field("pw")
     with (Raw5 if version == 5 else Raw)(inside.ports[0]) as client:
         client.send(

@@ -15,7 +15,7 @@ from mqtt_streams.api import RequestTimeout
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore
 from tests.sessions.fakes import FakeClient, FakeServices
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.sources]
 
 
 NO_WILLS: Any = None

@@ -23,6 +23,7 @@ from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.turns import Clock
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, subject_token
+from mqtt_streams.sessions import SessionRecord
 from mqtt_streams.wills import StoredWill
 from tests.harness.doubles import stands_for
 from tests.pubsub.support import Bench
@@ -51,6 +52,12 @@ class PlainSession(Session):
 
     async def connected(self) -> None:
         """NATS is connected."""
+
+    def begin_regular(self, record: SessionRecord) -> None:
+        """Nothing is delivered."""
+
+    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
+        """Nothing is delivered."""
 
     def deliver(self, choice: Choice, message: Message) -> None:
         """Nothing is delivered."""
@@ -94,7 +101,6 @@ async def test_a_new_session() -> None:
 async def test_a_client_id_of_its_own_hash_and_one_of_another_key() -> None:
     session = made()
     session.name("client")
-    session.keep_at(name_hash("client"))
     assert (session.hash, session.token) == (name_hash("client"), subject_token("client"))
     session.keep_at("second")
     assert (session.hash, session.token) == ("second", "=second")

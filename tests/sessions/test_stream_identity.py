@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream of messages that was created anew or restored: which sessions end, and what is left of their positions."""
+"""A stream of messages that was created anew or restored: which sessions end."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import pytest
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock
-from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_nats.sessions import message_stream
-from mqtt_nats.sessions.message_stream import ADVISORIES, StreamIdentity, adopt, settle
+from mqtt_nats.sessions.message_stream import ADVISORIES, StreamIdentity
 from mqtt_streams.api import NoResponders
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5, Draining, SharedSubscription
-from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_identity, as_side, as_tasks, v5_of
+from mqtt_streams.sessions import V5
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_identity, as_tasks, v5_of
 
 SUBJECT = "$MQTT.msgs.a"
 
@@ -122,59 +121,3 @@ async def test_after_a_reconnect_it_is_looked_at_without_an_answer() -> None:
     await services.tasks.fake_settle()
     assert services.fake_link.fake_renewed == [(b"1", ADVISORIES)]
     assert found.id == "nuid1"
-
-
-# -- a session that goes on ---------------------------------------------------------------------------
-
-
-def resumed(v5: V5, floor: int = 20) -> tuple[FakeClient, FakeSide]:
-    services = FakeServices()
-    services.stream.floor = floor
-    client = FakeClient(services, v5=v5)
-    assert client.record is not None
-    client.record.subs = {"a": 2}
-    side = FakeSide(client)
-    adopt(as_client(client), as_side(side))
-    return client, side
-
-
-def test_a_session_in_the_same_stream() -> None:
-    client, side = resumed(V5(generation="present", start={"a": 99}))
-    assert (v5_of(client).start, side.replaced, side.kept) == ({"a": 99}, None, False)
-
-
-def test_a_session_that_has_never_counted() -> None:
-    client, side = resumed(V5())
-    assert (v5_of(client).generation, v5_of(client).fresh, side.replaced, side.kept) == ("present", 0, None, True)
-
-
-def test_a_session_of_the_stream_before() -> None:
-    """Nothing of it counts beyond what the backup has; identifiers are asked for before they are used again."""
-    v5 = V5(
-        generation="former",
-        start={"low": 5, "high": 99},
-        was={"a": (2, 99), "b": (1, 10)},
-        draining=[Draining("name", "$MQTT.msgs.a", 2, 99, 50)],
-        shared={"$share/g/t": SharedSubscription(1, False, None, 99)},
-    )
-    client, side = resumed(v5)
-    v5 = v5_of(client)
-    assert (side.replaced, side.kept, v5.fresh, v5.generation) == (20, True, 21, "present")
-    assert v5.start == {"low": 5, "high": 21}
-    assert v5.was == {"a": (2, 20), "b": (1, 10)}
-    assert v5.draining == [Draining("name", "$MQTT.msgs.a", 2, 20, 21)]
-    assert v5.shared["$share/g/t"].start == 21
-
-
-def test_nothing_is_left_of_a_stream_without_a_backup() -> None:
-    v5 = V5(generation="former", was={"a": (2, 99)}, draining=[Draining("name", "$MQTT.msgs.a", 2, 99, 50)])
-    client, _ = resumed(v5, floor=0)
-    assert v5_of(client).was == {}
-    assert v5_of(client).draining == [Draining("name", "$MQTT.msgs.a", 0, 0, 1)]
-
-
-@pytest.mark.parametrize(("last", "fresh"), [(20 + ID_SPACE, 21), (21 + ID_SPACE, 0)])
-def test_the_suspicion_ends_when_all_identifiers_were_used(last: int, fresh: int) -> None:
-    v5 = V5(fresh=21)
-    settle(v5, last)
-    assert v5.fresh == fresh

@@ -9,12 +9,15 @@ import pytest
 
 from mqtt_nats.backbone.connect import NatsLinks, Phase
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.client import Client
+from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.sessions.takeover import IDLE_BUCKETS_MOST, SIGNALS, Claims
+from mqtt_nats.transport.connection import Connection
 from mqtt_streams.hashing import second_key
-from mqtt_streams.sessions import claim_subject
+from mqtt_streams.sessions import V5, SessionRecord, claim_subject
 from tests.harness.doubles import stands_for
-from tests.sessions.fakes import FakeInbox, FakeLink, FakeServices, Handler, as_inbox, as_link
+from tests.sessions.fakes import FakeClient, FakeInbox, FakeLink, FakeServices, Handler, as_client, as_inbox, as_link
 
 ACK = b'{"stream":"$MQTT_sess","seq":%d}'
 
@@ -242,3 +245,72 @@ def test_a_claim_of_a_second_key() -> None:
     setup.handlers[b"$MQTT.JSA.2.SP.*.*"](subject, b"", b"", ACK % 6)
     assert subject.startswith(b"$MQTT.JSA.2.SP.")
     assert setup.claims.second_keys
+
+
+# -- the connections of one client --------------------------------------------------------------------
+
+
+@stands_for(Connection)
+class FakeConnection:
+    """Stands for `Connection`: whether the client has closed it, and since when nothing has come."""
+
+    def __init__(self) -> None:
+        self.hung_up = False
+        self.silence = 0.0
+
+
+@stands_for(Client)
+class FakeClaimant(FakeClient):
+    """Stands for `Client`: a connection that has claimed the session, or has not yet (epoch 0)."""
+
+    def __init__(self, services: FakeServices, epoch: int) -> None:
+        super().__init__(services)
+        services.registry.clients.clear()
+        self.connection = FakeConnection()
+        self.epoch = epoch
+        self.foreign = 0
+
+
+def test_the_last_claim_ends_the_former_connection() -> None:
+    claims, services = Setup().claims, FakeServices()
+    former, latter = FakeClaimant(services, 5), FakeClaimant(services, 6)
+    claims.take_over(as_client(former))
+    claims.take_over(as_client(former))
+    assert former.fake_ended == []
+    claims.take_over(as_client(latter))
+    assert (former.fake_ended, latter.fake_ended) == (["taken over"], [])
+    assert services.registry.clients == {"client": latter}
+
+
+@pytest.mark.parametrize("foreign", [0, 9], ids=["here", "elsewhere"])
+def test_a_claim_after_which_another_one_was_stored(foreign: int) -> None:
+    claims, services = Setup().claims, FakeServices()
+    former, latter = FakeClaimant(services, 5), FakeClaimant(services, 6)
+    former.foreign = foreign
+    if not foreign:
+        claims.take_over(as_client(latter))
+    known = dict(services.registry.clients)
+    with pytest.raises(MqttError) as raised:
+        claims.take_over(as_client(former))
+    assert raised.value.reason is ReasonCode.SESSION_TAKEN_OVER
+    assert (services.registry.clients, latter.fake_ended) == (known, [])
+
+
+def test_a_client_that_has_closed_its_connection_may_be_elsewhere() -> None:
+    """Its session may have a record that is younger than its last bytes; of this gateway, one of a later connection."""
+    claims, services = Setup().claims, FakeServices()
+    client, later = FakeClaimant(services, 0), FakeClaimant(services, 0)
+    for one in (client, later):
+        claims.listen(as_client(one))
+    now = int(natstime.now() * 1e9)
+    old, young = (
+        SessionRecord("client", v5=V5(owner="another0"), time_ns=at)
+        for at in (now - 60_000_000_000, now + 60_000_000_000)
+    )
+    own = SessionRecord("client", v5=V5(owner=services.identity.id), time_ns=now + 60_000_000_000)
+    client.connection.silence = 30.0
+    assert not claims.is_elsewhere(as_client(client), young), "the connection is open"
+    client.connection.hung_up = True
+    found = [claims.is_elsewhere(as_client(client), one) for one in (old, young, own)]
+    later.epoch = 7
+    assert (found, claims.is_elsewhere(as_client(client), own)) == ([False, True, False], True)
