@@ -88,9 +88,13 @@ def _imports(node: ast.AST, types: bool = False) -> Iterator[tuple[str, bool]]:
             yield from _imports(child, types)
 
 
-def edges() -> Iterator[Edge]:
+@cache
+def edges() -> tuple[Edge, ...]:
     """Every import of one module of the gateway by another, wherever it stands in the file."""
-    known = modules()
+    return tuple(_edges(modules()))
+
+
+def _edges(known: dict[str, Path]) -> Iterator[Edge]:
     for name, path in known.items():
         for full, types in _imports(parsed(path)):
             target = full if full in known else full.rpartition(".")[0]

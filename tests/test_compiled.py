@@ -98,7 +98,11 @@ def test_tasks_begin_in_what_is_not_compiled() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
                 continue
-            if ast.unparse(node.func).rpartition(".")[2] not in ("create_task", "ensure_future", "gather"):
+            if (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) not in (
+                "create_task",
+                "ensure_future",
+                "gather",
+            ):
                 continue
             seen += 1
             for given in node.args:
