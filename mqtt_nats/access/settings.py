@@ -175,10 +175,12 @@ class TokenSettings(_Settings):
         description="Algorithms of signatures that are accepted, such as `RS256`, `ES256`, `EdDSA`."
     )
     issuer: str | None = Field(
-        default=None, min_length=1, description="What `iss` has to be; tokens of others are left to the next one."
+        default=None,
+        min_length=1,
+        description="Value that `iss` must have; the next authenticator decides about tokens of other issuers.",
     )
     audience: Texts | None = Field(
-        default=None, description="Of which one has to be in `aud`; unset: tokens with an `aud` are denied."
+        default=None, description="Audiences, one of which `aud` must name; unset: tokens with an `aud` are denied."
     )
     leeway: Annotated[float, DURATION] = Field(
         default=10, ge=0, le=300, allow_inf_nan=False, description="Seconds by which clocks may differ."
@@ -249,9 +251,9 @@ class NatsSettings(_Settings):
     )
     permissions: Literal["needed", "wanted"] = Field(
         default="needed",
-        description="What becomes of users who may not ask nats-server for their permissions: with `needed` they are "
-        "denied; with `wanted`, and an `account` of `*`, the ACL file alone says what they may do. Who comes with a "
-        "JWT is denied in either case.",
+        description="For users who may not ask nats-server for their permissions: `needed` denies them; with "
+        "`wanted`, and an `account` of `*`, the ACL file alone decides. Clients with a JWT are denied in "
+        "either case.",
     )
     timeout: Annotated[float, DURATION] = Field(
         default=5, gt=0, le=9, description="Seconds in which nats-server must have answered."
@@ -284,8 +286,8 @@ class AccessSettings(BaseModel):
 
     allow_anonymous: bool | None = Field(
         default=None,
-        description="Let clients in that present no user name and no password; unset: on loopback, where nothing is "
-        "said of who may connect.",
+        description="Accept clients without user name and password. Unset: only on loopback, and only without an "
+        "authenticator.",
     )
     password_file: FilePath | None = Field(
         default=None,
@@ -302,7 +304,7 @@ class AccessSettings(BaseModel):
     )
     authenticators: tuple[AuthenticatorSettings, ...] = Field(
         default=(),
-        description="Who decides about clients, `[[authenticators]]` in the file; they are asked in their order.",
+        description="Authenticators of clients, `[[authenticators]]` in the file; the gateway asks them in this order.",
     )
     acl_file: FilePath | None = Field(
         default=None,

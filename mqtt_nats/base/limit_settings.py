@@ -128,8 +128,9 @@ class ClientLimits(BaseModel):
 
     max_connections: Count | None = Field(
         default=None,
-        description="Connections at the same time, in each worker, of all listeners; more are closed before anything "
-        "is read from them. Unset: as many as open files and half of the memory are there for.",
+        description="Connections at the same time, of all listeners, in each worker; further ones are closed before "
+        "anything is read from them. Unset: as many as the limit of open files and half of the memory "
+        "allow.",
     )
     max_connections_per_address: Count | None = Field(
         default=None,
@@ -169,7 +170,7 @@ class ClientLimits(BaseModel):
         "`flapping_window` that get it banned; those beyond half of it wait.",
     )
     flapping_connects_per_address: Count | None = Field(
-        default=None, description="The same for an address, also counting those that are not let in."
+        default=None, description="The same for an address; connections that are refused count too."
     )
     flapping_window: Seconds = Field(default=60.0, description="Seconds over which such connections are counted.")
     flapping_ban: Annotated[Count, DURATION] = Field(

@@ -77,8 +77,8 @@ class AdminSettings(BaseModel):
     admin_tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `admin_tls_cert`.")
     admin_tls_client_ca: FilePath | None = Field(
         default=None,
-        description="PEM file with the authorities that vouch for administrators: nobody connects to the admin "
-        "listener without a certificate of theirs.",
+        description="PEM file with certificate authorities; the admin listener accepts only clients with a "
+        "certificate of one of them.",
     )
 
     @field_validator("admin_token")

@@ -60,7 +60,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     )
     listeners: tuple[ListenerSettings, ...] = Field(
         default=(),
-        description="More listeners, `[[listeners]]` in the file; where `listen` is not given too, only these.",
+        description="More listeners, `[[listeners]]` in the file. With entries here, `listen` is open only if it is "
+        "set.",
     )
     workers: int = Field(
         default=1,
@@ -73,7 +74,7 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         description="NATS accounts beside the gateway's own, `[tenants.NAME]` in the file, for listeners and users.",
     )
     embedded: bool = Field(
-        default=False, description="Start a nats-server of our own (extra `embedded`) instead of using `nats`."
+        default=False, description="Start a nats-server as a child process (extra `embedded`), instead of using `nats`."
     )
     embedded_port: int = Field(
         default=4222, ge=0, le=65535, description="Port of the embedded nats-server on 127.0.0.1; 0 takes a free one."
@@ -81,8 +82,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
 
     session_of_other_user: Annotated[Literal["refuse", "separate"], BeforeValidator(_lower)] = Field(
         default="refuse",
-        description="What becomes of a client that comes with the client id of a session that another user has: it is "
-        "refused, or has a `separate` session of its own.",
+        description="For a client that connects with the client id of a session of another user: `refuse` the client,"
+        " or give it a `separate` session.",
     )
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
         default=None,
@@ -94,38 +95,43 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         default=20,
         ge=1,
         le=3600,
-        description="Seconds after which a gateway that is not heard of any more is taken for dead, so that another "
-        "one publishes its clients' wills; less than 20 is not safe in a cluster, where a leader has to be elected.",
+        description="Time without a sign of life after which a gateway counts as dead, and another one publishes the "
+        "wills of its clients. Less than 20 s is not safe in a cluster, where electing a leader takes "
+        "time.",
     )
     drain_time: Annotated[float, DURATION] = Field(
         default=0.0,
         ge=0,
         le=86_400,
         allow_inf_nan=False,
-        description="Seconds over which a gateway that stops lets its clients go, one after the other.",
+        description="Time over which a gateway that stops disconnects its clients, one after the other.",
     )
     server_reference: str | None = Field(
         default=None,
         min_length=1,
         max_length=1000,
-        description="Where 5.0 clients are sent by a gateway that stops (Server Reference, with reason 0x9C).",
+        description="Server Reference for 5.0 clients that a stopping gateway disconnects: where they should connect "
+        "(reason 0x9C).",
     )
     max_unread_bytes: ByteSize = Field(
         default=ByteSize(256 * 1024 * 1024),
         ge=1024 * 1024,
         le=MOST_BYTES,
-        description="Bytes that may wait in one gateway process for all clients that do not read or acknowledge; above "
-        "this those with the most get theirs from JetStream again, lose QoS 0 messages, or are disconnected.",
+        description="Bytes that may wait in one gateway process for all clients that do not read or acknowledge. "
+        "Above this, the clients with the most are served from JetStream later, lose QoS 0 messages, or "
+        "are disconnected.",
     )
     stall_time: Seconds = Field(
         default=10.0,
-        description="Seconds without reading after which a durable session's client is sent nothing more at QoS 1 and "
-        "2 until it reads again; what waited is left to JetStream.",
+        description="Time without reading after which a client with a durable session gets no more messages at QoS 1 "
+        "and 2 until it reads again; the messages wait in JetStream.",
     )
     validate_payload_format: bool = Field(
         default=False, description="Refuse 5.0 publishes that say their payload is UTF-8 text when it is not."
     )
-    backlog: Count = Field(default=4096, description="Connections that the kernel queues before we accept them.")
+    backlog: Count = Field(
+        default=4096, description="Connections that may wait in the kernel until the gateway accepts them."
+    )
 
     message_retention: Annotated[int, DURATION] = Field(
         default=86_400,
@@ -153,14 +159,13 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     )
     local_dispatch: bool = Field(
         default=True,
-        description="Hand messages to this gateway's own subscribers directly, without a way through NATS.",
+        description="Deliver messages to subscribers of this gateway directly, and not through NATS.",
     )
     shared_reader: Annotated[Literal["auto", "always", "never"], BeforeValidator(_lower)] = Field(
         default="auto",
-        description="Whether the messages of connected durable sessions that keep up are brought by one consumer per "
-        "gateway, and where they are is stored in batches, which is faster. `auto`: while no gateway runs that is too "
-        "old for it, and nobody uses nats-server's own MQTT listener. Without effect where `$MQTT_msgs` has the "
-        "retention `interest`.",
+        description="Whether one consumer for each gateway reads the messages of connected durable sessions that keep"
+        " up, which is faster. `auto`: as long as no older gateway without it runs, and nats-server's own"
+        " MQTT listener has no clients. No effect if `$MQTT_msgs` has the retention `interest`.",
     )
     session_positions: Annotated[Literal["consumers", "records"], BeforeValidator(_lower)] = Field(
         default="consumers",

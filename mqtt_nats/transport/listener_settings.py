@@ -51,7 +51,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 _MIB: Final = 1024 * 1024
 
-INSTEAD: Final = "Here, in place of the gateway's."
+INSTEAD: Final = "For this listener, in place of the gateway's value."
 
 
 def _never_is_none(value: Any) -> Any:
@@ -151,8 +151,8 @@ class ListenerSettings(BaseModel):
     tls_key: FilePath | None = Field(default=None, description="PEM file with the key of `tls_cert`, not encrypted.")
     tls_client_ca: FilePath | None = Field(
         default=None,
-        description="PEM file with the authorities that vouch for clients: nobody connects without a certificate of "
-        "theirs.",
+        description="PEM file with certificate authorities; the listener accepts only clients with a certificate of "
+        "one of them.",
     )
     tls_minimum: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest version of TLS that is spoken.")
     use_identity: Literal["cn", "dns", "email", "uri"] | None = Field(
@@ -162,18 +162,17 @@ class ListenerSettings(BaseModel):
     )
     authenticators: Names | None = Field(
         default=None,
-        description="Names of the authenticators that are asked here, in this order, `scram` for `scram_file`; unset: "
-        "all. `[]`: none.",
+        description="Names of the authenticators of this listener, in this order; `scram` is `scram_file`. Unset: all "
+        "of them. `[]`: none.",
     )
     allow_anonymous: bool | None = Field(
         default=None,
-        description="Here, in place of the gateway's. Has to be `true` where strangers reach the listener and nobody "
-        "is asked who they are.",
+        description="For this listener, in place of the gateway's value. A listener beyond loopback that asks no "
+        "authenticator needs `true`.",
     )
     proxy_protocol: Networks = Field(
         default=(),
-        description="Networks of the proxies that connect here and say by the PROXY protocol (1 or 2) whom they speak "
-        "for; nobody else may.",
+        description="Networks of proxies that send the PROXY protocol (version 1 or 2); only they may connect.",
     )
     paths: Paths = Field(
         default=PATHS,
@@ -184,7 +183,9 @@ class ListenerSettings(BaseModel):
         description="For WebSocket: what browsers may send as `Origin` (`https://example.org`), `*` for anything; "
         "unset: pages of the listener's own host, on whatever port.",
     )
-    addresses: Rules = Field(default=(), description="As the gateway's, which has to let the address in as well.")
+    addresses: Rules = Field(
+        default=(), description="As `addresses` of the gateway; both lists must allow the address."
+    )
     tenant: str | None = Field(
         default=None,
         description="The tenant that clients belong to here; unset: that of the user, or the gateway's own account.",
@@ -245,15 +246,15 @@ class ConnectionSettings(ClientLimits):
         default=None,
         ge=1,
         le=0xFFFFFFFE,
-        description="Seconds for which the session of an absent 3.1.1 client is kept (clean session 0); `never`: until "
-        "the client or an operator ends it. `max_sessions` bounds their number.",
+        description="Time for which the session of an absent 3.1.1 client is kept (clean session 0). `never`: until "
+        "the client or an operator ends it; `max_sessions` limits their number.",
     )
     max_session_expiry_interval: Annotated[int | None, DURATION, BeforeValidator(_never_is_none)] = Field(
         default=604_800,
         ge=1,
         le=0xFFFFFFFE,
-        description="Seconds for which the session of an absent 5.0 client is kept at most; CONNACK says so to one "
-        "that asks for more. `never`: for as long as it asks for.",
+        description="Longest time for which the session of an absent 5.0 client is kept; CONNACK tells it to a client"
+        " that requests more. `never`: for as long as the client requests.",
     )
     durable_sessions: bool = Field(
         default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
@@ -269,7 +270,7 @@ class ConnectionSettings(ClientLimits):
     )
     connect_timeout: Seconds = Field(
         default=15.0,
-        description="Seconds in which a new connection must have sent its CONNECT.",
+        description="Time in which a new connection must send its CONNECT.",
     )
     max_inflight: Inflight = Field(
         default=100,
@@ -301,7 +302,7 @@ class ConnectionSettings(ClientLimits):
         default=None,
         ge=1,
         le=65535,
-        description="Longest keep alive in seconds: a 5.0 client that asks for a longer one or none is told this.",
+        description="Longest keep alive; a 5.0 client that requests a longer one, or none, gets this value.",
     )
     response_information: str | None = Field(
         default=None,
