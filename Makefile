@@ -133,7 +133,6 @@ docs: $(VENV)/.docs
 LOCK := $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.13 --generate-hashes --no-annotate --no-header $(LOCK_ARGS)
 BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "setuptools>=65", sep="\n")
 locks: $(BIN)/python
-	@echo 'Installing into $(VENV). The first time this takes about a minute.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCK) - --output-file deploy/locks/build.txt
 	$(LOCK) pyproject.toml --extra admin --output-file deploy/locks/gateway.txt
@@ -150,6 +149,7 @@ $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.docs: EXTRAS = docs
 $(VENV)/.run $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
+	@echo 'Installing into $(VENV). The first time this takes about a minute.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 

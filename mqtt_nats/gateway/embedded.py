@@ -280,7 +280,7 @@ def _not_started(process: asyncio.subprocess.Process, port: int, log: Path) -> s
     if b"address already in use" in log.read_bytes():
         return (
             f"port {port} on {HOST}, for the embedded nats-server, is in use: "
-            "give another --embedded-port (0 takes a free one), or use --nats URL"
+            "give another --embedded-port or MQTT_NATS_EMBEDDED_PORT (0 takes a free one), or use --nats URL"
         )
     return _ended(process, log)
 
