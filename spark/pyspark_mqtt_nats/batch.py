@@ -14,6 +14,7 @@ from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.projection import Projection
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, log, split
 from pyspark_mqtt_nats.reading.read import read_range
+from pyspark_mqtt_nats.reading.rows import Bounds
 
 
 class Part(InputPartition):
@@ -27,8 +28,15 @@ class Part(InputPartition):
 
 
 def parts(options: Options, snapshot: Snapshot, renewed: Mapping[str, Any] | None = None) -> list[Part]:
-    """Return the range of a snapshot as one part per task; empty when the range is empty."""
-    number = options.num_partitions or os.cpu_count() or 1
+    """Return the range of a snapshot as one part per task; empty when the range is empty.
+
+    Without `numPartitions` there are as many as the driver has processors, but a part has at least about as many
+    messages as one record batch: a task costs more than to read a few messages.
+    """
+    number = options.num_partitions
+    if number is None:
+        length, full = snapshot.end - snapshot.start, Bounds()
+        number = min(os.cpu_count() or 1, max(1, length // full.rows, length * snapshot.size // full.bytes))
     return [Part(snapshot, part, renewed) for part in split(snapshot, number)]
 
 

@@ -222,7 +222,7 @@ class Options:
         "numPartitions",
         values.whole(1, 100_000),
         "Partitions of a read, which can be read at the same time",
-        shown="processors of the driver",
+        shown="processors of the driver, fewer for few messages",
         use="read",
     )
     max_messages: int | None = _option(

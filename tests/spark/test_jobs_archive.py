@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mqtt_nats.jobs import JobError, archive, replay, report, storage
-from pyspark_mqtt_nats.jobs.archive import Archive, Archived, add_roots, directory, first_levels
+from pyspark_mqtt_nats.jobs.archive import Archive, Archived, add_roots, arranged, directory, first_levels
 from pyspark_mqtt_nats.jobs.figures import Figures, Gap, Ranked
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.replay import Replay
@@ -87,6 +87,21 @@ def test_there_and_back_again(spark: "SparkSession", nats_server: NatsServer, ga
     belongs(spark, job, tmp_path)
     reports(spark, job, tmp_path, sent)
     replays(spark, gateway, job, sent)
+
+
+@pytest.mark.parametrize(
+    ("levels", "files", "expected"), [(4, None, 3), (5, None, 1), (0, None, 3), (1, 1, 1), (1, 2, 2), (5, 2, 2)]
+)
+def test_tasks_that_write_a_directory(
+    spark: "SparkSession", tmp_path: Path, levels: int, files: int | None, expected: int
+) -> None:
+    """Of few directories each task that reads writes its own files; else rows are brought together."""
+    read = spark.range(0, 300, 1, 3).selectExpr("id AS sequence", "timestamp_seconds(0) AS timestamp", "'a/b' AS topic")
+    roots = {one: one for one in "abcde"[:levels]}
+    arranged(read, roots, files).write.partitionBy("date", "root").parquet(str(tmp_path / "out"))
+    (where,) = (tmp_path / "out").glob("date=*/root=*")
+    assert len(list(where.glob("*.parquet"))) == expected
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 300
 
 
 def test_a_replay_holds_little_of_large_messages(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_mqtt_nats import batch
 from pyspark_mqtt_nats.errors import ApiError, DataLossError, OptionError
 from pyspark_mqtt_nats.nats.jetstream import get_message
 from pyspark_mqtt_nats.reading.ranges import Range, Snapshot, reads_directly, snapshot, split
@@ -186,3 +187,37 @@ def test_parts_are_the_whole_and_of_one_size(start: int, size: int, parts: int) 
         assert max(sizes) - min(sizes) <= 1
     assert all(one.end == other.start for one, other in pairwise(found))
     assert all(isinstance(one, Range) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "numbers", "expected"),
+    [
+        (0, 350, {}, 0),
+        (1, 350, {}, 1),
+        (9_999, 350, {}, 1),
+        (25_000, 350, {}, 2),
+        (1_000_000, 350, {}, 8),
+        (12, 1 << 20, {}, 3),
+        (100, 1 << 20, {}, 8),
+        (100, 350, {"numPartitions": 3}, 3),
+    ],
+)
+def test_parts_are_not_smaller_than_a_batch(
+    store: Store,
+    length: int,
+    size: int,
+    numbers: dict[str, int],
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of rows or of bytes, unless a number of parts is asked for."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    found = Snapshot("S", "", 1, length, 1, length + 1, "limits", (), size=size)
+    assert len(batch.parts(store.options(**numbers), found)) == expected
+
+
+def test_the_size_of_messages_is_an_average(store: Store) -> None:
+    state = store.state
+    assert plan(store).size == state["bytes"] // state["messages"] > 0
+    with Store(store.url) as empty:
+        assert plan(empty).size == 0

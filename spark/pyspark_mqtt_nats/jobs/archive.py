@@ -34,6 +34,10 @@ OTHER: Final = "_other"
 BATCH: Final = 1_000_000
 """Most messages of a micro-batch when no limit is given; a killed run has to write them again."""
 
+FEW_ROOTS: Final = 4
+"""Most directories of roots for which each task writes what it has read. With more, rows are first brought together by
+directory, so that a batch does not write many small files."""
+
 _NAME_MOST: Final = 48  # characters: file systems allow names of 255 bytes, UTF-8 has up to 4 a character
 _PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
 
@@ -42,7 +46,8 @@ _PAGES: Final = 20  # of the list of subjects, which has 100,000 on a page
 class Archive:
     """Settings of an archive. `source`: options of the source; `every`: seconds between two rounds, None for one round.
 
-    `roots`: most directories a day; `files`: files a directory and batch. `catalog` and `table`: Iceberg's.
+    `roots`: most directories a day; `files`: files a directory and batch, None for the choice of the job. `catalog` and
+    `table`: Iceberg's.
     """
 
     output: str
@@ -51,7 +56,7 @@ class Archive:
     every: float | None = None
     format: str = "parquet"
     roots: int = 64
-    files: int = 1
+    files: int | None = None
     catalog: str | None = None
     table: str = "mqtt.messages"
 
@@ -150,11 +155,16 @@ def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def arranged(messages: DataFrame, roots: Mapping[str, str], files: int) -> DataFrame:
-    """Return messages with the columns `date` and `root`, those of one directory in `files` partitions."""
+def arranged(messages: DataFrame, roots: Mapping[str, str], files: int | None) -> DataFrame:
+    """Return messages with the columns `date` and `root`, those of one directory in `files` partitions.
+
+    `files` None: in the partitions in which they are read where there are few directories, else in one.
+    """
     found = messages.withColumn("date", F.to_date("timestamp")).withColumn("root", _root(roots))
+    if files is None and len(roots) <= FEW_ROOTS:
+        return found
     keys = [F.col("date"), F.col("root")]
-    return found.repartition(*keys, *([F.col("sequence") % files] if files > 1 else []))
+    return found.repartition(*keys, *([F.col("sequence") % files] if files is not None and files > 1 else []))
 
 
 def _root(roots: Mapping[str, str]) -> Column:

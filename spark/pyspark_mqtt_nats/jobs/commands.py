@@ -106,9 +106,8 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
 @click.option(
     "--files",
     type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Files in each directory that a batch writes, and tasks that write them.",
+    help="Files in each directory that a batch writes, and tasks that write them. [default: one; with at most four "
+    "roots one for each task that reads]",
 )
 @flags.table_flags
 @flags.source_flags("Messages", *flags.READING, *flags.LIMITS)
@@ -123,7 +122,7 @@ def archive(
     every: float | None,
     format: str,
     roots: int,
-    files: int,
+    files: int | None,
     catalog: str | None,
     table: str,
     **_: Any,

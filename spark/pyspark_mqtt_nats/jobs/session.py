@@ -22,6 +22,9 @@ _LOOPBACK: Final = "127.0.0.1"
 _WARNING: Final = re.compile(r"messages are missing \(|messages were removed by the retention")
 """Warnings of the source about messages that are gone."""
 
+_WRITERS: Final = "10"
+"""Files that a task has open at a time: for five directories of two days rows need not be sorted before."""
+
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"
 """Option names whose values Spark hides in plans and logs: its own pattern, and options that may be secrets."""
 
@@ -46,6 +49,7 @@ def settings(setup: Setup) -> dict[str, str]:
     found = {
         "spark.app.name": f"mqtt-nats {setup.job}",
         "spark.redaction.regex": _REDACTED,
+        "spark.sql.maxConcurrentOutputFileWriters": _WRITERS,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
     }

@@ -33,7 +33,7 @@ class Snapshot:
     `subjects`: of the stream. `direct`: direct get is allowed. `floating`: the start is whatever was the oldest, not a
     message that was asked for, so what the stream's own limits remove meanwhile is not missed. `replacing`: the stream
     keeps a number of messages per subject, so each new one may remove one anywhere. `now`: the server's time, in ns
-    since 1970.
+    since 1970. `size`: bytes of a stored message on average.
     """
 
     stream: str
@@ -48,6 +48,7 @@ class Snapshot:
     floating: bool = False
     replacing: bool = False
     now: int = 0
+    size: int = 0
 
     def between(self, start: int, end: int) -> Self:
         """The same stream with another range, every message of which is expected to be there."""
@@ -84,6 +85,7 @@ def snapshot(options: Options, connection: Connection) -> Snapshot:
         False,
         config.get("max_msgs_per_subject", -1) > 0,
         time_ns(info["ts"]),
+        info["state"]["bytes"] // max(1, info["state"]["messages"]),
     )
     reads_directly(options, found)
     start = _start(options, connection, found)
