@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m benchmarks.spark``: how fast Spark reads stored messages, beside Parquet and nats-py.
+"""``python -m benchmarks.spark``: how fast Spark reads and archives stored messages, beside Parquet and nats-py.
 
 One nats-server, one Spark session of ``local[N]``, the same rows as messages and as Parquet files. The rounds are
 interleaved; the tables have medians, ratios, and the CPU time of a row by process.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import random
 import secrets
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 ALL = "all columns"
 FOUR = "four columns"
+ARCHIVE = "archive to Parquet"
 FOUR_DDL = "sequence BIGINT, timestamp TIMESTAMP, topic STRING, payload BINARY"
 PROCESSES = ("nats-server", "JVM", "Python")
 CPU = "CPU"
@@ -38,7 +40,7 @@ CPU = "CPU"
 TOPICS = 1000
 CLIENTS = 100
 FETCH = 100_000
-"""Messages of the nats-py loop, which is timed per message."""
+"""Messages of the nats-py loop at most, which is timed per message."""
 
 
 def fill(url: str, count: int, size: int) -> None:
@@ -65,17 +67,19 @@ def fill(url: str, count: int, size: int) -> None:
 
 
 def session(cores: int) -> SparkSession:
-    """A quiet session on loopback."""
+    """A quiet session on loopback, with the settings of jobs."""
     from pyspark.sql import SparkSession
 
     from pyspark_mqtt_nats.java import ensure
+    from pyspark_mqtt_nats.jobs.session import Setup, settings
 
     ensure()
     roots = [str(ROOT / name) for name in ("", "streams", "spark")]
     os.environ["PYTHONPATH"] = os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{cores}]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    builder = SparkSession.builder
+    for name, value in settings(Setup("benchmark", f"local[{cores}]")).items():
+        builder = builder.config(name, value)
     found = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")
     return found
@@ -101,18 +105,29 @@ def jvm(spark: SparkSession) -> int:
     return int(spark._jvm.java.lang.ProcessHandle.current().pid())  # type: ignore[union-attr]
 
 
-def timed(frame: DataFrame, rows: int, processes: Processes) -> tuple[float, dict[str, float]]:
-    """Rows per second of reading all of it, and the CPU time of a row in us by process."""
+def timed(action: Callable[[], object], rows: int, processes: Processes) -> tuple[float, dict[str, float]]:
+    """Rows per second of an action over all of them, and the CPU time of a row in us by process."""
     before = processes.cpu_seconds()
     began = time.perf_counter()
-    frame.write.format("noop").mode("overwrite").save()
+    action()
     rate = rows / (time.perf_counter() - began)
     after = processes.cpu_seconds()
     return rate, {name: (after[name] - before[name]) / rows * 1e6 for name in PROCESSES}
 
 
-def fetch(url: str) -> float:
-    """Messages per second of a loop over ``fetch`` of nats-py."""
+def archive(spark: SparkSession, url: str, rows: int) -> None:
+    """The job of that name, into a directory that is then removed."""
+    from pyspark_mqtt_nats.jobs.archive import Archive, run
+    from pyspark_mqtt_nats.jobs.progress import Progress
+
+    with tempfile.TemporaryDirectory(prefix="bench-spark-") as output:
+        done = run(spark, Archive(output, {"servers": url}), Progress("archive", io.StringIO()))
+    if done.messages != rows:
+        raise SystemExit(f"{done.messages} messages were archived of {rows}")
+
+
+def fetch(url: str, most: int) -> float:
+    """Messages per second of a loop over ``fetch`` of nats-py, for so many messages."""
 
     async def loop() -> float:
         import nats
@@ -124,8 +139,8 @@ def fetch(url: str) -> float:
         found = await js.pull_subscribe("", stream="$MQTT_msgs", config=config)
         began = time.perf_counter()
         count = 0
-        while count < FETCH:
-            for message in await found.fetch(1000, 5):
+        while count < most:
+            for message in await found.fetch(min(1000, most - count), 5):
                 count += 1 if message.metadata.sequence.stream and message.headers else 0
         rate = count / (time.perf_counter() - began)
         await client.close()
@@ -192,11 +207,14 @@ def measure(url: str, server: int, options: argparse.Namespace, directory: Path)
         found.setdefault(name, []).append(value)
         print(f"  {name}: {value:,.{2 if name.startswith(CPU) else 0}f}", file=sys.stderr)
 
-    def read(name: str, frame: DataFrame) -> None:
-        rate, spent = timed(frame, rows, processes)
+    def measured(name: str, action: Callable[[], object]) -> None:
+        rate, spent = timed(action, rows, processes)
         note(name, rate)
         for process, value in spent.items():
             note(f"{CPU}, {name}, {process}", value)
+
+    def read(name: str, frame: DataFrame) -> None:
+        measured(name, frame.write.format("noop").mode("overwrite").save)
 
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
@@ -209,7 +227,8 @@ def measure(url: str, server: int, options: argparse.Namespace, directory: Path)
                 note(f"MiB of a reader, second half, {columns}", max(memory.seen[half:]) / 2**20)
             frame = spark.read.parquet(parquet)
             read(f"Spark, Parquet, {columns}", frame.select(*names) if columns == FOUR else frame)
-        note("nats-py, fetch loop", fetch(url))
+        measured(ARCHIVE, lambda: archive(spark, url, rows))
+        note("nats-py, fetch loop", fetch(url, min(FETCH, rows)))
     count = stored(ALL).count()
     if count != rows:
         raise SystemExit(f"{count} rows were read of {rows}")
@@ -231,11 +250,11 @@ def table(found: dict[str, list[float]]) -> str:
     ratio = middle[f"Spark, stored messages, {ALL}"] / middle["nats-py, fetch loop"]
     lines.append(f"| stored messages, {ALL} / nats-py | {ratio:.1f} |")
     lines += ["", f"| CPU of a row, us | {' | '.join(PROCESSES)} | together |", "|---|---|---|---|---|"]
-    for source in ("stored messages", "Parquet"):
-        for columns in (ALL, FOUR):
-            spent = [middle[f"{CPU}, Spark, {source}, {columns}, {process}"] for process in PROCESSES]
-            cells = " | ".join(f"{value:.2f}" for value in (*spent, sum(spent)))
-            lines.append(f"| {source}, {columns} | {cells} |")
+    reads = [f"Spark, {source}, {columns}" for source in ("stored messages", "Parquet") for columns in (ALL, FOUR)]
+    for name in (*reads, ARCHIVE):
+        spent = [middle[f"{CPU}, {name}, {process}"] for process in PROCESSES]
+        cells = " | ".join(f"{value:.2f}" for value in (*spent, sum(spent)))
+        lines.append(f"| {name.removeprefix('Spark, ')} | {cells} |")
     return "\n".join(lines)
 
 

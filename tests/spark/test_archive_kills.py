@@ -77,7 +77,9 @@ class Archive:
         self.process = LoggedProcess("archive", directory / "archive.log")
         self._command = [sys.executable, "-m", "pyspark_mqtt_nats.jobs", "archive", "--servers", url]
         self._command += ["--format", format, "--output", str(self.output), "--max-messages-per-trigger", f"{BATCH}"]
-        # A task that is lost with its worker is run again: as on a cluster, and not as local[2] does.
+        self._command += ["--num-partitions", "2"]
+        # Two tasks write into one directory. One that is lost with its worker is run again: as on a cluster, and not as
+        # local[2] does.
         self._command += ["--master", "local[2,8]"]
 
     def start(self, *more: str) -> None:
