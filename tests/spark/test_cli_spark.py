@@ -189,6 +189,13 @@ def test_options_of_the_jobs(ran: Ran) -> None:
     assert (ran.job.input, ran.job.most, ran.job.output) == ("i", 5, None)
 
 
+def test_formats_of_tables_in_capitals(ran: Ran) -> None:
+    assert invoke("archive", "--output", "o", "--format", "Delta").exit_code == 0
+    assert ran.job.format == "delta"
+    assert invoke("archive", "--output", "o", "--format", "org.example.Source").exit_code == 0
+    assert ran.job.format == "org.example.Source"
+
+
 def test_options_of_rules(ran: Ran) -> None:
     file = ROOT / "examples" / "rules" / "weather.toml"
     assert invoke("rule", str(file), "--metrics-port", "0", "--stream", "plant=plant.").exit_code == 0
@@ -242,6 +249,10 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
         ("archive --output o --ending-sequence 5", "--ending-sequence"),
         ("archive --output o --catalog c", "--catalog is for --format iceberg"),
         ("archive --output o --format iceberg --table messages", "--table"),
+        ("archive --output o --format delta --table a.b", "--table is for --format iceberg"),
+        ("archive --output ''", "'--output': it is empty"),
+        ("archive --output o --checkpoint ''", "'--checkpoint': it is empty"),
+        ("archive --output o --format ''", "'--format': it is empty"),
         ("compact", "--input"),
         ("compact --input i --format orc", "--format"),
         ("compact --input i --target-size big", "--target-size"),
@@ -256,6 +267,8 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
         ("aggregate --window 1h --every 5", "--every needs --checkpoint"),
         ("aggregate --window 1h --checkpoint c", "--checkpoint needs --output"),
         ("aggregate --window 1h --checkpoint c --output o --overwrite", "--overwrite and --checkpoint"),
+        ("aggregate --window 1h --output o --watermark 5min", "--watermark needs --checkpoint"),
+        ("aggregate --window 1h --overwrite", "--overwrite needs --output"),
         ("aggregate --window 1h --level 0", "--level"),
         ("replay --input i --speed 0", "--speed"),
         ("replay --input i --speed nan", "--speed"),
@@ -263,11 +276,19 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
         ("replay --input i --prefix a/#", "--prefix"),
         ("replay --input i --topics a/#/b", "--topics"),
         ("replay --input i --starting-timestamp soon", "--starting-timestamp"),
+        ("replay --input i --speed 2 --rate 3", "--speed and --rate exclude each other"),
+        ("replay --input i --starting-sequence 5 --ending-sequence 3", "--ending-sequence is before"),
+        ("replay --input i --starting-timestamp 2 --ending-timestamp 1", "--ending-timestamp is before"),
+        ("report --format delta", "--format needs --input"),
+        ("report --input ''", "'--input': it is empty"),
         ("report --input i --topics a", "topics: no effect with --input"),
         ("sql", "QUERY"),
         ("sql ;", "QUERY is empty"),
         ("sql q --follow --output x.csv", "--follow prints rows"),
         ("sql q --output x.txt", "a name that ends in .parquet, .csv or .json"),
+        ("sql q --overwrite", "--overwrite needs --output"),
+        ("sql q --plot page.txt", "--plot page.txt: expected a name that ends in .html"),
+        ("sql q --stream a --stream A=b", "there is a view A already"),
         ("sql q --rows 0", "--rows"),
         ("sql q --stream a.b", "--stream"),
         ("sql q --stream sessions", "there is a view sessions already"),
@@ -280,7 +301,7 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
     ],
 )
 def test_wrong_usage_names_the_option(words: str, named: str) -> None:
-    done = invoke(*words.split())
+    done = invoke(*shlex.split(words))
     assert done.exit_code == 2
     assert named in done.stderr.splitlines()[-1]
 

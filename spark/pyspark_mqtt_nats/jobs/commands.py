@@ -16,14 +16,12 @@ from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.jobs import JobError, flags
 from pyspark_mqtt_nats.jobs.failures import OURS, explain
 from pyspark_mqtt_nats.jobs.progress import Progress
-from pyspark_mqtt_nats.lakehouse import require
 from pyspark_mqtt_nats.rules.definitions import load
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FORMAT = "Format of Spark, such as parquet or orc; what is not Spark's own needs its package."
-_ARCHIVE_FORMAT = "Format of Spark, such as parquet or orc; or delta or iceberg, with the extra of this name."
 _CHECKPOINT = "Directory in which a run finds where the last one has ended"
 _STARTS = frozenset(("startingsequence", "startingtimestamp", "startingoffsets"))
 """Options that say where a read begins, in lower case."""
@@ -92,10 +90,12 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
 
 
 @jobs.command(cls=flags.Job)
-@click.option("--output", required=True, metavar="DIR", help="Where the archive is, or will be.")
-@click.option("--checkpoint", metavar="DIR", help=f"{_CHECKPOINT}. [default: _checkpoint in --output]")
+@click.option("--output", required=True, metavar="DIR", callback=flags.filled, help="Where the archive is, or will be.")
+@click.option(
+    "--checkpoint", metavar="DIR", callback=flags.filled, help=f"{_CHECKPOINT}. [default: _checkpoint in --output]"
+)
 @click.option("--every", type=float, metavar="SECONDS", callback=flags.positive, help=_EVERY)
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
+@flags.archive_format
 @click.option(
     "--roots",
     type=click.IntRange(0, 1000),
@@ -133,9 +133,7 @@ def archive(
     killed. Read files with Spark, which knows what of them counts.
     """
     source = flags.source_options(context, "stream")
-    require(format)
-    if catalog is not None and format != "iceberg":
-        raise click.UsageError("--catalog is for --format iceberg", context)
+    flags.check_format(context)
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import archive as job
@@ -166,7 +164,7 @@ def _day(value: str) -> date:
 
 
 @jobs.command(cls=flags.Job)
-@click.option("--input", required=True, metavar="DIR", help="The archive.")
+@flags.archive
 @click.option("--format", type=click.Choice(["parquet", "delta", "iceberg"]), default="parquet", show_default=True)
 @click.option(
     "--target-size",
@@ -188,9 +186,7 @@ def compact(context: click.Context, /, master: str | None, conf: Any, log: Path 
     """
     if context.meta.get(flags.SOURCE):
         raise click.UsageError("--option has no effect: nothing is read from NATS", context)
-    require(settings["format"])
-    if settings["catalog"] is not None and settings["format"] != "iceberg":
-        raise click.UsageError("--catalog is for --format iceberg", context)
+    flags.check_format(context)
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import compact as job
@@ -216,10 +212,15 @@ def compact(context: click.Context, /, master: str | None, conf: Any, log: Path 
     type=click.IntRange(1, 128),
     help="By this level of the topic, the first is 1, and not by the whole topic; may be repeated.",
 )
-@click.option("--output", metavar="DIR", help="Write the figures there. [default: print them]")
+@click.option("--output", metavar="DIR", callback=flags.filled, help="Write the figures there. [default: print them]")
 @click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_FORMAT)
 @click.option("--overwrite", is_flag=True, help="Replace what is in --output; without --checkpoint only.")
-@click.option("--checkpoint", metavar="DIR", help=f"{_CHECKPOINT}: windows are added to --output when they are over.")
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    callback=flags.filled,
+    help=f"{_CHECKPOINT}: windows are added to --output when they are over.",
+)
 @click.option(
     "--watermark",
     default="10 minutes",
@@ -242,13 +243,14 @@ def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Pat
     Over what is stored now; or, with --checkpoint, over what has come since the last run, adding to --output the
     windows that are over.
     """
-    if settings["checkpoint"] is None and settings["every"] is not None:
-        raise click.UsageError("--every needs --checkpoint", context)
-    if settings["checkpoint"] is not None:
-        if settings["output"] is None:
-            raise click.UsageError("--checkpoint needs --output", context)
-        if settings["overwrite"]:
-            raise click.UsageError("--overwrite and --checkpoint exclude each other", context)
+    for name, other in (
+        ("every", "checkpoint"),
+        ("watermark", "checkpoint"),
+        ("checkpoint", "output"),
+        ("overwrite", "output"),
+    ):
+        flags.require(context, name, other)
+    flags.exclude(context, "overwrite", "checkpoint")
     if settings["slide"] is not None and settings["slide"] > settings["window"]:
         raise click.UsageError("--slide is longer than --window", context)
     source = flags.source_options(context, "batch" if settings["checkpoint"] is None else "stream")
@@ -310,6 +312,9 @@ def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | No
         raise click.UsageError("--follow prints rows; --output and --plot need a query that ends", context)
     if output is not None and Path(output).suffix not in (".parquet", ".csv", ".json"):
         raise click.UsageError(f"--output {output}: expected a name that ends in .parquet, .csv or .json", context)
+    flags.require(context, "overwrite", "output")
+    if page is not None and page.suffix != ".html":
+        raise click.UsageError(f"--plot {page}: expected a name that ends in .html", context)
     if page is not None and not page.absolute().parent.is_dir():
         raise JobError(f"--plot {page}: there is no directory {page.absolute().parent}")
     if settings["query"] == "-":
@@ -399,8 +404,8 @@ def _prefix(value: str) -> str:
 
 
 @jobs.command(cls=flags.Job)
-@click.option("--input", required=True, metavar="DIR", help="The archive.")
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
+@flags.archive
+@flags.archive_format
 @click.option(
     "--speed",
     default="1",
@@ -443,6 +448,10 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
     them now; --prefix keeps them apart from what clients do publish now.
     """
     sink = flags.source_options(context, "write")
+    flags.exclude(context, "speed", "rate")
+    for first, last, name in (("start", "end", "sequence"), ("since", "until", "timestamp")):
+        if None not in (settings[first], settings[last]) and settings[last] < settings[first]:
+            raise click.UsageError(f"--ending-{name} is before --starting-{name}", context)
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import replay as job
@@ -459,8 +468,10 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
     metavar="FILE",
     help="Write a page with charts: report.html. [default: only print the summary]",
 )
-@click.option("--input", metavar="DIR", help="Report on an archive. [default: on what is stored]")
-@click.option("--format", default="parquet", show_default=True, metavar="NAME", help=_ARCHIVE_FORMAT)
+@click.option(
+    "--input", metavar="DIR", callback=flags.filled, help="Report on an archive. [default: on what is stored]"
+)
+@flags.archive_format
 @click.option("--most", type=click.IntRange(1, 1000), default=20, show_default=True, help="Length of the lists.")
 @flags.source_flags("Messages", *flags.READING, *flags.ENDING)
 @flags.source_flags("Connection", *flags.CONNECTION)
@@ -468,6 +479,7 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
 @click.pass_context
 def report(context: click.Context, /, output: Path | None, input: str | None, format: str, most: int, **_: Any) -> None:
     """Busiest topics and publishers, messages over time, gaps: in a few lines, and as a page with charts."""
+    flags.require(context, "format", "input")
     if input is not None and context.meta.get(flags.SOURCE):
         raise click.UsageError(f"{', '.join(context.meta[flags.SOURCE])}: no effect with --input", context)
     source = flags.source_options(context, "batch")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from pyspark_mqtt_nats import values
+from pyspark_mqtt_nats import lakehouse, values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.options import DEFAULT_SERVERS, OPTIONS, Option, Options
 
@@ -200,10 +201,63 @@ def streams(context: click.Context, parameter: click.Parameter, given: tuple[str
             Options.parse({"stream": name, "subjectPrefix": prefix})
         except OptionError as error:
             raise click.BadParameter(str(error), context, parameter) from None
-        if name.lower() in ("messages", "retained", "sessions"):
+        if name.lower() in ("messages", "retained", "sessions", *map(str.lower, found)):
             raise click.BadParameter(f"there is a view {name} already", context, parameter)
         found[name] = prefix
     return found
+
+
+def require(context: click.Context, name: str, other: str) -> None:
+    """Raise UsageError when the user has given the parameter `name`, and not `other`, without which it has no effect.
+
+    Parameters are named as the function of a command has them.
+    """
+    given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if given and context.params[other] in (None, False):
+        raise click.UsageError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}", context)
+
+
+def exclude(context: click.Context, name: str, other: str) -> None:
+    """Raise UsageError when the user has given both parameters."""
+    if all(context.get_parameter_source(one) is ParameterSource.COMMANDLINE for one in (name, other)):
+        raise click.UsageError(f"--{name} and --{other} exclude each other", context)
+
+
+def check_format(context: click.Context) -> None:
+    """Check the format of an archive: its package is installed, and flags of Iceberg are given for Iceberg only.
+
+    Raises JobError and UsageError.
+    """
+    found = context.params["format"]
+    lakehouse.require(found)
+    for name in ("catalog", "table"):
+        if found != "iceberg" and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} is for --format iceberg", context)
+
+
+def filled(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return a value that is not empty, as the one of a shell variable that is not set would be: a callback."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("it is empty", context, parameter)
+    return value
+
+
+def format_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Return the name of a format, those of tables in small letters: a callback."""
+    filled(context, parameter, value)
+    return value.lower() if value.lower() in lakehouse.PACKAGES else value
+
+
+archive: Final = click.option("--input", required=True, metavar="DIR", callback=filled, help="The archive.")
+
+archive_format: Final = click.option(
+    "--format",
+    default="parquet",
+    show_default=True,
+    metavar="NAME",
+    callback=format_name,
+    help="Format of Spark, such as parquet or orc; or delta or iceberg, with the extra of this name.",
+)
 
 
 def table_flags(command: F) -> F:
