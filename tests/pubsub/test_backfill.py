@@ -157,7 +157,7 @@ async def test_what_this_gateway_published_came_directly(gap: Gap) -> None:
 
 
 async def test_too_many_new_messages_are_read_from_the_stream(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue takes no more memory than it may. They are stored too, some a moment after core NATS has brought them."""
+    """The queue takes no more memory than it may. They are stored too, some only after core NATS has brought them."""
     monkeypatch.setattr(backfill, "BACKLOG_BYTES", 1000)
     gap.subscribe("a/b")
     gap.store(b"0")
