@@ -32,7 +32,7 @@ S = TypeVar("S", bound="Session")
 class Registry(Generic[S]):
     """The connections of a gateway in one account, and the sessions that they have."""
 
-    __slots__ = ("attached", "checks", "clients", "closing", "connections", "left", "unchecked")
+    __slots__ = ("attached", "checks", "clients", "closing", "connections", "left", "sharing", "unchecked")
 
     def __init__(self) -> None:
         self.clients: dict[str, S] = {}
@@ -43,6 +43,8 @@ class Registry(Generic[S]):
         """Clients with an open socket, also before CONNECT."""
         self.checks: TimingWheel[S] = TimingWheel()
         """Of these, clients by the time at which their keep alive or connect timeout may have passed."""
+        self.sharing: set[S] = set()
+        """Clients that have had shared subscriptions."""
         self.left = asyncio.Event()
         """Set when a client has left."""
         self.attached: dict[str, S] = {}
@@ -59,6 +61,7 @@ class Registry(Generic[S]):
         """Remove a client whose connection has ended, or belongs to another account."""
         self.connections.discard(client)
         self.checks.discard(client)
+        self.sharing.discard(client)
         self.left.set()
 
     def begin_closing(self) -> None:

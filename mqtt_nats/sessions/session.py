@@ -316,4 +316,5 @@ class Session(Member):
         """Return the shared subscriptions by topic filter, to which the caller adds."""
         if self.shares is None:
             self.shares = {}
+            self.services.registry.sharing.add(self)
         return self.shares

@@ -292,7 +292,7 @@ async def look_after(services: Services) -> None:
         progress = loop.time() - told > PROGRESS
         if progress:
             told = loop.time()
-        for client in list(services.registry.clients.values()):
+        for client in [one for one in services.registry.sharing if one.here]:
             for member in (client.shares or {}).values():
                 if loop.time() - member.since > OVERDUE:
                     member.ask_again()

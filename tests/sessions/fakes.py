@@ -343,6 +343,7 @@ class FakeClient:
 
     def make_shares(self) -> dict[str, Any]:
         self.shares = {} if self.shares is None else self.shares
+        self.services.registry.sharing.add(self)
         return self.shares
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.routing_table import Choice
-from mqtt_nats.sessions.services import Services
+from mqtt_nats.sessions.services import Registry, Services
 from mqtt_nats.sessions.session import Session, State
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.turns import Clock
@@ -35,10 +35,11 @@ pytestmark = pytest.mark.sources
 
 @stands_for(Services)
 class FakePathServices:
-    """Stands for `Services`: the message path."""
+    """Stands for `Services`: the message path, and the clients."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.registry: Registry[PlainSession] = Registry()
 
 
 class PlainSession(Session):
@@ -153,3 +154,4 @@ async def test_shared_subscriptions_are_made_once() -> None:
     session = made()
     shares = session.make_shares()
     assert session.make_shares() is shares is session.shares
+    assert session.services.registry.sharing == {session}

@@ -252,6 +252,18 @@ async def test_slow_members_get_more_time(client: FakeClient, monkeypatch: pytes
     looking.cancel()
 
 
+async def test_sessions_without_groups_are_not_looked_at(client: FakeClient) -> None:
+    client.durable_side, client.regular_side = None, TransientSender(10, 10, lambda data: None)
+    other = FakeClient(client.services, "other")
+    await subscribe(client)
+    registry = client.services.registry
+    assert registry.sharing == {client}
+    registry.leave(as_client(other))
+    assert registry.sharing == {client}
+    registry.leave(as_client(client))
+    assert registry.sharing == set()
+
+
 async def test_a_new_leader_gets_the_last_acknowledgements(client: FakeClient) -> None:
     """Those of before a request that one leader has served for half a minute are not sent again."""
     client.durable_side, client.regular_side = None, TransientSender(10, 10, lambda data: None)
