@@ -3,7 +3,7 @@
 
 One gateway on one nats-server has so many connected durable sessions, each with a subscription at QoS 1, and so many
 sessions of absent clients. Each row has the processor time that both take beyond that without a tab, while Chromium
-shows a view of the dashboard.
+shows a view of the dashboard, and the processor time of Chromium. All rows are measured in turn, several times.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -19,8 +20,10 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from benchmarks import peers, proc
@@ -39,6 +42,8 @@ SETTLE_S: Final = 10.0
 AT_ONCE: Final = 100
 """Clients that connect at the same time."""
 
+NO_TAB: Final = "no tab"
+
 
 class Row(NamedTuple):
     """Shares of a processor during a measurement."""
@@ -46,6 +51,8 @@ class Row(NamedTuple):
     view: str
     gateway: float
     server: float
+    browser: float
+    """Of all processes of Chromium together."""
 
 
 @contextmanager
@@ -126,12 +133,30 @@ def _tab(url: str, view: str) -> Iterator[None]:
         browser.close()
 
 
+def _browsers() -> list[int]:
+    """The first processes of the browsers below this process."""
+    found = []
+    for pid in proc.tree(os.getpid()):
+        with suppress(OSError):  # it has ended meanwhile
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"chrom" in command.split(b"\0")[0] and b"--type=" not in command:
+                found.append(pid)
+    return found
+
+
 def _shares(view: str, gateway: int, server: int, seconds: float) -> Row:
     time.sleep(SETTLE_S)
-    before, begun = (proc.cpu_seconds(gateway), proc.cpu_seconds(server)), time.monotonic()
+    watched = [[gateway], [server], _browsers()]
+    before, begun = [sum(map(proc.cpu_seconds, pids)) for pids in watched], time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - begun
-    return Row(view, (proc.cpu_seconds(gateway) - before[0]) / took, (proc.cpu_seconds(server) - before[1]) / took)
+    used = [sum(map(proc.cpu_seconds, pids)) - then for pids, then in zip(watched, before, strict=True)]
+    return Row(view, *(one / took for one in used))
+
+
+def _median(rows: Sequence[Row]) -> Row:
+    """The medians of rows of one view."""
+    return Row(rows[0].view, *(median(values) for values in list(zip(*rows, strict=True))[1:]))
 
 
 def _answer(url: str) -> tuple[int, float]:
@@ -142,8 +167,8 @@ def _answer(url: str) -> tuple[int, float]:
     return int(found["total"]), time.monotonic() - begun
 
 
-def measure(sessions: int, absent: int, views: Sequence[str], seconds: float) -> list[Row]:
-    """Measure each view for ``seconds``, and first the gateway without a tab."""
+def measure(sessions: int, absent: int, views: Sequence[str], seconds: float, rounds: int) -> list[Row]:
+    """Measure the gateway without a tab and with each view, for ``seconds`` in each round; the medians."""
     with ExitStack() as stack:
         url, _, server = stack.enter_context(peers.monitored_nats_server())
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -159,25 +184,25 @@ def measure(sessions: int, absent: int, views: Sequence[str], seconds: float) ->
         print(
             f"50 of {total:,} absent sessions in {took:.2f} s; the gateway's memory grew by {grown:.0f} MiB", flush=True
         )
-        rows = [_shares("no tab", gateway, server, seconds)]
-        print(rows[0], flush=True)
-        for view in views:
-            with _tab(admin, view):
-                rows.append(_shares(view, gateway, server, seconds))
-            print(rows[-1], flush=True)
+        found: dict[str, list[Row]] = {view: [] for view in (NO_TAB, *views)}
+        for _, view in product(range(rounds), found):
+            with nullcontext() if view == NO_TAB else _tab(admin, view):
+                found[view].append(_shares(view, gateway, server, seconds))
+            print(found[view][-1], flush=True)
         for writer in writers:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             writer.close()
-    return rows
+    return [_median(rows) for rows in found.values()]
 
 
 def document(rows: Sequence[Row], command: str) -> str:
     """Make the table of the rows."""
     idle = rows[0]
-    lines = [["view", "gateway", "nats-server", "both, beyond no tab"]]
+    lines = [["view", "gateway", "nats-server", "both, beyond no tab", "Chromium"]]
     for row in rows:
         more = row.gateway + row.server - idle.gateway - idle.server
-        lines.append([row.view, f"{row.gateway:.1%}", f"{row.server:.1%}", f"{more:.1%}" if row is not idle else ""])
+        beyond = ["", ""] if row is idle else [f"{more:.1%}", f"{row.browser:.1%}"]
+        lines.append([row.view, f"{row.gateway:.1%}", f"{row.server:.1%}", *beyond])
     return "\n".join([f"{machine(['nats'])}  \n`{command}`", "", *table(lines)])
 
 
@@ -187,9 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", type=int, default=10_000, help="connected durable sessions (%(default)s)")
     parser.add_argument("--absent", type=int, default=0, help="sessions of absent clients (%(default)s)")
     parser.add_argument("--views", default="overview,clients,sessions,subscriptions", help="(%(default)s)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="measured for each row (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measured for each row of a round (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="all rows in turn, so many times (%(default)s)")
     options = parser.parse_args(arguments)
-    rows = measure(options.sessions, options.absent, options.views.split(","), options.seconds)
+    rows = measure(options.sessions, options.absent, options.views.split(","), options.seconds, options.rounds)
     given = sys.argv[1:] if arguments is None else list(arguments)
     print("\n" + document(rows, " ".join(["python -m benchmarks.dashboard", *given])))
 
