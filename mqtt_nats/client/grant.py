@@ -14,7 +14,8 @@ from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.subscription_change import Wish, is_lowered
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
-from mqtt_nats.delivery.resume import leave_shared_reader, set_options
+from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader, set_options
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
@@ -81,9 +82,13 @@ async def grant(
         await leave_shared_reader(client, wholly=True)
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, side.attach_pubrels)
-    start_of = _Starts(side, await retry_until_answered(client, partial(place.position, client.services.nats.inbox)))
+    position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
-    created = _put(side, others, replays, start_of, came)
+    if came is None and await _may_join(client, side, others):
+        put = partial(_put_served, side, others, replays, _Starts(side, position))
+        await client.delivery.feed.subscribe(client, position, put, partial(_store, client))
+        return set()
+    created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
     await save_record(client, client.epoch)
     if created:
         limit_in_flight(side)  # each new consumer adds its window
@@ -94,21 +99,58 @@ async def grant(
     return set(failed)
 
 
+async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
+    """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
+    feed = client.delivery.feed
+    record, _ = claimed(client.record)
+    keys = (key for wish in wanted.values() if wish.qos for key in _keys(wish.subjects))
+    if not feed.takes(client, side) or all(key in record.cons for key in keys):
+        return False
+    if side.keeper is None:
+        found = await retry_until_answered(client, partial(client.services.streams.positions.load, client.hash))
+        side.store_position_with(PositionWriter(client, found.sequence))
+    return feed.takes(client, side)
+
+
+def _put_served(
+    side: DurableDelivery, wanted: dict[str, Wish], replays: dict[str, Replay], start_of: Callable[[str], int]
+) -> list[ConsumerBinding]:
+    """Put subscriptions into the session record; return those that the shared reader is to serve from the start."""
+    _, v5 = claimed(side.client.record)
+    v5.name_position(v5.pos, consumerless=True)
+    return [one for _, one in _put(side, wanted, replays, start_of, side.add_removed)]
+
+
+async def _store(client: Client) -> None:
+    """Store the session's position, then its record, which names subscriptions that the position speaks for.
+
+    Raises:
+        Conflict: the session belongs to another connection.
+        ApiError, QuotaExceeded: JetStream does not store the record, or the position.
+    """
+    await keep_taken(client)
+    await save_record(client, client.epoch)
+
+
+def _keys(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys in the session record of the consumers of a filter's subjects."""
+    return subjects[0], *map(second_sid, subjects[1:])
+
+
 def _put(
     side: DurableDelivery,
     wanted: dict[str, Wish],
     replays: dict[str, Replay],
     start_of: Callable[[str], int],
-    came: Came | None,
+    add: Callable[[str, ConsumerRef, SubscriptionState], ConsumerBinding],
 ) -> list[tuple[str, ConsumerBinding]]:
-    """Put subscriptions into the session record; return the consumers that are to be created, with their filters."""
+    """Put subscriptions into the session record, and by ``add`` into the session; return the new ones, with filters."""
     record, v5 = claimed(side.client.record)
     created: list[tuple[str, ConsumerBinding]] = []
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         options = wish.described(topic_filter)
-        for index, subject in enumerate(wish.subjects if wish.qos else ()):
-            key = subject if index == 0 else second_sid(subject)
+        for key, subject in zip(_keys(wish.subjects), wish.subjects, strict=True) if wish.qos else ():
             known = record.cons.get(key)
             if known is None:
                 source = SubscriptionState(wish.qos, start_of(subject), side.window())
@@ -119,7 +161,7 @@ def _put(
                 replays[key].hold(source)
             if known is None:
                 stand_behind(side, older, source, subject)
-                created.append((topic_filter, side.add(key, _put_consumer(side, key, subject, source), source, came)))
+                created.append((topic_filter, add(key, _put_consumer(side, key, subject, source), source)))
             elif source.qos != wish.qos:
                 _regrant(side, key, source, wish.qos)
         record.subs[wish.subjects[0]] = wish.qos
@@ -260,8 +302,7 @@ class Room:
         consumers = 0
         shared = topic_filter.startswith(SHARED)
         if self._having is not None and entry.qos and not shared:
-            keys = (subjects[0], *map(second_sid, subjects[1:]))
-            consumers = sum(key not in self._having for key in keys)
+            consumers = sum(key not in self._having for key in _keys(subjects))
         if consumers > self._consumers:
             return "consumers"
         if topic_filter in self._present:

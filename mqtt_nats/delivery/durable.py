@@ -361,9 +361,11 @@ class DurableDelivery(StatefulDelivery):
             self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
         return attachment
 
-    def add_removed(self, key: str, consumer: ConsumerRef, source: SubscriptionState) -> None:
-        """Add a subscription without a consumer; readers bring the messages after the restored position."""
-        self._bind(ConsumerBinding(key, consumer, source)).go_on(self.resumed_from)
+    def add_removed(self, key: str, consumer: ConsumerRef, source: SubscriptionState) -> ConsumerBinding:
+        """Add a subscription without a consumer: readers bring what comes after its start and a restored position."""
+        attachment = self._bind(ConsumerBinding(key, consumer, source))
+        attachment.go_on(max(self.resumed_from, source.start - 1))
+        return attachment
 
     async def attach(self, attachment: ConsumerBinding) -> None:
         """Attach an existing consumer to this connection.

@@ -260,9 +260,9 @@ def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) ->
 def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
     """Whether readers can bring all that a session has missed: its position speaks for all of its subscriptions."""
     assert record.v5 is not None
-    settled = max([*record.v5.start.values(), *(until + 1 for _, until in record.v5.was.values())], default=0)
+    settled = max((until for _, until in record.v5.was.values()), default=0)
     names = {one.durable_name for one in record.cons.values()}
-    whole = valid == EVER and settled <= position.reached + 1
+    whole = valid == EVER and settled <= position.reached
     return whole and bool(names) and names.issubset(position.live)
 
 

@@ -13,11 +13,14 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover
     from mqtt_nats.delivery.position_writer import PositionWriters
     from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.ingress.publish import Ingress
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.services import Registry, Services
 
 
@@ -30,6 +33,11 @@ class CatchUp:
     def __init__(self, position: int) -> None:
         self.position = position
         """Stream sequence up to which the session was given every message that matches a live subscription."""
+
+    @property
+    @abstractmethod
+    def reads(self) -> bool:
+        """Whether messages were missed, so that this reader reads pages."""
 
     @abstractmethod
     def broken(self) -> None:
@@ -73,12 +81,32 @@ class SharedFeed:
     def soon(self, client: Receiver) -> None:
         """Try soon to make subscriptions of a session live."""
 
+    def takes(self, client: Receiver, side: DurableDelivery) -> bool:
+        """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
+        return False
+
+    async def subscribe(
+        self,
+        client: Receiver,
+        place: int,
+        put: Callable[[], list[ConsumerBinding]],
+        store: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Begin new subscriptions without consumers.
+
+        Args:
+            client: the session.
+            place: stream sequence after which the session begins, if no subscription of it is served yet.
+            put: puts the subscriptions into the session and its record; returns them.
+            store: stores the position, then the record.
+        """
+
     def admit(self, client: Receiver) -> bool:
-        """Whether one more session may go on without consumers; it then has a place among those that catch up."""
+        """Return whether a session may go on without consumers."""
         return False
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        """Serve a session without consumers from its position on; any other session gives its place back."""
+        """Serve a session without consumers from its position on; nothing is done for any other session."""
 
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""

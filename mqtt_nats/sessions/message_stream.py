@@ -26,7 +26,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.stored import delete, get_next
+from mqtt_streams.stored import StoredMessage, delete, get_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,12 +132,21 @@ class StreamHead:
         state: dict[str, Any] = info["state"]
         return state
 
-    async def beyond(self, subject: str, start: int, since: int) -> bool:
-        """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
+    async def following(self, subject: str, start: int) -> StoredMessage | None:
+        """Return the first message of ``subject`` from sequence ``start`` on; None without one.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
         found = await get_next(self._inbox, MESSAGES, subject, start)
         if found is None and self.replicated:  # a new leader may not count all messages yet
             await self.state()
             found = await get_next(self._inbox, MESSAGES, subject, start)
+        return found
+
+    async def beyond(self, subject: str, start: int, since: int) -> bool:
+        """Whether there is no message of ``subject`` from sequence ``start`` up to ``since``."""
+        found = await self.following(subject, start)
         return found is None or found.seq > since
 
     async def nothing_left(self, subjects: Sequence[str], position: int, since: int) -> bool:

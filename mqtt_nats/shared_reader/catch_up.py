@@ -48,6 +48,9 @@ PAUSE: Final = 0.25
 IDLE: Final = 60
 """Seconds without a pull request after which nats-server removes the reader."""
 
+PLACE: Final = 5.0
+"""Maximum seconds for which a session waits for a place among those that read pages."""
+
 HANDOVER: Final = 5.0
 """Maximum seconds for the handover to the shared reader."""
 
@@ -90,9 +93,20 @@ class CatchUpReader(CatchUp):
         self._end = not missed
         """Whether JetStream has no more messages for this reader."""
         self._over = False
+        self._placed = False
+        """Whether this reader has one of the places of readers that read pages."""
         self._wake = asyncio.Event()
         member.side.machine.call_on_room(self._deal)
-        self._services.tasks.spawn(self._run(), f"what {member.client.client_id} has missed")
+
+    @property
+    def reads(self) -> bool:
+        """Whether messages were missed, so that this reader reads pages."""
+        return bool(self._name) or self._broken
+
+    def begin(self) -> None:
+        """Begin to read; until then the session gets no message, and keeps its place."""
+        if not self._over:
+            self._services.tasks.spawn(self._run(), f"what {self._member.client.client_id} has missed")
 
     def broken(self) -> None:
         """Create the reader again: a message is missing, or may be, or the subscriptions have changed."""
@@ -111,7 +125,7 @@ class CatchUpReader(CatchUp):
         while not self._over:
             await self._services.nats.online.wait()
             try:
-                if self._broken:
+                if self._broken and await self._take_place():
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
                         await self._make()
@@ -128,11 +142,28 @@ class CatchUpReader(CatchUp):
                     log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
                     live.give_back(member.client, member.side)
         self._services.nats.link.unsubscribe_raw(self._sid)
+        if self._placed:
+            live.places.release()
         if self._name:
             try:
                 await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("the reader of %s: %s", member.client, error)
+
+    async def _take_place(self) -> bool:
+        """Wait for a place among the readers; False: there was none, and the session has gone to its consumers."""
+        live, member = self._live, self._member
+        if not self._placed:
+            try:
+                async with asyncio.timeout(PLACE):
+                    await live.places.acquire()
+            except TimeoutError:
+                if not self._over:
+                    log.info("%s: its consumers deliver the missed messages: others catch up", member.client)
+                    live.give_back(member.client, member.side)
+                return False
+            self._placed = True
+        return True
 
     async def _signal(self) -> None:
         """Wait until there is work; after `SILENCE` without the messages asked for, mark the reader as broken."""
@@ -151,6 +182,8 @@ class CatchUpReader(CatchUp):
         if not subjects:
             self._live.end_catching(self._member.side)
             return
+        if self._member.end_joining() is not None:
+            self._live.remove(self._member.client)
         former, self._name = self._name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         self._filters = chosen(subjects)
@@ -283,21 +316,27 @@ class CatchUpReader(CatchUp):
         """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
         self._end = False
-        joining = Promotion([], 0)
-        member.begin_joining(joining)
+        joining = member.joining
+        if joining is None:
+            joining = Promotion([], 0)
+            member.begin_joining(joining)
+        subjects = self._subjects()
+        # The shared reader has brought, or has kept back, what came by the filters that it has for this session.
+        unread = [one for one in subjects if one.removeprefix(STORED_PREFIX) not in member.filters]
         live.interest.put(member)
         try:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
                 since = max(last, live.reader.position, self.position)
-                while not await self._services.head.nothing_left(self._subjects(), self.position, since):
+                while not await self._services.head.nothing_left(unread, self.position, since):
                     if self._over or self._broken or not self._name:
                         return False
                     self._deal()
                     await asyncio.sleep(STEP)
             if self._over or self._broken or joining.wrong:
                 return False
-            self.position = max(self.position, since)
+            if len(unread) == len(subjects):
+                self.position = max(self.position, since)
             live.caught_up(member, joining, self.position)
             return True
         finally:
@@ -315,5 +354,5 @@ def catch_up(live: SharedReaderSessions, member: Member, position: int, *, misse
         missed: whether there are such messages; else that is asked first.
     """
     reader = CatchUpReader(live, member, position, missed=missed)
-    member.side.begin_catching(reader)
-    live.catching.add(reader)
+    live.begin_catching(member.side, reader)
+    reader.begin()

@@ -10,6 +10,7 @@ from mqtt_nats.backbone.batch import AT_ONCE, parts
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.delivery.states import MAY_JOIN
 from mqtt_nats.protocol.ack_tokens import TAKEN
+from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -36,6 +37,9 @@ JOINING_MOST: Final = 1024
 
 BEHIND: Final = 1000
 """Number of messages left above which a session becomes live where its consumers are, with a catch-up reader."""
+
+PASSED: Final = 5.0
+"""Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
 CATCHING_MOST: Final = 64
 """Maximum number of sessions that catch up at the same time."""
@@ -281,6 +285,36 @@ async def _passed(head: StreamHead, joining: Promotion, attachment: ConsumerBind
     # The consumer may be on a replica that lags, and would report nothing left; so the stream's leader is asked.
     start = max(source.last, source.start - 1) + 1
     return await head.beyond(attachment.consumer.filter_subject, start, joining.since)
+
+
+async def bring_rest(live: SharedReaderSessions, member: Member, joining: Promotion) -> bool:
+    """Wait until the consumers have delivered what is left; False: the promotion cannot go on, or gives way."""
+    client, side, since, reader = member.client, member.side, joining.since, live.reader
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PASSED
+    rests = list(joining.attachments)
+    # All live subscriptions of the session must have reached `since` first: the position is one number for all.
+    while rests or (side.live and reader.position < since):
+        if client.crowded():  # a waiting job, such as one more SUBSCRIBE, goes first
+            joining.give_way()
+        if vain(live, member) or joining.gave_way or loop.time() > deadline:
+            return False
+        rests = await left(live.services.head, joining, rests)
+        if rests or (side.live and reader.position < since):
+            await asyncio.sleep(STEP)
+    return not vain(live, member)
+
+
+def vain(live: SharedReaderSessions, member: Member) -> bool:
+    """Return whether the promotion of a session cannot go on."""
+    client, side, joining = member.client, member.side, member.joining
+    handlers = live.services.nats.link.handlers
+    if joining is not None and any(
+        one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
+    ):
+        joining.fail()
+    gone = not client.alive or client.durable_side is not side or side.state not in MAY_JOIN
+    return gone or (joining is not None and joining.wrong)
 
 
 def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> Handler:

@@ -20,20 +20,21 @@ from mqtt_nats.delivery.position_recovery import limit_in_flight, remove_dormant
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.receiver import CatchUp, Receiver, SharedFeed
 from mqtt_nats.delivery.resume import return_to_consumers
-from mqtt_nats.delivery.states import MAY_JOIN, DeliveryEvent
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.catch_up import catch_up
 from mqtt_nats.shared_reader.index import ServedFilters
+from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
     CATCHING_MOST,
+    PASSED,
     RENEWAL,
     Member,
     Promotion,
     PromotionLimit,
+    bring_rest,
     far_apart,
-    left,
     may_join,
     much_left,
     name_position,
@@ -41,6 +42,7 @@ from mqtt_nats.shared_reader.promotion import (
     settled,
     take_over,
     undo,
+    vain,
 )
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.transport.turns import TimingWheel
@@ -48,6 +50,8 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -57,9 +61,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 READY: Final = 2.0
 """Maximum seconds until the reader has the wanted filters."""
-
-PASSED: Final = 5.0
-"""Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
 QUEUE_MOST: Final = 4096
 """Maximum number of messages that wait for a place in a session's window, unless `max_backlog` is less."""
@@ -87,8 +88,8 @@ class SharedReaderSessions(SharedFeed):
         """Sessions on their way back to their own consumers."""
         self.catching: set[CatchUp] = set()
         """Catch-up readers of the sessions that read missed messages."""
-        self._about: set[Receiver] = set()
-        """Sessions that are about to get a catch-up reader."""
+        self.places = asyncio.Semaphore(CATCHING_MOST)
+        """Places of catch-up readers that read pages."""
         services.nats.reconnect.register(Phase.REQUESTS, self.hold)
         services.stream.call_on_replaced(self.reader.begin_anew)
 
@@ -110,16 +111,15 @@ class SharedReaderSessions(SharedFeed):
     def refresh(self, client: Receiver) -> None:
         """Update the filters of a session whose subscriptions have ended."""
         member = self.members.get(client)
-        if member is not None and member.filters:
-            self.interest.remove(member)
-            self.interest.put(member)
         if member is not None and member.side.catching is not None:
             member.side.catching.broken()
+        elif member is not None and member.filters:
+            self.interest.remove(member)
+            self.interest.put(member)
 
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
         self._turns.end(client)
-        self._about.discard(client)
         self.returning.discard(client)
         self.remove(client)
         self.candidates.discard(client)
@@ -316,7 +316,6 @@ class SharedReaderSessions(SharedFeed):
             client.taken_over()
         finally:
             self._turns.end(client)
-            self._about.discard(client)
             joining = member.end_joining()
             if joining is not None:  # the promotion failed
                 undo(self, member, joining)
@@ -336,14 +335,12 @@ class SharedReaderSessions(SharedFeed):
         behind = await much_left(self.services.nats.inbox, attachments)
         if client.crowded():
             return
-        if behind is None or (behind and (side.live or len(self.catching) + len(self._about) >= CATCHING_MOST)):
+        if behind is None or (behind and (side.live or self.places.locked())):
             self.later(client)
             return
-        if behind:
-            self._about.add(client)
-            if await far_apart(self.services.head, attachments):
-                self.later(client)
-                return
+        if behind and await far_apart(self.services.head, attachments):
+            self.later(client)
+            return
         if side.keeper is None:
             sequence = (await self.services.streams.positions.load(client.hash)).sequence
             side.store_position_with(PositionWriter(client, sequence))
@@ -360,7 +357,7 @@ class SharedReaderSessions(SharedFeed):
                     self.remove(client)
                 raise
         since = max(last, *(one.source.last for one in side.attachments.values()))
-        if self._vain(member):
+        if vain(self, member):
             if not before:
                 self.remove(client)
             return
@@ -371,37 +368,9 @@ class SharedReaderSessions(SharedFeed):
             if one.sid in handlers:
                 joining.handlers[one] = handlers[one.sid]
                 handlers[one.sid] = joining.rests[one] = rest(joining, one, handlers[one.sid])
-        if await self._bring_rest(member, joining):
+        if await bring_rest(self, member, joining):
             member.end_joining()
             self._switch(member, joining)
-
-    async def _bring_rest(self, member: Member, joining: Promotion) -> bool:
-        """Wait until the consumers have delivered what is left; False: the promotion cannot go on, or gives way."""
-        client, side, since = member.client, member.side, joining.since
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + PASSED
-        rests = list(joining.attachments)
-        # All live subscriptions of the session must have reached `since` first: the position is one number for all.
-        while rests or (side.live and self.reader.position < since):
-            if client.crowded():  # a waiting job, such as one more SUBSCRIBE, goes first
-                joining.give_way()
-            if self._vain(member) or joining.gave_way or loop.time() > deadline:
-                return False
-            rests = await left(self.services.head, joining, rests)
-            if rests or (side.live and self.reader.position < since):
-                await asyncio.sleep(STEP)
-        return not self._vain(member)
-
-    def _vain(self, member: Member) -> bool:
-        """Return whether the promotion of a session cannot go on."""
-        client, side, joining = member.client, member.side, member.joining
-        handlers = self.services.nats.link.handlers
-        if joining is not None and any(
-            one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
-        ):
-            joining.fail()
-        gone = not client.alive or client.durable_side is not side or side.state not in MAY_JOIN
-        return gone or (joining is not None and joining.wrong)
 
     def _switch(self, member: Member, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""
@@ -437,16 +406,28 @@ class SharedReaderSessions(SharedFeed):
             side.keeper.confirm_sent()
         self._look_after(member)
 
+    def takes(self, client: Receiver, side: DurableDelivery) -> bool:
+        """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
+        return may_join_directly(self, client, side)
+
+    async def subscribe(
+        self,
+        client: Receiver,
+        place: int,
+        put: Callable[[], list[ConsumerBinding]],
+        store: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Begin new subscriptions without consumers; see :func:`new_subscriptions.subscribe`."""
+        member = self._member(client)
+        assert member is not None
+        await subscribe(self, member, place, put, store)
+
     def admit(self, client: Receiver) -> bool:
-        """Give a session without consumers a place among those that catch up; False: there is none."""
-        full = len(self.catching) + len(self._about) >= CATCHING_MOST
-        if self.allowed and self.consumerless and not (full or self.reader.refused):
-            self._about.add(client)
-        return client in self._about
+        """Return whether a session may go on without consumers."""
+        return self.allowed and self.consumerless and not self.reader.refused
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        """Serve a session without consumers from its position on; any other session gives its place back."""
-        self._about.discard(client)
+        """Serve a session without consumers from its position on; nothing is done for any other session."""
         member = self._member(client) if side.dormant else None
         if member is None or side.keeper is None:
             return
@@ -475,6 +456,11 @@ class SharedReaderSessions(SharedFeed):
                 self._take_kept(member, sequence, message)
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
+
+    def begin_catching(self, side: DurableDelivery, reader: CatchUp) -> None:
+        """Have a catch-up reader bring the messages of a session."""
+        side.begin_catching(reader)
+        self.catching.add(reader)
 
     def end_catching(self, side: DurableDelivery) -> None:
         """Stop a session's catch-up reader."""

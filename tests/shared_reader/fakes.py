@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_nats.transport.turns import TimingWheel
@@ -21,7 +23,8 @@ from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
-    from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.delivery.position_writer import PositionWriter
+    from mqtt_nats.delivery.receiver import CatchUp, Receiver
     from mqtt_nats.messages.message import Stored
 
 
@@ -63,7 +66,18 @@ class FakeReaderSide(FakeSide):
 
     def __init__(self, client: FakeClient) -> None:
         super().__init__(client)
-        self.keeper = None
+        self.keeper: PositionWriter | None = None
+        self.catching: CatchUp | None = None
+
+    def begin_catching(self, reader: CatchUp) -> None:
+        self.change(DeliveryEvent.FAR_BEHIND)
+        self.catching = reader
+
+    def take_catching(self) -> CatchUp | None:
+        catching, self.catching = self.catching, None
+        if catching is not None:
+            self.change(DeliveryEvent.CATCH_UP_ENDED)
+        return catching
 
 
 @stands_for(SharedReaderSessions)
@@ -77,6 +91,7 @@ class FakeSessions:
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
+        self.places = asyncio.Semaphore(CATCHING_MOST)
         self.members: dict[Receiver, Member] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
         self.renewals: TimingWheel[Receiver] = TimingWheel()
@@ -98,7 +113,14 @@ class FakeSessions:
             raise ValueError("on purpose")
         self.fake_given.append(sequence)
 
-    def put_through(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def put_through(
+        self,
+        member: Member,
+        sequence: int,
+        message: Stored,
+        mark: bytes,
+        sources: set[SubscriptionState] | None = None,
+    ) -> None:
         self.fake_through.append(sequence)
 
     def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
@@ -113,8 +135,12 @@ class FakeSessions:
     def reached(self, side: FakeSide) -> int:
         return self.reader.position
 
-    def end_catching(self, side: FakeSide) -> None:
+    def begin_catching(self, side: FakeReaderSide, reader: CatchUp) -> None:
+        side.begin_catching(reader)
+
+    def end_catching(self, side: FakeReaderSide) -> None:
         self.fake_ended += 1
+        side.take_catching()
 
     def remove(self, client: FakeClient) -> None:
         for member in self.members.values():

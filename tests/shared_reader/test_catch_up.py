@@ -35,6 +35,7 @@ class Setup:
         for _ in range(10):
             self.services.fake_inbox.put("$MQTT.msgs.a")
         self.reader = CatchUpReader(as_sessions(self.live), self.member, 10, missed=missed)
+        self.reader.begin()
         self.place = 0
 
     @property

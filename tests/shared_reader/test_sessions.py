@@ -15,7 +15,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.shared_reader import sessions
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion, left
+from mqtt_nats.shared_reader.promotion import Member, Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
@@ -89,16 +89,14 @@ class FakeKeeper:
 
 @stands_for(SharedReaderSessions)
 class Room:
-    """Stands for `SharedReaderSessions`: who catches up, and who is about to."""
+    """Stands for `SharedReaderSessions`: whether sessions may go on without consumers."""
 
-    def __init__(self, others: int, *, allowed: bool, consumerless: bool, refused: float) -> None:
+    def __init__(self, *, allowed: bool = True, consumerless: bool = True, refused: float = 0.0) -> None:
         self.allowed, self.consumerless = allowed, consumerless
         self.reader = FakeReader()
         self.reader.refused = refused
         self.members: dict[object, Member] = {}
         self.registry: Registry[Any] = Registry()
-        self._about: set[object] = set(range(others // 2))
-        self.catching: set[object] = set(range(others - others // 2))
 
     def _member(self, client: object) -> Member:
         return self.members[client]
@@ -106,23 +104,15 @@ class Room:
 
 @pytest.mark.sources
 @pytest.mark.parametrize(
-    ("others", "allowed", "consumerless", "refused", "admitted"),
-    [
-        (0, True, True, 0.0, True),
-        (CATCHING_MOST - 1, True, True, 0.0, True),
-        (CATCHING_MOST, True, True, 0.0, False),
-        (0, False, True, 0.0, False),
-        (0, True, False, 0.0, False),
-        (0, True, True, 1.0, False),
-    ],
+    ("allowed", "consumerless", "refused", "admitted"),
+    [(True, True, 0.0, True), (False, True, 0.0, False), (True, False, 0.0, False), (True, True, 1.0, False)],
 )
-def test_how_many_sessions_go_on_without_consumers(
-    others: int, allowed: bool, consumerless: bool, refused: float, admitted: bool
+def test_which_sessions_go_on_without_consumers(
+    allowed: bool, consumerless: bool, refused: float, admitted: bool
 ) -> None:
-    """As many as may catch up at a time, with those that are about to; the others get consumers."""
-    room = cast("SharedReaderSessions", Room(others, allowed=allowed, consumerless=consumerless, refused=refused))
+    """Those of gateways whose sessions have none, while JetStream takes the shared reader."""
+    room = cast("SharedReaderSessions", Room(allowed=allowed, consumerless=consumerless, refused=refused))
     client = as_client(FakeClient(FakeServices()))
-    assert SharedReaderSessions.admit(room, client) is admitted
     assert SharedReaderSessions.admit(room, client) is admitted
 
 
@@ -132,7 +122,7 @@ def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytes
     """A session without consumers may have moved meanwhile: the check after the reconnect lets its messages go."""
     monkeypatch.setattr(sessions, "catch_up", lambda *_, **__: None)
     monkeypatch.setattr(sessions, "limit_in_flight", lambda _: None)
-    room = Room(0, allowed=True, consumerless=True, refused=0.0)
+    room = Room()
     member = member_of(FakeServices(), "c", "a")
     monkeypatch.setattr(member.side, "keeper", FakeKeeper())
     room.members[member.client] = member

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New subscriptions of a session without consumers: the shared reader serves them from the start.
+
+The session gets no message until its position is stored for the new subscriptions, too. So the position, which is one
+number for all subscriptions, passes no message of a new one. See docs/internals/shared_reader.md#new-subscriptions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.retry import retry_until_answered
+from mqtt_nats.delivery.position_recovery import limit_in_flight
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
+from mqtt_nats.protocol.ack_tokens import TAKEN
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.index import shown
+from mqtt_nats.shared_reader.promotion import Member, Promotion
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+
+SERVED: Final = (DeliveryState.LIVE, DeliveryState.CATCHING_UP)
+
+
+def may_join_directly(live: SharedReaderSessions, client: Receiver, side: DurableDelivery) -> bool:
+    """Return whether new subscriptions of a session need no consumers: no consumer brings the session messages."""
+    record = client.record
+    attachments = side.attachments.values()
+    return (
+        live.allowed
+        and live.consumerless
+        and not live.reader.refused
+        and client.alive
+        and record is not None
+        and record.v5 is not None
+        and bool(record.v5.pos)
+        and side.machine.open
+        and not side.doubtful
+        and (side.state in SERVED or (side.state is DeliveryState.PLAIN and not attachments))
+        and all(one.source.live for one in attachments)
+    )
+
+
+async def subscribe(
+    live: SharedReaderSessions,
+    member: Member,
+    place: int,
+    put: Callable[[], list[ConsumerBinding]],
+    store: Callable[[], Awaitable[None]],
+) -> None:
+    """Begin new subscriptions of a session, whose position is stored before the session record names them.
+
+    Args:
+        place: stream sequence after which the session begins, if no subscription of it is served yet.
+        put: puts the subscriptions into the session and its record; returns them.
+        store: stores the position, then the record.
+
+    Raises:
+        ApiError, Conflict, QuotaExceeded: as `store` does, or JetStream refuses a request.
+    """
+    keeper = member.side.keeper
+    assert keeper is not None
+    reader = _keep_place(live, member, place)
+    added = put()
+    keeper.live.update(one.consumer.durable_name for one in added)
+    try:
+        for one in added:
+            await _take_passed(live, member, one, reader.position)
+        await store()
+    finally:
+        if not keeper.lost:
+            _let_go(live, member, reader, added)
+
+
+def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> CatchUpReader:
+    """Stop at the session's place in the stream; the reader that is returned goes on from there when it begins."""
+    client, side, keeper = member.client, member.side, member.side.keeper
+    assert keeper is not None
+    missed = False
+    if side.live:
+        keeper.ledger.reach(live.reached(side))
+    else:
+        keeper.ledger.reach(place)
+        side.change(DeliveryEvent.JOINED)
+    reached = keeper.ledger.reached
+    if side.catching is not None:
+        missed = side.catching.reads
+        live.end_catching(side)
+        if member.end_joining() is not None:
+            live.remove(client)
+    elif member.filters:
+        member.begin_joining(Promotion([], reached))
+    reader = CatchUpReader(live, member, reached, missed=missed)
+    live.begin_catching(side, reader)
+    return reader
+
+
+async def _take_passed(live: SharedReaderSessions, member: Member, added: ConsumerBinding, reached: int) -> None:
+    """Give a session the messages of a new subscription that the session's place has passed; there are rarely any."""
+    services, client = live.services, member.client
+    start = added.source.start
+    while start <= reached:
+        ask = partial(services.head.following, added.consumer.filter_subject, start)
+        found = await retry_until_answered(client, ask)
+        if found is None or found.seq > reached:
+            return
+        start = found.seq + 1
+        subject = found.subject.encode("utf-8", "surrogateescape")
+        stamp = b"%d" % found.time_ns
+        message = services.path.recent.message(found.seq, stamp, subject, found.headers, found.payload)
+        if message.qos and shown(message.subject):
+            live.put_through(member, found.seq, message, TAKEN + b"%d" % found.seq, {added.source})
+
+
+def _let_go(live: SharedReaderSessions, member: Member, reader: CatchUpReader, added: list[ConsumerBinding]) -> None:
+    """Have the reader go on, and let the messages of the new subscriptions go."""
+    client, side = member.client, member.side
+    reader.begin()
+    if not side.live:
+        return  # the session has left the shared reader meanwhile
+    limit_in_flight(side)
+    if client in live.registry.unchecked:
+        return  # NATS was lost meanwhile: new messages wait until the session is known to be this gateway's still
+    for one in added:
+        side.machine.release_held(one.source, SubscriptionState.RETURNING)

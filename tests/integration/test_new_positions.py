@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subscriptions that never have a consumer: the position of their session is stored before SUBACK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
+from tests.chaos.points.proxy import Action, NatsProxy
+from tests.conftest import GatewayFactory, _gateway_factory
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient import RawClient, topic_of
+from tests.harness.waiting import aeventually
+from tests.integration.conftest import Connector, Connector5, Stored, until
+from tests.integration.resuming import received
+from tests.integration.test_session_positions import RECORDS, absent, consumerless, created
+
+READER = "$JS.API.CONSUMER.CREATE.$MQTT_msgs."
+RECORD = "$MQTT.sess."
+POSITION = "$MQTT.pos."
+
+
+@pytest.fixture(scope="module")
+def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose sessions have no consumers."""
+    with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
+        yield start(nats_server, *RECORDS)
+
+
+class Mortal(NamedTuple):
+    """A gateway that may die, and what is between it and nats-server."""
+
+    gateway: Gateway
+    proxy: NatsProxy
+
+
+@pytest.fixture
+async def mortal(nats_server: NatsServer, gateway_factory: GatewayFactory) -> AsyncIterator[Mortal]:
+    """One more, whose words to nats-server may be held up, or not come there at all."""
+    proxy = NatsProxy(nats_server.port, lambda: dies.kill())
+    await proxy.start()
+    dies = gateway_factory(proxy.url, "--gateway-lease", "60", *RECORDS, start=False)
+    await asyncio.to_thread(dies.start)
+    yield Mortal(dies, proxy)
+    dies.kill()
+    await proxy.close()
+
+
+@contextlib.asynccontextmanager
+async def publishing(client: RawClient, topic: str, qos: int) -> AsyncIterator[list[bytes]]:
+    """Publish numbers one after the other; the list has those that are acknowledged."""
+    done: list[bytes] = []
+    over = asyncio.Event()
+
+    async def publish() -> None:
+        while not over.is_set():
+            payload = b"%d" % len(done)
+            await client.deliver(topic, payload, qos)
+            done.append(payload)
+
+    task = asyncio.create_task(publish())
+    try:
+        yield done
+    finally:
+        over.set()
+        await task
+
+
+async def subscribe(client: RawClient, *filters: Subscription) -> list[Publish]:
+    """Subscribe, and acknowledge the messages that come before SUBACK; these are returned."""
+    packet_id = client.next_id()
+    client.send(Subscribe(packet_id, filters))
+    got: list[Publish] = []
+    while not isinstance(packet := await client.packet(), Suback):
+        assert isinstance(packet, Publish)
+        got.append(packet)
+        await client.complete(packet)
+    assert packet.packet_id == packet_id
+    assert packet.codes == tuple(one.qos for one in filters)
+    return got
+
+
+async def reads(stored: Stored, topic: str) -> None:
+    """Wait until the shared reader of a gateway has a filter."""
+
+    async def has() -> None:
+        found = await stored.js.consumers_info("$MQTT_msgs")
+        readers = [one.config.filter_subjects or [] for one in found if one.config.deliver_subject]
+        readers += [[one.config.filter_subject] for one in found if one.config.filter_subject]
+        assert any(f"$MQTT.msgs.{topic.replace('/', '.')}" in filters for filters in readers)
+
+    await until(has)
+
+
+async def take(client: RawClient, count: int) -> list[bytes]:
+    """Take and acknowledge messages that come for the first time; their payloads."""
+    payloads = []
+    for _ in range(count):
+        (one,) = await received(client, 1)
+        assert not one.dup
+        payloads.append(one.payload)
+        await client.complete(one)
+    return payloads
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_session_never_has_a_consumer(connect: Connector, name: str, stored: Stored, qos: int) -> None:
+    """Not while it subscribes, is served, is absent, or comes back; what is published after SUBACK comes."""
+    new = await created(stored)
+    publisher = await connect(f"{name}-publisher")
+    client = await connect(name, clean=False)
+    assert await client.subscribe(name, qos=qos) == (qos,)
+    for number in range(2):
+        payloads = [b"%d" % one for one in range(5)]
+        await publisher.deliver_all(name, payloads, qos)
+        assert await take(client, 5) == payloads
+        await consumerless(stored, name)
+        await client.disconnect()
+        await absent(stored, name)
+        await publisher.deliver(name, b"absent %d" % number, qos)
+        client = await connect(name, clean=False)
+        assert await take(client, 1) == [b"absent %d" % number]
+        await client.quiet()
+    await stored.settled(name)
+    assert new.of(name) == []
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_subscriptions_while_messages_come(connect: Connector, name: str, stored: Stored, qos: int) -> None:
+    """Each filter brings all messages since its SUBACK, once and in order, beside those that the client has already."""
+    new = await created(stored)
+    client = await connect(name, clean=False)
+    topics = [f"{name}/{number}" for number in range(4)]
+    got: list[Publish] = []
+    since: dict[str, int] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        sent = {}
+        for topic in topics:
+            publisher = await connect(f"{topic}-publisher")
+            sent[topic] = await stack.enter_async_context(publishing(publisher, topic, qos))
+        for topic in topics:
+            got += await subscribe(client, Subscription(topic, qos))
+            since[topic] = len(sent[topic])
+            for one in await received(client, 20):
+                got.append(one)
+                await client.complete(one)
+
+    def by_topic(topic: str) -> list[bytes]:
+        return [one.payload for one in got if topic_of(one) == topic]
+
+    while not all(by_topic(topic)[-1:] == sent[topic][-1:] for topic in topics):
+        (one,) = await received(client, 1)
+        got.append(one)
+        await client.complete(one)
+    for topic in topics:
+        payloads = by_topic(topic)
+        assert payloads == sent[topic][int(payloads[0]) :]
+        assert int(payloads[0]) <= since[topic]
+    assert not any(one.dup for one in got)
+    await client.quiet()
+    await stored.settled(name)
+    assert new.of(name) == []
+
+
+async def test_a_message_right_behind_subscribe(connect: Connector, name: str, stored: Stored) -> None:
+    """SUBSCRIBE takes effect before the next packet of the client, also in a session that is served already."""
+    new = await created(stored)
+    client = await connect(name, clean=False)
+    for number in range(30):
+        topic = f"{name}/{number}"
+        packet_id = client.next_id()
+        client.send(Subscribe(packet_id, (Subscription(topic, 1),)))
+        client.publish(topic, b"own", 1)
+    own: list[str] = []
+    while len(own) < 30:
+        packet = await client.packet()
+        if isinstance(packet, Publish):
+            own.append(topic_of(packet))
+            await client.complete(packet)
+    assert sorted(own) == sorted(f"{name}/{number}" for number in range(30))
+    await consumerless(stored, name, 30)
+    assert new.of(name) == []
+
+
+@pytest.mark.parametrize("action", [Action.BEFORE, Action.AFTER])
+@pytest.mark.parametrize("write", [POSITION, RECORD])
+@pytest.mark.parametrize("served", [False, True])
+async def test_a_gateway_dies_before_suback(
+    connect: Connector, name: str, stored: Stored, mortal: Mortal, write: str, action: Action, served: bool
+) -> None:
+    """The client subscribes once more elsewhere; its other subscription loses nothing, and nothing needs a consumer."""
+    new = await created(stored)
+    publisher = await connect(f"{name}-publisher")
+    client = await connect(name, clean=False, to=mortal.gateway)
+    if served:
+        await client.subscribe(f"{name}/a", qos=2)
+        await consumerless(stored, name)
+    trap = mortal.proxy.set("up", write, action)
+    client.send(Subscribe(client.next_id(), (Subscription(f"{name}/b", 2),)))
+    await trap.sprung.wait()
+    await client.expect_closed()
+    topics = (f"{name}/a", f"{name}/b")
+    for topic in topics:
+        await publisher.deliver(topic, b"1", 2)
+    client = await connect(name, clean=False)
+    assert client.session_present
+    got = await subscribe(client, Subscription(f"{name}/b", 2))
+    for topic in topics:
+        await publisher.deliver(topic, b"2", 2)
+    await publisher.deliver(f"{name}/b", b"3", 2)
+    while not got or got[-1].payload != b"3":
+        (one,) = await received(client, 1)
+        got.append(one)
+        await client.complete(one)
+    payloads = {topic: [one.payload for one in got if topic_of(one) == topic] for topic in topics}
+    assert payloads[f"{name}/a"] == ([b"1", b"2"] if served else [])
+    assert payloads[f"{name}/b"] in ([b"2", b"3"], [b"1", b"2", b"3"])
+    await client.quiet()
+    await stored.settled(name)
+    assert new.of(name) == []
+
+
+@pytest.mark.parametrize("served", [False, True])
+async def test_a_gateway_dies_before_its_reader_has_the_filter(
+    connect: Connector, name: str, stored: Stored, mortal: Mortal, served: bool
+) -> None:
+    """What is published after SUBACK is not lost: the stored position is before it."""
+    new = await created(stored)
+    publisher = await connect(f"{name}-publisher")
+    client = await connect(name, clean=False, to=mortal.gateway)
+    if served:
+        await client.subscribe(f"{name}/a", qos=2)
+        await reads(stored, f"{name}/a")
+        await publisher.deliver(f"{name}/a", b"served", 2)
+        await take(client, 1)
+    trap = mortal.proxy.set("up", READER, Action.HOLD)
+    await client.subscribe(f"{name}/b", qos=2)
+    await trap.sprung.wait()
+    for number in range(3):
+        await publisher.deliver(f"{name}/b", b"%d" % number, 2)
+    mortal.proxy.crash()
+    await client.expect_closed()
+    client = await connect(name, clean=False)
+    got = await received(client, 3)
+    assert [one.payload for one in got] == [b"0", b"1", b"2"]
+    for one in got:
+        await client.complete(one)
+    await client.quiet()
+    await stored.settled(name)
+    assert new.of(name) == []
+
+
+async def test_retained_messages_come_first(connect5: Connector5, name: str, stored: Stored) -> None:
+    """Then what was stored meanwhile, without what the client has published itself, and nothing twice."""
+    new = await created(stored)
+    publisher = await connect5(f"{name}-publisher")
+    for number in range(3):
+        await publisher.deliver(f"{name}/{number}", b"retained", 1, retain=True)
+    client = await connect5(name, clean=False, session_expiry_interval=300)
+    async with publishing(publisher, f"{name}/0", 1) as sent:
+        await aeventually(lambda: len(sent) > 5)
+        await client.subscribe5(
+            Subscription(f"{name}/+", 1, no_local=True), Subscription(f"{name}/0", 2, retain_handling=2)
+        )
+        await aeventually(lambda: len(sent) > 50)
+    client.publish(f"{name}/1", b"own", 1)
+    got = await received(client, 3)
+    assert sorted((topic_of(one), one.payload) for one in got) == [
+        (f"{name}/{number}", b"retained") for number in range(3)
+    ]
+    for one in got:
+        await client.complete(one)
+    while got[-1].payload != sent[-1]:
+        packet = await client.packet()
+        if isinstance(packet, Publish):
+            got.append(packet)
+            await client.complete(packet)
+    payloads = [one.payload for one in got[3:]]
+    assert payloads == sent[int(payloads[0]) :]
+    await stored.settled(name)
+
+    async def replayed() -> None:
+        assert not (await stored.record(name))["v5"].get("replay")
+
+    await until(replayed)
+    client.drop()
+    await absent(stored, name)
+    await publisher.deliver(f"{name}/0", b"absent", 2)
+    client = await connect5(name, clean=False, session_expiry_interval=300)
+    (one,) = await received(client, 1)
+    assert (one.payload, one.qos, one.dup) == (b"absent", 2, False)
+    await client.complete(one)
+    await client.quiet()
+    assert new.of(name) == []

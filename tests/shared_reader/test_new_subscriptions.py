@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New subscriptions without consumers: which sessions may have them, and the session's place meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.states import DeliveryEvent
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.position import SessionPosition
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.shared_reader import new_subscriptions
+from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
+from mqtt_streams.api import ApiError
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
+
+pytestmark = pytest.mark.sources
+
+
+class FakeKeeper:
+    """Stands for `PositionWriter`: a position in memory."""
+
+    def __init__(self, reached: int = 0) -> None:
+        self.ledger = SessionPosition()
+        self.ledger.reach(reached)
+        self.live: set[str] = set()
+        self.lost = False
+
+
+class Setup:
+    """A session with subscriptions that the shared reader serves at sequence 10, and one more."""
+
+    def __init__(self, *subjects: str) -> None:
+        self.services = FakeReaderServices()
+        self.live = FakeSessions(self.services, position=10)
+        self.live.consumerless = True
+        self.member = member_of(self.services, "client", *subjects)
+        self.side, self.keeper = self.member.side, FakeKeeper()
+        self.side.keeper = cast(PositionWriter, self.keeper)
+        record = self.member.client.record
+        assert record is not None
+        assert record.v5 is not None
+        record.v5.name_position("p")
+        if subjects:
+            self.side.change(DeliveryEvent.JOINED)
+            self.live.interest.put(self.member)
+        self.added = live_binding("new", live=False)
+        self.added.source.start = 9
+        self.stored: list[tuple[int, list[int]]] = []
+
+    def put(self) -> list[ConsumerBinding]:
+        self.added.go_on(self.added.source.start - 1)
+        self.side.attachments["new"] = self.added
+        return [self.added]
+
+    async def store(self) -> None:
+        assert self.side.catching is not None
+        self.stored.append((self.side.catching.position, list(self.live.fake_through)))
+
+    def may_join(self) -> bool:
+        return may_join_directly(as_sessions(self.live), self.member.client, self.side)
+
+    async def subscribe(self, place: int = 8) -> None:
+        await subscribe(as_sessions(self.live), self.member, place, self.put, self.store)
+
+
+def _end(setup: Setup) -> None:
+    setup.side.change(DeliveryEvent.ENDED)
+
+
+def _plain(setup: Setup) -> None:
+    setup.side.attachments["plain"] = live_binding("plain", live=False)
+
+
+def _doubtful(setup: Setup) -> None:
+    setup.side.doubtful.add("a")
+
+
+def _no_position(setup: Setup) -> None:
+    record = setup.member.client.record
+    assert record is not None
+    assert record.v5 is not None
+    record.v5.name_position("")
+
+
+def _refused(setup: Setup) -> None:
+    setup.live.reader.refused = 1.0
+
+
+def _not_allowed(setup: Setup) -> None:
+    setup.live.allow(False)
+
+
+def _with_consumers(setup: Setup) -> None:
+    setup.live.consumerless = False
+
+
+CHANGES: list[Callable[[Setup], None]] = [
+    _end,
+    _plain,
+    _doubtful,
+    _no_position,
+    _refused,
+    _not_allowed,
+    _with_consumers,
+]
+
+
+@pytest.mark.parametrize("subjects", [(), ("a",), ("a", "b")])
+async def test_sessions_that_no_consumer_serves(subjects: tuple[str, ...]) -> None:
+    assert Setup(*subjects).may_join()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_sessions_that_need_a_consumer(change: Callable[[Setup], None]) -> None:
+    setup = Setup("a")
+    change(setup)
+    assert not setup.may_join()
+
+
+async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent before that is stored."""
+    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
+    setup = Setup()
+    assert not setup.side.live
+    await setup.subscribe(8)
+    assert setup.stored == [(8, [])]
+    assert setup.keeper.live == {setup.added.consumer.durable_name}
+    assert setup.keeper.ledger.reached == 8
+    assert not setup.added.source.held
+    await setup.services.tasks.fake_settle()
+    assert [since for _, since in setup.live.fake_caught_up] == [10]  # nothing is stored between
+
+
+async def test_a_session_stops_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of the new filter that are behind that place are taken before the position is stored."""
+    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
+    setup = Setup("a")
+    for subject in ("$MQTT.msgs.a",) * 8 + ("$MQTT.msgs.new", "$MQTT.msgs.new", "$MQTT.msgs.new"):
+        setup.services.fake_inbox.put(subject, b"x", b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n")
+    await setup.subscribe(8)
+    assert setup.stored == [(10, [9, 10])]
+    joining = setup.member.joining
+    assert joining is not None  # what the shared reader brings by the other filters meanwhile is kept back
+    assert joining.since == 10
+    as_sessions(setup.live).end_catching(setup.side)
+
+
+async def test_a_record_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session goes on; its subscription is ended by the caller."""
+    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
+    setup = Setup("a")
+
+    async def refuse() -> None:
+        raise ApiError(503, 10077, "no space")
+
+    with pytest.raises(ApiError):
+        await subscribe(as_sessions(setup.live), setup.member, 10, setup.put, refuse)
+    await setup.services.tasks.fake_settle()
+    assert [since for _, since in setup.live.fake_caught_up] == [10]
+    assert isinstance(setup.added.source, SubscriptionState)
