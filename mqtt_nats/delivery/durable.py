@@ -361,10 +361,12 @@ class DurableDelivery(StatefulDelivery):
             self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
         return attachment
 
-    def add_removed(self, key: str, consumer: ConsumerRef, source: SubscriptionState) -> ConsumerBinding:
-        """Add a subscription without a consumer: readers bring what comes after its start and a restored position."""
+    def add_removed(
+        self, key: str, consumer: ConsumerRef, source: SubscriptionState, *, removed: bool = True
+    ) -> ConsumerBinding:
+        """Add a subscription for readers after its start and a restored position; ``removed``: it has no consumer."""
         attachment = self._bind(ConsumerBinding(key, consumer, source))
-        attachment.go_on(max(self.resumed_from, source.start - 1))
+        attachment.go_on(max(self.resumed_from, source.start - 1), removed=removed)
         return attachment
 
     async def attach(self, attachment: ConsumerBinding) -> None:

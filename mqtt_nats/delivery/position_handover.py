@@ -182,8 +182,11 @@ async def _for_listener(
         names = [one.durable_name for one in some]
         if consumerless:
             await all_done(delete_consumer(inbox, MESSAGES, name) for name in names)
+            keeper.miss_consumers(names)
         else:
             await all_done(call(inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": start}) for name in names)
+    if consumerless and consumers:
+        await keeper.flush()
 
 
 async def _ours(client: Receiver) -> Fresh | None:

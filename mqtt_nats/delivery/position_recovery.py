@@ -177,8 +177,10 @@ async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
         for one in found:
             one.remove()
             services.registry.attached.pop(one.consumer.durable_name, None)
+        names = [one.consumer.durable_name for one in found]
         try:
-            await all_done(delete_consumer(services.nats.inbox, MESSAGES, one.consumer.durable_name) for one in found)
+            await all_done(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names)
+            keeper.miss_consumers(names)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: dormant consumers may stay: %s", client, error)
 
@@ -205,6 +207,8 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
     assert record is not None
     attachments = side.dormant
     reached = keeper.ledger.reached
+    if claimed(record)[1].consumerless:
+        keeper.expect_consumers(one.consumer.durable_name for one in attachments)
     # A consumer that is set forgets its pending messages: the position has to be stored before.
     if not await keeper.flush():
         keeper.left()
@@ -224,6 +228,7 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         if one.key in record.cons:
             record.cons[one.key] = replace(record.cons[one.key], start_seq=one.consumer.start_seq)
     keeper.live.clear()
+    keeper.present.clear()
     if not await keeper.flush():
         keeper.left()
         return False
@@ -378,6 +383,8 @@ async def _set_consumers(
         return True
     record, v5 = claimed(client.record)
     removed = v5.consumerless
+    if removed:
+        keeper.expect_consumers(record.cons[key].durable_name for key in keys)
     for some in parts(keys):
         if not await keeper.sure():
             return False

@@ -25,6 +25,8 @@ from mqtt_streams.positions import Position, expected_block, position_subject
 from mqtt_streams.sessions import WRONG_LAST_SEQUENCE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.delivery.receiver import Receiver
 
@@ -89,6 +91,8 @@ class PositionWriter:
         self.ledger = SessionPosition(client.delivery.writers.changed)
         self.live: set[str] = set()
         """Names of the consumers for which the position speaks."""
+        self.present: set[str] = set()
+        """Names of those that may exist, in a session whose consumers are removed."""
         self.clean = False
         """Whether the connection has ended in order: it takes and sends no further message."""
         self.perhaps = 0
@@ -130,7 +134,11 @@ class PositionWriter:
         self.ledger.restore(min(position.reached, valid), pending, position.released)
         self.strict = True
         self.perhaps = min(sent, valid)
-        self.live = set(position.live)
+        record, v5 = claimed(self.client.record)
+        # A subscription that the record does not name was not granted: its gateway died before.
+        known = {*(one.durable_name for one in record.cons.values()), *(one.name for one in v5.draining)}
+        self.live = known.intersection(position.live)
+        self.present = known.intersection(position.present)
         self.clean, self.unsent, self.most = position.clean, position.unsent, position.most
 
     def end_restore(self) -> None:
@@ -144,7 +152,18 @@ class PositionWriter:
     def speak_for_none(self) -> None:
         """Let the position speak for no consumer, and no more for a connection that has ended in order."""
         self.live.clear()
+        self.present.clear()
         self.go_on()
+
+    def expect_consumers(self, names: Iterable[str]) -> None:
+        """Note that consumers may exist for which the position speaks: their gateway may die before it removes them."""
+        self.present.update(names)
+        self.ledger.change()
+
+    def miss_consumers(self, names: Iterable[str]) -> None:
+        """Note that consumers for which the position speaks do not exist."""
+        self.present.difference_update(names)
+        self.ledger.change()
 
     def confirm_sent(self) -> None:
         """Note that every message that the previous owner may have sent has come."""
@@ -195,6 +214,7 @@ class PositionWriter:
             self.unsent,
             services.identity.id,
             self.most if self.clean else -1,
+            sorted(self.present),
         ).encode()
         self._writing = position
         self._begun = Fresh(services.nats.link)

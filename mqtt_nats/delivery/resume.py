@@ -19,6 +19,7 @@ from mqtt_nats.delivery.position_recovery import (
     end_suspicion,
     fetch_in_flight,
     limit_in_flight,
+    remove_dormant,
     restore_position,
     stop,
     store_positions_in_consumers,
@@ -215,6 +216,8 @@ async def _start(
     limit_in_flight(side)
     side.start()
     client.delivery.feed.go_on(client, side)
+    if any(not one.removed for one in side.dormant):
+        await remove_dormant(client, side)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
     for identifier in given_up:
@@ -253,7 +256,6 @@ def _adding(
     unfinished: list[Replay],
 ) -> Iterator[None]:
     record, v5 = claimed(client.record)
-    stay = side.keeper.live if side.keeper is not None else ()
     for at, (key, consumer) in enumerate(list(record.cons.items())):
         if at and not at % STEP:
             yield
@@ -271,8 +273,8 @@ def _adding(
             unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
             unfinished[-1].hold(source)
             side.machine.replayed(source, cursor)
-        if consumer.durable_name in stay:
-            side.add_removed(key, consumer, source)
+        if side.keeper is not None and consumer.durable_name in side.keeper.live:
+            side.add_removed(key, consumer, source, removed=consumer.durable_name not in side.keeper.present)
         else:
             attachments.append(side.add(key, consumer, source))
 

@@ -169,11 +169,11 @@ class ConsumerBinding:
         """Note that the consumer is being removed: the session's position speaks for it."""
         self.removed = True
 
-    def go_on(self, since: int) -> None:
-        """Take the messages after stream sequence ``since`` from readers; there is no consumer."""
+    def go_on(self, since: int, *, removed: bool = True) -> None:
+        """Take the messages after stream sequence ``since`` from readers; ``removed``: there is no consumer."""
         self.source.idle(since, since)
         self.become_live(since)
-        self.removed = True
+        self.removed = removed
 
     def become_plain(self, reached: int) -> None:
         """Take the messages after stream sequence ``reached`` from the consumer."""

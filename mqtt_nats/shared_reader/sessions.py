@@ -384,6 +384,8 @@ class SharedReaderSessions(SharedFeed):
             link.unsubscribe_raw(one.sid)
             one.become_live(joining.since)
             keeper.live.add(one.consumer.durable_name)
+        if self.consumerless:
+            keeper.expect_consumers(one.consumer.durable_name for one in joining.attachments)
         keeper.ledger.reach(joining.since)
         keeper.ledger.change()
         side.change(DeliveryEvent.JOINED)

@@ -33,6 +33,7 @@ class Position:
     `perhaps`: stream sequence up to which a previous owner may have sent more messages; 0 = none. `unsent`: sequences,
     as far as known, of messages taken or delivered but never sent. `gateway`: gateway that wrote the position.
     `most`: in a clean position, last sequence that was sent, however often later ones were delivered; -1 = not known.
+    `present`: those of `live` that may exist, in a session whose consumers are removed.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Position:
     unsent: list[int] = field(default_factory=list)
     gateway: str = ""
     most: int = -1
+    present: list[str] = field(default_factory=list)
 
     def encode(self) -> bytes:
         """Return the stored JSON."""
@@ -64,6 +66,7 @@ class Position:
                 "gateway": self.gateway,
                 "most": self.most,
             }
+            | ({"present": self.present} if self.present else {})
         )
 
 
@@ -83,10 +86,11 @@ def decode(data: bytes) -> Position | None:
             list(value.get("unsent", ())),
             value.get("gateway", ""),
             value.get("most", -1),
+            list(value.get("present", ())),
         )
     except (ValueError, KeyError, TypeError):
         return None
-    texts: list[Any] = [position.id, position.generation, position.gateway, *position.live]
+    texts: list[Any] = [position.id, position.generation, position.gateway, *position.live, *position.present]
     numbers: list[Any] = [
         position.reached,
         position.perhaps,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import asyncio
 from dataclasses import replace
 from typing import Any, cast
@@ -86,6 +87,7 @@ class Keeping:
     def __init__(self, times: int, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
         self.ledger = SessionPosition() if ledger is None else ledger
         self.live = {"a"}
+        self.present: set[str] = set()
         self.fake_times = times
         self.fake_stores = stores
         self.fake_left = False
@@ -105,6 +107,12 @@ class Keeping:
 
     def speak_for_none(self) -> None:
         """Speak for no consumer."""
+
+    def expect_consumers(self, names: Iterable[str]) -> None:
+        self.present.update(names)
+
+    def miss_consumers(self, names: Iterable[str]) -> None:
+        self.present.difference_update(names)
 
 
 @pytest.mark.parametrize("qos", [1, 2])

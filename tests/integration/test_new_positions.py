@@ -11,13 +11,14 @@ from typing import NamedTuple
 import pytest
 
 from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
+from mqtt_streams.hashing import name_hash
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.waiting import aeventually
-from tests.integration.conftest import Connector, Connector5, Stored, until
+from tests.integration.conftest import Connector, Connector5, Stored, position, until
 from tests.integration.resuming import received
 from tests.integration.test_session_positions import RECORDS, absent, consumerless, created
 
@@ -203,7 +204,7 @@ async def test_a_gateway_dies_before_suback(
         await consumerless(stored, name)
     trap = mortal.proxy.set("up", write, action)
     client.send(Subscribe(client.next_id(), (Subscription(f"{name}/b", 2),)))
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     await client.expect_closed()
     topics = (f"{name}/a", f"{name}/b")
     for topic in topics:
@@ -241,7 +242,7 @@ async def test_a_gateway_dies_before_its_reader_has_the_filter(
         await take(client, 1)
     trap = mortal.proxy.set("up", READER, Action.HOLD)
     await client.subscribe(f"{name}/b", qos=2)
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     for number in range(3):
         await publisher.deliver(f"{name}/b", b"%d" % number, 2)
     mortal.proxy.crash()
@@ -297,4 +298,58 @@ async def test_retained_messages_come_first(connect5: Connector5, name: str, sto
     assert (one.payload, one.qos, one.dup) == (b"absent", 2, False)
     await client.complete(one)
     await client.quiet()
+    assert new.of(name) == []
+
+
+@pytest.fixture(scope="module")
+def keeping(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway whose sessions have consumers."""
+    with _gateway_factory(tmp_path_factory.mktemp("keeping")) as start:
+        yield start(nats_server, "--shared-reader", "always")
+
+
+async def test_a_gateway_dies_before_it_removes_a_consumer(
+    connect: Connector, name: str, stored: Stored, mortal: Mortal, keeping: Gateway
+) -> None:
+    """The next gateway removes the consumer, which the position speaks for."""
+    client = await connect(name, clean=False, to=keeping)
+    await client.subscribe(name, qos=1)
+    await client.disconnect()
+    trap = mortal.proxy.set("up", f"$JS.API.CONSUMER.DELETE.$MQTT_msgs.{name_hash(name)}", Action.BEFORE)
+    client = await connect(name, clean=False, to=mortal.gateway)
+    await asyncio.wait_for(trap.sprung.wait(), 30)
+    await client.expect_closed()
+    assert (await position(stored.js, name)).present
+    assert len(await stored.session_consumers(name)) == 1
+    new = await created(stored)
+    client = await connect(name, clean=False)
+    await consumerless(stored, name)
+    assert new.of(name) == []
+
+    async def noted() -> None:
+        assert not (await position(stored.js, name)).present
+
+    await until(noted)
+
+
+async def test_a_gateway_dies_when_it_has_created_a_consumer(
+    connect: Connector, name: str, stored: Stored, mortal: Mortal
+) -> None:
+    """Before the position says that the consumer counts: the next gateway removes it, and reads from the position."""
+    client = await connect(name, clean=False, to=mortal.gateway)
+    await client.subscribe(name, qos=1)
+    trap = mortal.proxy.set("answer", f"$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name_hash(name)}", Action.AFTER)
+    client.send(Subscribe(client.next_id(), (Subscription(name, 0),)))
+    await asyncio.wait_for(trap.sprung.wait(), 30)
+    await client.expect_closed()
+    assert len(await stored.session_consumers(name)) == 1
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"1", 1)
+    new = await created(stored)
+    client = await connect(name, clean=False)
+    (one,) = await received(client, 1)
+    assert one.payload == b"1"
+    await client.complete(one)
+    await consumerless(stored, name)
+    await stored.settled(name)
     assert new.of(name) == []
