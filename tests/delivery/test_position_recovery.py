@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
