@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import dashboard
 from benchmarks.dashboard import NO_TAB, Row, document
 
@@ -12,6 +14,7 @@ def test_a_row_is_the_median_of_its_rounds() -> None:
     assert dashboard._median(rows) == Row("clients", 0.02, 0.02, 0.2)
 
 
+@pytest.mark.processes
 def test_the_table_has_what_a_tab_adds_and_what_its_browser_takes() -> None:
     text = document([Row(NO_TAB, 0.01, 0.005, 0.0), Row("clients", 0.02, 0.01, 0.004)], "python")
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]

@@ -3,38 +3,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
 from mqtt_nats.client import disconnect
+from mqtt_nats.client.client import Client
 from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.codec import MqttError
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Connection
-from mqtt_nats.transport.turns import CLOCK_STEP, Clock, Hold
+from mqtt_nats.transport.listener_settings import ConnectionSettings
+from mqtt_nats.transport.turns import CLOCK_STEP, Clock, Hold, TimingWheel
 from mqtt_nats.transport.write_buffer import FlushRound
+from tests.harness.doubles import stands_for
 from tests.transport.slow_handlers import LIMITS
 
 BEGUN = 1000.0
 
 
-class Settings:
+@stands_for(ConnectionSettings)
+class FakeSettings:
     """Stands for `ConnectionSettings`."""
 
     connect_timeout = 5.0
     max_outbound_bytes = 1 << 20
 
 
-class Socket:
-    """Stands for a transport, with bytes that the client has not taken."""
+@stands_for(asyncio.Transport)
+class FakeTransport:
+    """Stands for `Transport`, with bytes that the client has not taken."""
 
     def __init__(self) -> None:
-        self.unsent = 0
+        self.fake_unsent = 0
 
     def get_write_buffer_size(self) -> int:
-        return self.unsent
+        return self.fake_unsent
 
     def is_closing(self) -> bool:
         return False
@@ -49,31 +55,46 @@ class Socket:
         """It is closed."""
 
 
-class Silent:
+@stands_for(Client)
+class FakeSilent:
     """Stands for `Client`, which sends nothing."""
 
     def __init__(self, registry: Registry[Any], clock: Clock, *, keep_alive: float, state: State = State.LIVE) -> None:
-        settings: Any = Settings()
+        settings = cast("ConnectionSettings", FakeSettings())
         self.connection = Connection(LIMITS, FlushRound(lambda flush: None), settings, clock, lambda _: None)
-        self.transport = Socket()
-        self.connection.transport = self.transport  # type: ignore[assignment]
+        self.fake_transport = FakeTransport()
+        self.connection.transport = cast("asyncio.Transport", self.fake_transport)
         self.connection.expect_packets(keep_alive)
         self.connection.decoder.version = 4
-        self.registry = registry
+        self.fake_registry = registry
         self.state = state
         self.version = 4
         self.unanswered = state is State.OPENING
         self.waiting_since = 0.0
-        self.ended: list[str] = []
+        self.fake_ended: list[str] = []
         registry.enter(self)
 
     @property
     def alive(self) -> bool:
-        return not self.ended
+        return not self.fake_ended
 
     def end(self, error: MqttError) -> None:
-        self.ended.append(str(error))
-        self.registry.leave(self)
+        self.fake_ended.append(str(error))
+        self.fake_registry.leave(self)
+
+
+@stands_for(TimingWheel)
+class FakeChecks:
+    """Stands for `TimingWheel`: notes who is due."""
+
+    def __init__(self, wheel: TimingWheel[Any], due: list[Any]) -> None:
+        self.put, self.discard = wheel.put, wheel.discard
+        self.fake_wheel, self.fake_due = wheel, due
+
+    def due(self, now: float) -> list[Any]:
+        found = self.fake_wheel.due(now)
+        self.fake_due.extend(found)
+        return found
 
 
 class World:
@@ -83,32 +104,18 @@ class World:
         self.registry: Registry[Any] = Registry()
         self.clock = Clock(BEGUN)
         self.looks: list[Any] = []
-        due = self.registry.checks.due
+        monkeypatch.setattr(self.registry, "checks", FakeChecks(self.registry.checks, self.looks))
 
-        class Checks:
-            """Stands for the wheel: notes who is due."""
-
-            def __init__(self, world: World) -> None:
-                self.put, self.discard, self.world = world.wheel.put, world.wheel.discard, world
-
-            def due(self, now: float) -> list[Any]:
-                self.world.looks = due(now)
-                return self.world.looks
-
-        self.wheel = self.registry.checks
-        monkeypatch.setattr(self.registry, "checks", Checks(self))
-
-    def client(self, keep_alive: float, state: State = State.LIVE) -> Silent:
-        return Silent(self.registry, self.clock, keep_alive=keep_alive, state=state)
+    def client(self, keep_alive: float, state: State = State.LIVE) -> FakeSilent:
+        return FakeSilent(self.registry, self.clock, keep_alive=keep_alive, state=state)
 
     def tick(self, seconds: float = CLOCK_STEP) -> list[Any]:
         until = self.clock.now + seconds
-        looks: list[Any] = []
+        self.looks.clear()
         while self.clock.now < until:
             self.clock.set(self.clock.now + CLOCK_STEP)
             end_silent(self.registry, self.clock.now)
-            looks += self.looks
-        return looks
+        return list(self.looks)
 
 
 @pytest.fixture
@@ -123,7 +130,7 @@ def test_idle_clients_are_looked_at_when_their_keep_alive_may_have_passed(world:
     assert world.tick(80.0) == []
     keeps.connection.alive = world.clock.now  # it has sent a packet
     assert world.tick(85.0) == [keeps]
-    assert (keeps.ended, without.ended) == ([], [])
+    assert (keeps.fake_ended, without.fake_ended) == ([], [])
 
 
 @pytest.mark.sources
@@ -132,9 +139,9 @@ def test_who_is_silent_for_too_long_is_ended_in_time(world: World, keep_alive: f
     """One and a half times the keep alive, and two steps of the clock at most [MQTT-3.1.2-24]."""
     client = world.client(keep_alive)
     world.tick(keep_alive * 1.5)
-    assert not client.ended
+    assert not client.fake_ended
     world.tick(3 * CLOCK_STEP)
-    assert client.ended == ["keep alive timeout"]
+    assert client.fake_ended == ["keep alive timeout"]
     assert world.tick(CLOCK_STEP) == []
     assert client not in world.registry.connections
 
@@ -146,13 +153,13 @@ def test_a_client_from_which_nothing_is_read_lives_while_it_takes_bytes(world: W
     client.connection.hold(Hold.OUTBOUND)
     world.registry.checks.put(client, 0.0)
     for unsent in range(100, 0, -1):
-        client.transport.unsent = unsent
+        client.fake_transport.fake_unsent = unsent
         assert world.tick() == [client]
-    assert not client.ended
+    assert not client.fake_ended
     world.tick(15.0)
-    assert not client.ended
+    assert not client.fake_ended
     world.tick(1.5)
-    assert client.ended == ["keep alive timeout"]
+    assert client.fake_ended == ["keep alive timeout"]
 
 
 @pytest.mark.sources
@@ -161,4 +168,4 @@ def test_a_connect_that_nats_does_not_answer_is_refused(world: World, monkeypatc
     client = world.client(0.0, State.OPENING)
     assert world.tick(5.0) == [client] * 10
     world.tick(1.0)
-    assert client.ended == ["NATS does not answer"]
+    assert client.fake_ended == ["NATS does not answer"]

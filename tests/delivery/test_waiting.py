@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import pytest
 
+from mqtt_nats.client.client import Client
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.receiver import Delivery
 from mqtt_nats.delivery.slow_clients import SlowClient, look_after
 from mqtt_nats.delivery.states import DeliveryState
+from mqtt_nats.messages.message import Message
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
+from tests.delivery.fakes import FakeDelivery, FakeDeliveryServices, as_delivery
+from tests.harness.doubles import stands_for
 from tests.protocol.recorder import Recorder, session, source
 
 
@@ -19,44 +24,49 @@ def buffer(round_: FlushRound) -> WriteBuffer:
     return WriteBuffer(round_, 1 << 20)
 
 
-class Body:
-    """Stands for a stored message."""
+@stands_for(Message)
+class FakeMessage:
+    """Stands for `Message`, which is stored."""
 
     size = 100
 
 
-class Watched:
-    """A client with a durable session, and how often it was looked at."""
+@stands_for(Client)
+class FakeWatched:
+    """Stands for `Client` with a durable session: how often it was looked at."""
 
     def __init__(self, round_: FlushRound) -> None:
         self.outlet = buffer(round_)
-        self.looks = 0
-        self.side = Side(self)
+        self.fake_looks = 0
+        self.fake_side = FakeWatchedSide(self)
 
     @property
-    def durable_side(self) -> Side:
-        self.looks += 1
-        return self.side
+    def durable_side(self) -> FakeWatchedSide:
+        self.fake_looks += 1
+        return self.fake_side
 
 
-class Side:
+@stands_for(DurableDelivery)
+class FakeWatchedSide:
     """Stands for `DurableDelivery`, with a window of one message."""
 
-    def __init__(self, client: Watched) -> None:
+    def __init__(self, client: FakeWatched) -> None:
         self.client = client
         self.stall: SlowClient | None = None
         self.state = DeliveryState.PLAIN
         self.machine = DurableSender(1, Recorder())
 
 
-def delivery_of(*clients: Watched, most: int = 1 << 30) -> Any:
-    settings = SimpleNamespace(stall_time=1e9, max_unread_bytes=most)
-    round_ = clients[0].outlet.round
-    return SimpleNamespace(
-        services=SimpleNamespace(settings=settings, path=SimpleNamespace(round=round_)),
-        registry=SimpleNamespace(connections=set(clients)),
-        waiting=set(),
-    )
+def delivery_of(*clients: FakeWatched, most: int = 1 << 30) -> Delivery:
+    services = FakeDeliveryServices()
+    services.settings.max_unread_bytes = most
+    services.path.round = clients[0].outlet.round
+    services.registry.connections |= {cast("Client", client) for client in clients}
+    return as_delivery(FakeDelivery(services))
+
+
+def sides(*clients: FakeWatched) -> set[DurableDelivery]:
+    return {cast("DurableDelivery", client.fake_side) for client in clients}
 
 
 def test_a_message_that_waits_is_reported() -> None:
@@ -78,50 +88,50 @@ def test_a_message_that_waits_is_reported() -> None:
 
 def test_nobody_looks_at_idle_clients() -> None:
     round_ = FlushRound(lambda flush: None)
-    clients = [Watched(round_) for _ in range(3)]
+    clients = [FakeWatched(round_) for _ in range(3)]
     look_after(delivery_of(*clients))
-    assert [client.looks for client in clients] == [0, 0, 0]
+    assert [client.fake_looks for client in clients] == [0, 0, 0]
 
 
 def test_who_does_not_read_is_looked_at_until_it_reads() -> None:
     round_ = FlushRound(lambda flush: None)
-    clients = [Watched(round_) for _ in range(2)]
+    clients = [FakeWatched(round_) for _ in range(2)]
     delivery = delivery_of(*clients)
     clients[1].outlet.clog()
     look_after(delivery)
-    assert clients[1].looks > clients[0].looks == 0
-    clients[1].looks = 0
+    assert clients[1].fake_looks > clients[0].fake_looks == 0
+    clients[1].fake_looks = 0
     clients[1].outlet.unclog()
     look_after(delivery)
-    assert [client.looks for client in clients] == [0, 0]
+    assert [client.fake_looks for client in clients] == [0, 0]
 
 
 def test_a_session_is_looked_at_while_it_is_stalled_or_messages_wait() -> None:
     round_ = FlushRound(lambda flush: None)
-    stalled, waits, idle, ended = (Watched(round_) for _ in range(4))
+    stalled, waits, idle, ended = (FakeWatched(round_) for _ in range(4))
     delivery = delivery_of(stalled, waits, idle)
-    delivery.waiting = {one.side for one in (stalled, waits, idle, ended)}
-    stalled.side.stall = ended.side.stall = SlowClient()
+    delivery.waiting |= sides(stalled, waits, idle, ended)
+    stalled.fake_side.stall = ended.fake_side.stall = SlowClient()
     one = source()
-    waits.side.machine.sources.append(one)
-    waits.side.machine.arrived(one, 1, 1, b"r1", Body(), 1)
+    waits.fake_side.machine.sources.append(one)
+    waits.fake_side.machine.arrived(one, 1, 1, b"r1", FakeMessage(), 1)
     look_after(delivery)
-    assert delivery.waiting == {stalled.side, waits.side}
-    stalled.side.stall = None
+    assert delivery.waiting == sides(stalled, waits)
+    stalled.fake_side.stall = None
     look_after(delivery)
-    assert delivery.waiting == {waits.side}
+    assert delivery.waiting == sides(waits)
 
 
 def test_what_waits_counts_for_max_unread_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     relieved: list[object] = []
     monkeypatch.setattr("mqtt_nats.delivery.slow_clients.relieve", relieved.append)
-    client = Watched(FlushRound(lambda flush: None))
+    client = FakeWatched(FlushRound(lambda flush: None))
     one = source()
-    client.side.machine.sources.append(one)
-    client.side.machine.arrived(one, 1, 1, b"r1", Body(), 1)
-    for most, count in ((Body.size, 0), (Body.size - 1, 1)):
+    client.fake_side.machine.sources.append(one)
+    client.fake_side.machine.arrived(one, 1, 1, b"r1", FakeMessage(), 1)
+    for most, count in ((FakeMessage.size, 0), (FakeMessage.size - 1, 1)):
         delivery = delivery_of(client, most=most)
-        delivery.waiting.add(client.side)
+        delivery.waiting |= sides(client)
         look_after(delivery)
         assert len(relieved) == count
 

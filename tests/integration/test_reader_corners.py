@@ -13,8 +13,8 @@ import pytest
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
 from mqtt_nats.shared_reader import promotion as becoming
-from mqtt_nats.shared_reader.promotion import Promotion
-from mqtt_nats.shared_reader.sessions import PASSED, SharedReaderSessions
+from mqtt_nats.shared_reader.promotion import PASSED, Promotion
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
 from tests.base.support import PATIENCE, Inside, running

@@ -16,11 +16,13 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader import new_subscriptions
 from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
 from mqtt_streams.api import ApiError
+from tests.harness.doubles import stands_for
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
 
 pytestmark = pytest.mark.sources
 
 
+@stands_for(PositionWriter)
 class FakeKeeper:
     """Stands for `PositionWriter`: a position in memory."""
 
