@@ -208,6 +208,27 @@ def test_a_tab_that_nobody_sees_asks_for_nothing(seen: Seen) -> None:
     eventually(lambda: page.wait_for_timeout(50) or asked, 60, what="requests")
 
 
+def test_what_has_not_changed_is_not_drawn_again(seen: Seen) -> None:
+    """The charts without a new point, and the table of slow clients."""
+    page = seen.page
+    page.wait_for_selector("#charts svg path", state="attached")
+    asked: list[str] = []
+
+    def nothing(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"step": 10, "gateways": []})
+
+    page.route("**/api/v1/history?*", nothing)
+    page.evaluate("performance.now = () => 0")  # however busy this machine is, the next look follows soon
+    seen.at("clients")
+    seen.at("overview")
+    eventually(lambda: page.wait_for_timeout(50) or len(asked) > 1, 60, what="two looks without a point")
+    page.evaluate("window.drawn = [...document.querySelectorAll('#charts path, #charts text, #slow > *')]")
+    asked.clear()
+    eventually(lambda: page.wait_for_timeout(50) or len(asked) > 1, 60, what="two more looks")
+    assert page.evaluate("drawn.length > 8 && drawn.every((one) => one.isConnected)")
+
+
 def test_a_look_that_failed_is_repeated_soon(seen: Seen) -> None:
     """However long it took: here each look takes a minute, and one that succeeds is not repeated within the hour."""
     page = seen.page

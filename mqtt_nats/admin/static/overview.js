@@ -29,13 +29,18 @@ let since = 0;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const total = (gateways, of) => sum(gateways.map(of));
 
+// Ask for the points since the last time; returns whether there were any.
 async function collect() {
   const found = await ask("GET", "/history", { since });
   let latest = since;
-  for (const { gateway, points: more } of found.gateways) {
-    const all = [...(points.get(gateway) ?? []), ...more.filter((one) => one.time > (points.get(gateway)?.at(-1)?.time ?? 0))];
+  let more = false;
+  for (const { gateway, points: sent } of found.gateways) {
+    const before = points.get(gateway) ?? [];
+    const added = sent.filter((one) => one.time > (before.at(-1)?.time ?? 0));
+    const all = [...before, ...added];
     points.set(gateway, all);
     latest = Math.max(latest, all.at(-1)?.time ?? 0);
+    more ||= added.length > 0;
   }
   // Gateways whose clocks differ a little have their points of this time later: they are asked for again.
   since = Math.max(0, latest - 2 * found.step);
@@ -44,6 +49,7 @@ async function collect() {
     if (kept.length) points.set(gateway, kept);
     else points.delete(gateway);
   }
+  return more;
 }
 
 // The points of all gateways at each time, the oldest first.
@@ -144,10 +150,15 @@ function tiles(found, now) {
   else state("good", "ready");
 }
 
+let seen = ""; // the slow clients that are shown
+
 export async function overview() {
-  const [found, slow] = await Promise.all([ask("GET", "/status"), ask("GET", "/clients", { slow: true, limit: 20 }), collect()]);
+  const asked = [ask("GET", "/status"), ask("GET", "/clients", { slow: true, limit: 20 }), collect()];
+  const [found, slow, more] = await Promise.all(asked);
   const all = moments();
   tiles(found, all.at(-1)?.[1] ?? []);
-  draw(all);
-  put($("slow"), table(clientColumns, slow.clients, "Everybody keeps up."));
+  if (more || !all.length) draw(all);
+  const now = JSON.stringify(slow.clients);
+  if (now !== seen) put($("slow"), table(clientColumns, slow.clients, "Everybody keeps up."));
+  seen = now;
 }
