@@ -311,8 +311,10 @@ def belongs(spark: SparkSession, store: Store, output: Path, format: str) -> Non
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_places_that_cannot_be_used(spark: SparkSession, store: Store, tmp_path: Path, format: str) -> None:
-    with pytest.raises(JobError, match=f"--input .*none: there is no table of {format}"):
+    name = {"delta": "table", "iceberg": "table mqtt.messages"}[format]
+    with pytest.raises(JobError, match=f"--input .*none: there is no {name} of {format}"):
         read_files(spark, str(tmp_path / "none"), format)
+    assert not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
     with pytest.raises(JobError, match=r"--output|--checkpoint"):
         archive.run(spark, job(store, tmp_path / "file" / "x", format), quiet())
@@ -321,6 +323,8 @@ def test_places_that_cannot_be_used(spark: SparkSession, store: Store, tmp_path:
 def test_an_iceberg_table_elsewhere_needs_a_catalog() -> None:
     with pytest.raises(JobError, match="--output s3a://bucket/x: give --catalog"):
         iceberg.exists(Target("iceberg", "s3a://bucket/x"))
+    with pytest.raises(JobError, match="--input s3a://bucket/x: give --catalog"):
+        iceberg.exists(Target("iceberg", "s3a://bucket/x", flag="--input"))
     with pytest.raises(JobError, match="--catalog nowhere: "):
         iceberg.exists(Target("iceberg", "s3a://bucket/x", "nowhere"))
 

@@ -6,14 +6,13 @@ from datetime import UTC, date, datetime
 
 from pyspark.sql import SparkSession
 
-from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural
 from pyspark_mqtt_nats.jobs.running import Tally, watch
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.batches import prepare
 from pyspark_mqtt_nats.lakehouse.compaction import compact
 from pyspark_mqtt_nats.lakehouse.sink_log import SinkLog
-from pyspark_mqtt_nats.lakehouse.tables import Target, exists
+from pyspark_mqtt_nats.lakehouse.tables import Target, exists, missing
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ def _compact(spark: SparkSession, job: Compact) -> tuple[int, int]:
     place = Place(spark, job.input, "--input")
     if job.format == "parquet":
         return compact(spark, place, SinkLog(place), before, job.size)
-    target = Target(job.format, job.input, job.catalog, job.table)
+    target = Target(job.format, job.input, job.catalog, job.table, "--input")
     if not exists(target):
-        raise JobError(f"--input {job.input}: there is no table of {job.format}")
+        raise missing(target)
     if job.format == "delta":
         from pyspark_mqtt_nats.lakehouse.delta import DeltaLake
 

@@ -85,7 +85,7 @@ def read_files(spark: SparkSession, path: str, format: str) -> DataFrame:
     if format not in PACKAGES:
         return spark.read.format(format).load(path)
     require(format)
-    files = open_table(Target(format, path)).files()
+    files = open_table(Target(format, path, flag="--input")).files()
     if not files:
         raise JobError(f"--input {path}: the table has no files")
     return spark.read.option("mergeSchema", "true").parquet(*files).drop(*COPIES)

@@ -22,7 +22,7 @@ def _explained(target: Target) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
-        raise JobError(f"--output {target.output}: {' '.join(str(error).split())[:300]}") from None
+        raise JobError(f"{target.flag} {target.output}: {' '.join(str(error).split())[:300]}") from None
 
 
 def exists(target: Target) -> bool:

@@ -19,6 +19,9 @@ from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.compaction import Group, parquet_names
 from pyspark_mqtt_nats.lakehouse.tables import COPIES, DATA, PARTITIONS, DataFile, Target
 
+LOCAL_CATALOG: Final = "catalog.db"
+"""File with the catalog of a table that has no other one, in the table's directory."""
+
 ATTEMPTS: Final = 10
 """Times that a commit is tried when others, such as a compaction, have committed meanwhile."""
 
@@ -33,7 +36,7 @@ def _explained(target: Target) -> Iterator[None]:
     except JobError:
         raise
     except Exception as error:  # of PyIceberg, SQLAlchemy, or whatever the catalog is made of
-        option = "--output" if target.catalog is None else "--catalog"
+        option = target.flag if target.catalog is None else "--catalog"
         raise JobError(f"{option} {target.catalog or target.output}: {' '.join(str(error).split())[:300]}") from None
 
 
@@ -41,13 +44,16 @@ def _catalog(target: Target) -> Catalog:
     if target.catalog is not None:
         return load_catalog(target.catalog)
     if "://" in target.output:
-        raise JobError(f"--output {target.output}: give --catalog; without it the table has to be on this machine")
+        raise JobError(f"{target.flag} {target.output}: give --catalog; without it the table has to be on this machine")
     Path(target.uri).mkdir(parents=True, exist_ok=True)
-    return SqlCatalog("mqtt-nats", uri=f"sqlite:///{target.uri}/catalog.db", warehouse=target.uri)
+    return SqlCatalog("mqtt-nats", uri=f"sqlite:///{target.uri}/{LOCAL_CATALOG}", warehouse=target.uri)
 
 
 def exists(target: Target) -> bool:
-    """Whether there is a table of this name in the catalog."""
+    """Whether there is a table of this name in the catalog; makes no catalog where there is none."""
+    local = target.catalog is None and "://" not in target.output
+    if local and not Path(target.uri, LOCAL_CATALOG).exists():
+        return False
     with _explained(target):
         return bool(_catalog(target).table_exists(target.name))
 

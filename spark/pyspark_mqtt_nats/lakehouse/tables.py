@@ -56,12 +56,16 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """Place of a table. `catalog` and `name` are for Iceberg; `catalog` None: a file beside the data."""
+    """Place of a table, and the flag that names it in errors.
+
+    `catalog` and `name` are for Iceberg; `catalog` None: a file beside the data.
+    """
 
     format: str
     output: str
     catalog: str | None = None
     name: str = "mqtt.messages"
+    flag: str = "--output"
 
     @property
     def uri(self) -> str:
@@ -69,6 +73,12 @@ class Target:
         if "://" in self.output:
             return self.output.replace("s3a://", "s3://", 1).rstrip("/")
         return str(Path(self.output.removeprefix("file:")).absolute())
+
+
+def missing(target: Target) -> JobError:
+    """Return the error for a place without a table."""
+    name = f" {target.name}" if target.format == "iceberg" else ""
+    return JobError(f"{target.flag} {target.output}: there is no table{name} of {target.format}")
 
 
 def exists(target: Target) -> bool:
@@ -90,7 +100,7 @@ def open_table(target: Target, writer: str = "", schema: pa.Schema | None = None
         schema: makes the table where there is none, and adds the columns that it lacks; None: it has to be there.
     """
     if schema is None and not exists(target):
-        raise JobError(f"--input {target.output}: there is no table of {target.format}")
+        raise missing(target)
     if target.format == "delta":
         from pyspark_mqtt_nats.lakehouse import delta
 
