@@ -27,7 +27,7 @@ _TOPIC_MOST: Final = 200  # characters of a topic in a message
 
 def decode(
     df: DataFrame,
-    decoders: Mapping[str, Any],
+    decoders: Mapping[str, Any] | str,
     *,
     topic: str = "topic",
     payload: str = "payload",
@@ -37,7 +37,7 @@ def decode(
 
     Args:
         df: with the topic as STRING and the payload as BINARY; batch or streaming.
-        decoders: topic filter -> format, columns or an object, as in the option `decoders`.
+        decoders: topic filter -> format, columns or an object; or the text of the option `decoders`.
         topic: name of the column with the topic.
         payload: name of the column with the payload.
         errors: `fail`: a payload that its decoder cannot decode ends the query; the message names topic and reason.
@@ -48,9 +48,12 @@ def decode(
     if errors not in ("null", "fail"):
         raise OptionError(f"errors = {errors!r}: expected null or fail", "errors")
     try:
-        for item in decoders:
-            values.check_filter(item)
-        made = parse_decoders(dict(decoders))
+        if isinstance(decoders, str):
+            made = values.decoders(decoders)
+        else:
+            for item in decoders:
+                values.check_filter(item)
+            made = parse_decoders(dict(decoders))
     except ValueError as error:
         raise OptionError(f"{_OPTION}: {error}", _OPTION) from None
     added = columns(made)

@@ -2,6 +2,7 @@
 """Payloads as columns: the option `decoders`, and `decode` for any DataFrame."""
 
 from collections.abc import Callable
+from json import dumps
 from typing import Any
 
 import pyarrow as pa
@@ -194,6 +195,7 @@ def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServe
         # `fail` says which payload it was and what to change.
         good = stored.where("topic = 't' or topic = 'other'")
         assert decode(good, HINTS, errors="fail").count() == 2
+        assert decode(good, dumps(HINTS), errors="fail").columns == decode(good, HINTS).columns
         for kind, topic, message in (
             ("number", "n/x", "payload of topic n/x cannot be decoded, no finite number: change the decoder (option"),
             ("text", "t/x", "not UTF-8"),
@@ -207,6 +209,7 @@ def test_decode_and_the_option_agree(spark: SparkSession, nats_server: NatsServe
 
         for call, message in (
             (lambda: decode(stored, {"a/#/b": "text"}), "decoders: 'a/#/b'"),
+            (lambda: decode(stored, "number"), "decoders: not JSON"),
             (lambda: decode(stored, {"a": "xml"}), "decoders: 'a' has the format 'xml': expected number, text, json"),
             (lambda: decode(stored, {"a": "topic STRING"}), "'topic' is a column already"),
             (lambda: decode(stored, {"a": "x INT", "b": "X STRING"}), "'b' gives 'X' string, an earlier one 'x' int"),

@@ -38,6 +38,12 @@ _WIDTH: Final = 960
 _HEIGHT: Final = 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 12, 12, 30
 _TICKS: Final = 5
+_MARGIN: Final = 1e-12
+"""Part of a number below which the numbers of an axis are taken for one."""
+
+_NUMBER_MOST: Final = 1e300
+"""What is larger is not drawn: the length of an axis would be infinite."""
+
 _HUES: Final = 137  # degrees from one line's colour to the next one's: neighbours differ most
 
 Point = tuple[float, float]
@@ -53,7 +59,9 @@ class _Axis:
     @classmethod
     def of(cls, values: Sequence[float]) -> "_Axis":
         low, high = min(values), max(values)
-        return cls(low, high) if low < high else cls(low - 0.5, high + 0.5)
+        # Half of one is less than the distance of two neighbours of a large number.
+        margin = max(0.5, abs(low) * _MARGIN)
+        return cls(low, high) if high - low > abs(low) * _MARGIN else cls(low - margin, high + margin)
 
     def place(self, value: float, size: float) -> float:
         return (value - self.low) / (self.high - self.low) * size
@@ -105,7 +113,7 @@ def _number(value: Any) -> float | None:
         return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, date):
         return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp()
-    return None if value is None or not math.isfinite(value) else float(value)
+    return None if value is None or not abs(value) <= _NUMBER_MOST else float(value)
 
 
 def _lines(schema: StructType, rows: Sequence[Any]) -> tuple[dict[str, list[Point]], int]:
