@@ -204,7 +204,7 @@ def _start_nats(start: _Start, *, mqtt: bool, monitor: int = 0) -> None:
         config = start.write(f"nats{start.number}.conf", parts.format(**start.values()))
         start.spawn("nats-server", [_required("nats-server"), "-c", config])
     for _ in start.each():
-        start.wait("nats-server", partial(_accepts, start.ports[start.number]["nats"]))
+        start.wait("nats-server", partial(accepts, start.ports[start.number]["nats"]))
     start.running.nats_port = start.ports[0]["nats"]
 
 
@@ -370,7 +370,8 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-def _accepts(port: int) -> bool:
+def accepts(port: int) -> bool:
+    """Whether something listens on a port."""
     try:
         socket.create_connection((HOST, port), 1).close()
     except OSError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.protocol.ack_tokens import TAKEN
+from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
@@ -125,6 +126,8 @@ class CatchUpReader(CatchUp):
         while not self._over:
             await self._services.nats.online.wait()
             try:
+                if self._end and not self._kept and await self._has_missed():
+                    self._broken = True
                 if self._broken and await self._take_place():
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
@@ -149,6 +152,12 @@ class CatchUpReader(CatchUp):
                 await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("the reader of %s: %s", member.client, error)
+
+    async def _has_missed(self) -> bool:
+        """Ask whether anything was missed, before the filters of the shared reader are changed."""
+        if self._name or self._member.joining is not None:
+            return False  # it has read to the end, or the shared reader has most of the filters
+        return not await self._services.head.nothing_left(self._subjects(), self.position, EVER)
 
     async def _take_place(self) -> bool:
         """Wait for a place among the readers; False: there was none, and the session has gone to its consumers."""

@@ -277,6 +277,7 @@ async def test_what_was_missed_is_looked_for_first(missed: bool) -> None:
         setup.live.reader.position = 11
         await setup.made()
         assert not setup.live.fake_caught_up
+        assert not setup.live.reader.fake_asked  # its filters are not changed before the rest is read
         setup.reader.end()
     else:
         await aeventually(lambda: setup.live.fake_caught_up)

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Absent durable sessions by `session_positions`, and their return: ``python -m benchmarks.absent``.
+
+Each row begins with a fresh gateway and nats-server. Each session has one filter at QoS 1. All times are wall times:
+other work on the machine makes them longer; CPU times are those of the processes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import nats
+
+from benchmarks import page, peers, proc
+from benchmarks.job import CROWD_TIMEOUT
+from benchmarks.report import table
+from benchmarks.runner import machine
+from mqtt_nats.mqtt_clients.load import packets
+from mqtt_nats.mqtt_clients.load.answers import packet_at
+from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, connect_all
+from mqtt_nats.mqtt_clients.load.packets import Layout
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import STREAM as POSITIONS
+from mqtt_streams.sessions import STREAM as SESSIONS
+
+AT_ONCE: Final = 50
+"""Clients that connect at the same time while sessions are made."""
+
+IDLE: Final = 10.0
+"""Seconds in which the idle processes are watched."""
+
+SETTLE: Final = 3.0
+"""Seconds in which positions are written, and consumers that are not needed removed."""
+
+MISSED: Final = 10
+"""Messages that each session misses."""
+
+ALONE: Final = 20
+"""Sessions that return one after the other."""
+
+TOPIC: Final = "bench/absent/000000/set"
+"""Of messages; the digits are the session."""
+
+
+class Row(NamedTuple):
+    """Figures of one row."""
+
+    sessions: int
+    positions: str
+    made: float
+    """Sessions made in each second: CONNECT, SUBSCRIBE, SUBACK, DISCONNECT."""
+    effort: tuple[float, float]
+    """CPU time of the gateway and nats-server for each of them, in seconds."""
+    memory: float
+    """Bytes of nats-server's memory for each session."""
+    disk: float
+    """Bytes that the file system takes for each session."""
+    records: float
+    """Bytes of both records of each session, as JetStream counts them."""
+    consumers: int
+    """Consumers of all streams while all are absent."""
+    idle: tuple[float, float]
+    """Part of a core that the gateway and nats-server take while all are absent."""
+    restart: tuple[float, float]
+    """Wall time and CPU time until nats-server serves again, in seconds."""
+    alone: float
+    """Seconds from connect() to CONNACK of one that returns, and has missed nothing: the median."""
+    back: float
+    """Seconds until all that return at once have had their messages."""
+    returned: int
+    """How many return at once."""
+    back_effort: tuple[float, float]
+    """CPU time of the gateway and nats-server for each of them, in seconds."""
+
+
+class Reader(Connection):
+    """Acknowledges messages at QoS 1, and counts them."""
+
+    def __init__(self, greeting: Greeting) -> None:
+        super().__init__(greeting.loop, greeting.sock, greeting.name)
+        self.rest, self.got = greeting.rest, 0
+        self.loop.add(self)
+        if self.rest:  # messages that came in one read with CONNACK
+            self.loop.buffer[: len(self.rest)] = self.rest
+            self._take(len(self.rest))
+
+    def readable(self) -> None:
+        self._take(self.fill())
+
+    def _take(self, end: int) -> None:
+        start, acks = 0, bytearray()
+        while (found := packet_at(self.loop.view, start, end)) is not None:
+            kind, body, start = found
+            if kind & 0xF0 != packets.PUBLISH:
+                raise packets.DeliveryError(f"{self.name}: unexpected packet 0x{kind:02x}")
+            at = 2 + int.from_bytes(body[:2])
+            acks += b"\x40\x02" + body[at : at + 2]
+            self.got += 1
+        self.keep(start, end)
+        if acks:
+            self.send(acks)
+
+
+class Sender(Connection):
+    """Publishes at QoS 1, and counts the acknowledgements."""
+
+    def __init__(self, greeting: Greeting) -> None:
+        super().__init__(greeting.loop, greeting.sock, greeting.name)
+        self.acked = 0
+        self.loop.add(self)
+
+    def readable(self) -> None:
+        end, start = self.fill(), 0
+        while (found := packet_at(self.loop.view, start, end)) is not None:
+            self.acked += 1
+            start = found[2]
+        self.keep(start, end)
+
+
+def _clients(numbers: range) -> list[Client]:
+    each = Client("", qos=1, clean=False)
+    return [
+        replace(each, client_id=f"absent{number:06}", topic_filter=f"bench/absent/{number:06}/+") for number in numbers
+    ]
+
+
+def _make(broker: peers.Running, numbers: range) -> float:
+    """Make sessions and leave them; returns the seconds that it took."""
+    begun, clients = time.monotonic(), _clients(numbers)
+    for start in range(0, len(clients), AT_ONCE):
+        loop = Loop()
+        connect_all(
+            loop, (peers.HOST, broker.port), clients[start : start + AT_ONCE], timeout=CROWD_TIMEOUT, at_once=AT_ONCE
+        )
+        loop.close()
+    return time.monotonic() - begun
+
+
+def _publish(broker: peers.Running, sessions: int) -> None:
+    """Publish `MISSED` messages for each of the first sessions."""
+    layout = Layout(TOPIC, 128, 1, None)
+    digits = layout.template.index(b"000000")
+    loop = Loop()
+    try:
+        (greeting,) = connect_all(loop, (peers.HOST, broker.port), [Client("sender")], timeout=CROWD_TIMEOUT)
+        sender, template, sent = Sender(greeting), bytearray(layout.template), 0
+        until, total = time.monotonic() + CROWD_TIMEOUT, sessions * MISSED
+        while sender.acked < total:
+            while sent < min(total, sender.acked + 50):
+                template[digits : digits + 6] = b"%06d" % (sent % sessions)
+                template[layout.packet_id : layout.packet_id + 2] = (sent % packets.PID_PERIOD + 1).to_bytes(2)
+                sender.send(bytes(template))
+                sent += 1
+            loop.turn(0.1)
+            if time.monotonic() > until:
+                raise TimeoutError(f"only {sender.acked:,} messages were acknowledged")
+    finally:
+        loop.close()
+
+
+def _return_alone(broker: peers.Running, numbers: range) -> float:
+    """Return the median of the seconds until CONNACK."""
+    took = []
+    for client in _clients(numbers):
+        loop, begun = Loop(), time.monotonic()
+        connect_all(loop, (peers.HOST, broker.port), [replace(client, topic_filter="")], timeout=CROWD_TIMEOUT)
+        took.append(time.monotonic() - begun)
+        loop.close()
+    return statistics.median(took)
+
+
+def _return_all(broker: peers.Running, sessions: int) -> float:
+    """Return the seconds until all have had their messages."""
+    loop, begun = Loop(), time.monotonic()
+    try:
+        clients = [replace(one, topic_filter="") for one in _clients(range(sessions))]
+        greetings = connect_all(loop, (peers.HOST, broker.port), clients, timeout=CROWD_TIMEOUT, at_once=sessions)
+        if not all(one.present for one in greetings):
+            raise packets.DeliveryError("a session was lost")
+        readers = [Reader(one) for one in greetings]
+        while late := sum(one.got < MISSED for one in readers):
+            loop.turn(0.1)
+            if time.monotonic() - begun > CROWD_TIMEOUT:
+                raise TimeoutError(f"{late} of {sessions} sessions have not had their messages")
+        if any(one.got > MISSED for one in readers):
+            raise packets.DeliveryError("a message came twice")
+        return time.monotonic() - begun
+    finally:
+        loop.close()
+
+
+async def _stored(broker: peers.Running) -> tuple[int, int]:
+    """Return the bytes of the records of all sessions, and the number of consumers of messages."""
+    client = await nats.connect(f"nats://{peers.HOST}:{broker.nats_port}")
+    try:
+        stream = client.jetstream()
+        infos = [await stream.stream_info(name) for name in (SESSIONS, POSITIONS)]
+        info = await stream.stream_info(MESSAGES)
+        return sum(one.state.bytes for one in infos), info.state.consumer_count
+    finally:
+        await client.close()
+
+
+def _look(broker: peers.Running) -> tuple[int, int, int]:
+    """Return bytes of nats-server's memory, of files, and of records."""
+    files = sum(one.stat().st_blocks * 512 for one in broker.data.rglob("*") if one.suffix != ".log")
+    return proc.resident_bytes(broker.processes["nats-server"]), files, asyncio.run(_stored(broker))[0]
+
+
+def _cpu(broker: peers.Running) -> tuple[float, float]:
+    return proc.cpu_seconds(broker.processes["gateway"]), proc.cpu_seconds(broker.processes["nats-server"])
+
+
+def _less(after: tuple[float, float], before: tuple[float, float], count: float) -> tuple[float, float]:
+    return (after[0] - before[0]) / count, (after[1] - before[1]) / count
+
+
+def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[float, float]]:
+    """Start nats-server again; the process, which the caller ends, and how long that took."""
+    former = broker.processes["nats-server"]
+    os.kill(former, signal.SIGTERM)
+    while Path(f"/proc/{former}/cmdline").exists() and Path(f"/proc/{former}/cmdline").read_bytes():
+        time.sleep(0.02)
+    begun = time.monotonic()
+    program = peers.find("nats-server")
+    assert program is not None
+    process = subprocess.Popen([program, "-c", broker.data / "nats0.conf"], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    while not peers.accepts(broker.nats_port):
+        time.sleep(0.02)
+    took = time.monotonic() - begun, proc.cpu_seconds(process.pid)
+    broker.processes["nats-server"] = process.pid
+    while not peers.greets(broker.port):
+        time.sleep(0.1)
+    return process, took
+
+
+def measure(sessions: int, positions: str, returning: int) -> Row:
+    """Measure one row."""
+    command = f"{peers.OURS_COMMAND} --shared-reader always --session-positions {positions}"
+    with peers.running("ours", command) as broker:
+        first = max(sessions // 10, 1)
+        _make(broker, range(first))
+        time.sleep(SETTLE)
+        before, spent = _look(broker), _cpu(broker)
+        took = _make(broker, range(first, sessions))
+        effort = _less(_cpu(broker), spent, sessions - first)
+        time.sleep(SETTLE)
+        after, count = _look(broker), asyncio.run(_stored(broker))[1]
+        each = [(now - then) / (sessions - first) for now, then in zip(after, before, strict=True)]
+        spent = _cpu(broker)
+        time.sleep(IDLE)
+        idle = _less(_cpu(broker), spent, IDLE)
+        process, restart = _restart(broker)
+        try:
+            alone = _return_alone(broker, range(sessions - min(ALONE, sessions), sessions))
+            returned = min(returning, sessions)
+            _publish(broker, returned)
+            spent = _cpu(broker)
+            back = _return_all(broker, returned)
+            back_effort = _less(_cpu(broker), spent, returned)
+        finally:
+            process.terminate()
+            process.wait(30)
+    made = (sessions - first) / took
+    return Row(
+        sessions,
+        positions,
+        made,
+        effort,
+        each[0],
+        each[1],
+        each[2],
+        count,
+        idle,
+        restart,
+        alone,
+        back,
+        returned,
+        back_effort,
+    )
+
+
+def document(rows: Sequence[Row], command: str) -> str:
+    """The part of the page."""
+    lines = table(
+        [
+            [
+                "sessions", "`session_positions`", "made per second", "CPU of each: gateway, nats-server",
+                "nats-server's memory", "files", "of these, records", "consumers", "idle: gateway, nats-server",
+                "restart of nats-server", "one returns", "many return", "CPU of each",
+            ],
+            *(
+                [
+                    f"{row.sessions:,}",
+                    row.positions,
+                    f"{row.made:,.0f}",
+                    f"{row.effort[0] * 1e6:,.0f} µs, {row.effort[1] * 1e6:,.0f} µs",
+                    f"{row.memory:,.0f} B",
+                    f"{row.disk:,.0f} B",
+                    f"{row.records:,.0f} B",
+                    f"{row.consumers:,}",
+                    f"{row.idle[0]:.1%}, {row.idle[1]:.1%}",
+                    f"{row.restart[0]:.1f} s, {row.restart[1]:.1f} s of CPU",
+                    f"{row.alone * 1000:.0f} ms",
+                    f"{row.returned:,} in {row.back:.1f} s",
+                    f"{row.back_effort[0] * 1e6:,.0f} µs, {row.back_effort[1] * 1e6:,.0f} µs",
+                ]
+                for row in rows
+            ),
+        ]
+    )  # fmt: skip
+    about = f"{machine(['ours', 'nats'])}  \n`{command}`"
+    return "\n".join(["## Absent sessions", "", about, "", *lines])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.absent", description=__doc__)
+    parser.add_argument("--sessions", default="1000,20000", metavar="N[,N]", help="rows (%(default)s)")
+    parser.add_argument("--positions", default="consumers,records", help="of each (%(default)s)")
+    parser.add_argument("--returning", type=int, default=1000, metavar="N", help="return at once (%(default)s)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as a part of this page")
+    options = parser.parse_args(arguments)
+    rows = []
+    for number in map(int, options.sessions.split(",")):
+        for positions in options.positions.split(","):
+            rows.append(measure(number, positions, options.returning))
+            print(rows[-1], flush=True)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    text = document(rows, " ".join(["python -m benchmarks.absent", *given]))
+    print("\n" + text)
+    if options.report:
+        page.put(options.report, "How cost grows", "growth absent", text)
+
+
+if __name__ == "__main__":
+    main()
