@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -241,17 +241,22 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
 _PART: Final = re.compile(r"<!-- begin: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Return every page that has generated parts, with these as they should be."""
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        text = path.read_text(encoding="utf-8")
-        if _PART.search(text):
-            yield path, _PART.sub(lambda one: f"<!-- begin: {one[1]} -->\n{TABLES[one[1]]()}\n<!-- end -->", text)
+def pages() -> list[Path]:
+    """Return every page that has generated parts."""
+    found = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    return [path for path in found if _PART.search(path.read_text(encoding="utf-8"))]
+
+
+def generated(path: Path) -> str:
+    """Return the text of a page, with its generated parts as they should be."""
+    text = path.read_text(encoding="utf-8")
+    return _PART.sub(lambda one: f"<!-- begin: {one[1]} -->\n{TABLES[one[1]]()}\n<!-- end -->", text)
 
 
 def main() -> int:
     """Write the pages that are not current."""
-    for path, text in pages():
+    for path in pages():
+        text = generated(path)
         if path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             print(path.relative_to(ROOT))

@@ -98,11 +98,8 @@ def test_tasks_begin_in_what_is_not_compiled() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
                 continue
-            if (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) not in (
-                "create_task",
-                "ensure_future",
-                "gather",
-            ):
+            function = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if function not in ("create_task", "ensure_future", "gather"):
                 continue
             seen += 1
             for given in node.args:

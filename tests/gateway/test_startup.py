@@ -87,7 +87,8 @@ def test_unreachable(gateway_factory: GatewayFactory) -> None:
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.9\r\n"])
 async def test_what_answers_is_no_nats_server(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an MQTT broker, which waits for CONNECT, or something else that begins to speak."""
-    monkeypatch.setattr("mqtt_nats.backbone.link.CONNECT_TIMEOUT", 0.2)
+    for module in ("link", "connect"):
+        monkeypatch.setattr(f"mqtt_nats.backbone.{module}.CONNECT_TIMEOUT", 0.2)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
