@@ -44,6 +44,7 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import CatchUp, Receiver
+    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -67,7 +68,7 @@ class DurableDelivery(StatefulDelivery):
     def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
         window = min(WINDOW, client.terms.receive_maximum)
-        super().__init__(client, DurableSender(window, self, client.version, self._completed), former)
+        super().__init__(DurableSender(window, self, client.version, self._completed), former)
         self.stall: SlowClient | None = None
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
@@ -81,6 +82,11 @@ class DurableDelivery(StatefulDelivery):
         self._order = ReleaseOrder()
         self._sent, self._sent_bytes = client.path.fanout.sent, client.path.fanout.sent_bytes
         self._progress = asyncio.Event()
+
+    @property
+    def session(self) -> Session:
+        """The session of the consumers."""
+        return self.client
 
     # -- ports of the state machine -------------------------------------------------------------
 

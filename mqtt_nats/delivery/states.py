@@ -8,15 +8,12 @@ docs/internals/delivery.md is made from this table.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
-
-if TYPE_CHECKING:
-    from mqtt_nats.sessions.session import Session
 
 
 class Feed(Enum):
@@ -133,8 +130,8 @@ def after(state: DeliveryState, event: DeliveryEvent) -> DeliveryState:
 class StatefulDelivery(SessionConsumers):
     """The consumers of a durable session, and the state of the delivery to its client."""
 
-    def __init__(self, session: Session, machine: DurableSender, former: int) -> None:
-        super().__init__(session, machine, former)
+    def __init__(self, machine: DurableSender, former: int) -> None:
+        super().__init__(machine, former)
         self.state = DeliveryState.RESUMING
         """State in the table of `states`; changed by :meth:`change` alone."""
         self.live = False

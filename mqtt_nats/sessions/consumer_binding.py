@@ -247,8 +247,7 @@ class ConsumerBinding:
 class SessionConsumers:
     """The consumers of a durable session, and what this connection knows of the session in JetStream; abstract."""
 
-    def __init__(self, session: Session, machine: DurableSender, former: int) -> None:
-        self.session = session
+    def __init__(self, machine: DurableSender, former: int) -> None:
         self.machine = machine
         self.attachments: dict[str, ConsumerBinding] = {}
         """Consumers of the session, by consumer name."""
@@ -277,6 +276,11 @@ class SessionConsumers:
         self.pubrels_come = 0
 
     # -- implemented by DurableDelivery ---------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session of the consumers."""
 
     @abstractmethod
     def arrival(self, attachment: ConsumerBinding) -> Handler:

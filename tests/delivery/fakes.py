@@ -248,13 +248,15 @@ class Side(StatefulDelivery):
     def __init__(
         self, machine: DurableSender | None = None, state: DeliveryState = DeliveryState.PLAIN, **given: Any
     ) -> None:
-        super().__init__(
-            cast("Any", given.get("client")), DurableSender(10, NOWHERE) if machine is None else machine, 0
-        )
+        super().__init__(DurableSender(10, NOWHERE) if machine is None else machine, 0)
         self.state, self.live = state, state in FROM_READER
         self.client = self.keeper = self.stall = self.catching = None
         for name, value in given.items():
             setattr(self, name, value)
+
+    @property
+    def session(self) -> Any:
+        return self.client
 
     def arrival(self, attachment: ConsumerBinding) -> Any:
         raise AssertionError("no consumer is subscribed")

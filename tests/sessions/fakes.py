@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
+    from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
@@ -188,11 +189,15 @@ class FakeSide(StatefulDelivery):
 
     def __init__(self, client: FakeClient) -> None:
         self.fake_ports = Recorder()
-        super().__init__(as_client(client), DurableSender(10, self.fake_ports), 0)
+        super().__init__(DurableSender(10, self.fake_ports), 0)
         self.change(DeliveryEvent.COLLECTED)
         self.client = client
         self.fake_confirmed: list[tuple[bytes, int]] = []
         self.fake_arrived: list[bytes] = []
+
+    @property
+    def session(self) -> Session:
+        return as_client(self.client)
 
     async def attach_pubrels(self) -> None:
         self.listen_for_pubrels(b"1")
