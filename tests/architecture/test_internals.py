@@ -28,6 +28,7 @@ WALK_MOST = {
     "PUBLISH at QoS 2": 8,
     "Durable delivery by the shared reader": 12,
     "Durable delivery by the session's own consumer": 12,
+    "CONNECT with resume": 18,
 }
 """Highest number of modules of a walk."""
 
