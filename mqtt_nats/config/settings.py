@@ -216,7 +216,9 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     def _check_together(self) -> Self:
         given = self.model_fields_set
         if self.embedded and "nats" in given:
-            raise ValueError("nats and embedded exclude each other: give --nats or --embedded, not both")
+            raise ValueError(
+                "nats and embedded exclude each other: give --nats (MQTT_NATS_NATS) or --embedded, not both"
+            )
         if self.session_positions == "records" and self.shared_reader == "never":
             raise ValueError("session_positions = records needs the shared reader: shared_reader must not be never")
         if self.session_positions == "records" and self.retention == "interest":

@@ -214,7 +214,7 @@ class Tenant:
         """Log the changes of the streams."""
         if report.created:
             replicas = report.configs[report.created[0]].get("num_replicas", 1)
-            log.info("%screated streams (replicas: %d): %s", self._of, replicas, ", ".join(report.created))
+            log.info("%screated %d streams, replicas: %d", self._of, len(report.created), replicas)
         for stream, messages in report.remains.items():
             log.error(
                 "%snats-server has lost the definition of stream %s, as after a power cut soon after it was created. "

@@ -279,7 +279,7 @@ class ListText:
 
     def end(self, found: dict[str, Any]) -> list[str]:
         """Return the lines below the table."""
-        silent = [f"gateway {one} has not answered: its clients look as if not connected" for one in found["silent"]]
+        silent = [f"gateway {one} has not answered: its clients are listed as not connected" for one in found["silent"]]
         return [*self._table.end(), *silent, *rest(self._shown, found["total"])]
 
 
