@@ -217,7 +217,7 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         given = self.model_fields_set
         if self.embedded and "nats" in given:
             raise ValueError(
-                "nats and embedded exclude each other: give --nats (MQTT_NATS_NATS) or --embedded, not both"
+                "nats and embedded exclude each other: give --nats or --embedded, not both; MQTT_NATS_NATS counts too"
             )
         if self.session_positions == "records" and self.shared_reader == "never":
             raise ValueError("session_positions = records needs the shared reader: shared_reader must not be never")
