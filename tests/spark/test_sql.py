@@ -260,6 +260,9 @@ def test_statements_of_a_shell() -> None:
 
     assert read(["SELECT 1;", "", "SELECT", "2", ";", ";", "SELECT 3"]) == ["SELECT 1", "SELECT\n2", "SELECT 3"]
     assert list(statements(lambda _: "SELECT 1;", lambda: True)) == []
+    assert read(["SELECT 1;", "exit", "SELECT 2;"]) == ["SELECT 1"]
+    assert read(["QUIT ;", "SELECT 2;"]) == []
+    assert read(["SELECT", "exit;", "SELECT 2;"]) == ["SELECT\nexit", "SELECT 2"]
 
 
 def test_a_shell(spark: SparkSession, store: Store) -> None:

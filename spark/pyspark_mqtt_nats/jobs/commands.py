@@ -342,7 +342,7 @@ def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | No
 def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows: int, **_: Any) -> None:
     """A prompt for SQL statements over the views messages, retained and sessions; or for Python.
 
-    A statement ends with a semicolon. Ctrl-D ends the shell.
+    A statement ends with a semicolon. `exit` or Ctrl-D ends the shell.
     """
     source = _view_options(context, "batch")
 

@@ -17,7 +17,13 @@ from pyspark_mqtt_nats.jobs.running import watch
 from pyspark_mqtt_nats.jobs.sql import ROWS, shown
 from pyspark_mqtt_nats.queries.views import Views, make_views
 
-_BANNER = "Statements end with a semicolon; SHOW VIEWS lists the views, DESCRIBE messages its columns. Ctrl-D ends."
+_BANNER = (
+    "Statements end with a semicolon; SHOW VIEWS lists the views, DESCRIBE messages its columns. "
+    "exit or Ctrl-D ends the shell."
+)
+_ENDS = ("exit", "quit")
+"""Statements that end the shell, as in the shells of Spark and of databases."""
+
 _PYTHON = "spark is the session; sql(statement) returns a DataFrame over the views. Ctrl-D ends."
 
 
@@ -72,7 +78,7 @@ def _answer(views: Views, statement: str, rows: int) -> list[str]:
 
 
 def statements(read: Callable[[str], str], stopping: Callable[[], bool]) -> Iterator[str]:
-    """Yield statements, each up to a semicolon at the end of a line, until the input ends or the user stops."""
+    """Yield statements, each up to a semicolon at the end of a line, until the user or the input ends the shell."""
     lines: list[str] = []
     while not stopping():
         try:
@@ -83,6 +89,8 @@ def statements(read: Callable[[str], str], stopping: Callable[[], bool]) -> Iter
             ended = False
         lines.append(line)
         text = "\n".join(lines).strip()
+        if text.rstrip("; ").lower() in _ENDS:
+            return
         if ended or not text or text.endswith(";"):
             lines.clear()
             if text.rstrip(";").strip():
