@@ -99,7 +99,11 @@ def table(results: dict[tuple[str, str], str], packages: dict[str, str], day: st
     lines = ["| PySpark | " + " | ".join(f"Java {java}" for java in javas) + " |", "|---" * (len(javas) + 1) + "|"]
     lines += [f"| {pyspark} | " + " | ".join(results[pyspark, java] for java in javas) + " |" for pyspark in pysparks]
     others = ", ".join(f"{name} {packages[name]}" for name in PACKAGES)
-    return "\n".join([*lines, "", f"Run on {day} with {others}."])
+    refused = (
+        "pip refuses what is not installable: mqtt-nats needs another version of PySpark, or there is no such Java."
+    )
+    notes = [refused] if REFUSED in results.values() else []
+    return "\n".join([*lines, "", *notes, f"Run on {day} with {others}."])
 
 
 def replaced(page: str, text: str) -> str:

@@ -125,6 +125,7 @@ def test_the_table_of_versions() -> None:
 | 4.2.1 | passed | failed |
 | 4.3.0 | passed | passed |
 
+pip refuses what is not installable: mqtt-nats needs another version of PySpark, or there is no such Java.
 Run on 2026-11-26 with deltalake 1.0, pyiceberg 1.0, pyarrow 1.0."""
     )
     page = spark_versions.PAGE.read_text(encoding="utf-8")
