@@ -80,14 +80,14 @@ async def grant(
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
         await leave_shared_reader(client, wholly=True)
-    if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-        await retry_until_answered(client, side.attach_pubrels)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     if came is None and await _may_join(client, side, others):
         put = partial(_put_served, side, others, replays, _Starts(side, position))
         await client.delivery.feed.subscribe(client, position, put, partial(_store, client))
         return set()
+    if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
+        await retry_until_answered(client, side.attach_pubrels)
     created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
     await save_record(client, client.epoch)
     if created:

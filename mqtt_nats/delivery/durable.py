@@ -21,7 +21,7 @@ from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.pubrels import ConfirmOp, PubrelOp, seek
+from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
 from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
 from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
 from mqtt_nats.messages.message import Stored
@@ -39,7 +39,7 @@ from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
+from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -157,8 +157,10 @@ class DurableDelivery(StatefulDelivery):
             self.keeper.ledger.receive(identifier, sequence)
             self.keeper.hurry()
             return
-        target = b"HPUB %b " % pubrel_subject(self.client.hash).encode()
-        self.client.path.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(self.client, identifier))
+        if self.has_pubrels:
+            store_record(self.client, identifier, sequence)
+        else:
+            self.client.do(store_first(self.client, self, identifier, sequence))
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
         """Send PUBREL once it is stored for every identifier whose PUBREC came before [MQTT-4.6.0-4].

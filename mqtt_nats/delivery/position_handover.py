@@ -170,7 +170,7 @@ async def _for_listener(
     fresh = await _ours(client)
     if fresh is None:
         return
-    for identifier, sequence in ledger.released.items():
+    for identifier, sequence in () if consumerless else ledger.released.items():
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
         services.nats.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
     services.nats.link.kick()

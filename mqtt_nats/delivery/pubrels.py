@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.shared import HalfWay, halfway_subject
 
@@ -59,6 +61,24 @@ class PubrelOp(PendingStore):
     def failed(self, error: ApiError) -> None:
         """End the connection: without the record PUBREL is not sent; the client sends PUBREC again on its next one."""
         self.client.refused(error)
+
+
+def store_record(client: Receiver, identifier: int, sequence: int) -> None:
+    """Store an owed PUBREL; the consumer of PUBREL records exists, or JetStream would not keep the record."""
+    target = b"HPUB %b " % pubrel_subject(client.hash).encode()
+    client.path.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(client, identifier))
+
+
+async def store_first(client: Receiver, side: DurableDelivery, identifier: int, sequence: int) -> None:
+    """Create the consumer of PUBREL records, unless it has been created meanwhile, and store an owed PUBREL."""
+    try:
+        if not side.has_pubrels:
+            await retry_until_answered(client, side.attach_pubrels)
+    except ApiError as error:
+        client.refused(error)
+    else:
+        store_record(client, identifier, sequence)
+        client.path.link.kick()
 
 
 class ConfirmOp(PendingStore):

@@ -132,15 +132,14 @@ async def resume(
     continue_in_stream(client, side)
     if v5.q2:
         await take_over_held(client, side.former, record)
-    await _owe_pubrels(client, side)
+    owed = await _owe_pubrels(client, side)
     went = await restore_position(client, side, may_stay=_may_stay(client, side, denied))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
         await withdraw(shares)
-    earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
-    if side.machine.releases or assignments or 2 in record.subs.values() or 2 in earlier:
+    if owed or assignments or _may_owe(side, record, v5):
         await side.attach_pubrels()
     attachments, unfinished = await _add_sources(client, side, went)
     ended, done = await _add_ended(client, side, gates)
@@ -173,12 +172,21 @@ def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool
     return v5.consumerless and unlimited and not left and client.delivery.feed.admit(client)
 
 
-async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> None:
-    """Owe the PUBRELs of the stored records: also of ended subscriptions, and of retained messages."""
-    for owed in await client.services.streams.pubrels.owed(client.hash):
+def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
+    """Whether consumers are about to bring QoS 2 messages; a session without consumers owes PUBREL by its position."""
+    earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
+    stays = side.keeper is not None and bool(side.keeper.live)
+    return not stays and (bool(side.machine.releases) or 2 in record.subs.values() or 2 in earlier)
+
+
+async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> bool:
+    """Owe the PUBRELs of the stored records: also of ended subscriptions, and of retained messages; False: none is."""
+    records = await client.services.streams.pubrels.owed(client.hash)
+    for owed in records:
         own = owed.packet_id < RETAINED_BASE
         former = own and side.replaced is not None and owed.message_seq > side.replaced
         side.machine.owe(owed.packet_id, owed.message_seq, former)
+    return bool(records)
 
 
 async def _attach(client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding]) -> None:

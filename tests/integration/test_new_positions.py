@@ -22,6 +22,7 @@ from tests.integration.conftest import Connector, Connector5, Stored, position, 
 from tests.integration.resuming import received
 from tests.integration.test_session_positions import RECORDS, absent, consumerless, created
 
+PUBREC, PUBREL, PUBCOMP = 5, 6, 7
 READER = "$JS.API.CONSUMER.CREATE.$MQTT_msgs."
 RECORD = "$MQTT.sess."
 POSITION = "$MQTT.pos."
@@ -353,3 +354,51 @@ async def test_a_gateway_dies_when_it_has_created_a_consumer(
     await consumerless(stored, name)
     await stored.settled(name)
     assert new.of(name) == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_pubrel_that_is_owed_to_an_absent_client(
+    connect: Connector, name: str, stored: Stored, mortal: Mortal, killed: bool
+) -> None:
+    """The position has it: neither stream has a consumer of the session."""
+    client = await connect(name, clean=False, to=mortal.gateway)
+    await client.subscribe(name, qos=2)
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver_all(name, [b"1", b"2"], 2)
+    ids = [one.packet_id for one in await received(client, 2)]
+    client.ack(PUBREC, ids[0])
+    await client.expect_ack(PUBREL, ids[0])
+    if killed:
+        mortal.proxy.crash()
+    client.drop()
+    if not killed:
+        await absent(stored, name)
+    assert await stored.consumers("$MQTT_out", f"$MQTT_PUBREL_{name_hash(name)}") == []
+    client = await connect(name, clean=False)
+    await client.expect_ack(PUBREL, ids[0])
+    client.ack(PUBCOMP, ids[0])
+    (one,) = await received(client, 1)
+    assert (one.payload, one.packet_id, one.dup) == (b"2", ids[1], True)
+    await client.complete(one)
+    await client.quiet()
+    await stored.settled(name)
+    assert await stored.consumers("$MQTT_out", f"$MQTT_PUBREL_{name_hash(name)}") == []
+
+
+async def test_pubrel_of_a_retained_message(connect: Connector, name: str, stored: Stored, mortal: Mortal) -> None:
+    """Its record has a consumer before it is stored: the next gateway finds it."""
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"retained", 2, retain=True)
+    client = await connect(name, clean=False, to=mortal.gateway)
+    await client.subscribe(name, qos=2)
+    (one,) = await received(client, 1)
+    assert one.retain
+    client.ack(PUBREC, one.packet_id)
+    await client.expect_ack(PUBREL, one.packet_id)
+    mortal.proxy.crash()
+    client.drop()
+    client = await connect(name, clean=False)
+    await client.expect_ack(PUBREL, one.packet_id)
+    client.ack(PUBCOMP, one.packet_id)
+    await client.quiet()
+    await stored.settled(name)
