@@ -21,8 +21,8 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_block, pubrel_subject
 from mqtt_streams.pubrel import STREAM as OUT
-from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.sessions import Draining
 from tests.delivery.fakes import FakeBuffer, FakeDeliveryServices, FakeReceiver
 from tests.harness.nats import ROOT
@@ -41,6 +41,7 @@ class Setup:
         self.client = FakeReceiver(self.services)
         self.side = self.client.durable_side = DurableDelivery(as_client(self.client))
         self.bindings: dict[str, ConsumerBinding] = {}
+        self.side.listen_for_pubrels(b"pubrels")
         for subject in subjects:
             self.add(subject, qos)
         self.side.machine.start()
@@ -216,6 +217,21 @@ async def test_pubrel_leaves_when_it_is_stored(setup: Setup) -> None:
     assert reply.split(b".")[5] == b"7"
 
 
+async def test_the_first_pubrel_record_waits_for_its_consumer(setup: Setup) -> None:
+    """JetStream keeps no record for which there is no consumer."""
+    setup.side.listen_for_pubrels(b"")
+    setup.bring("a", 7, 1, qos=2)
+    setup.side.machine.acknowledged(PUBREC, [packet_id(7)])
+    store = setup.services.fake_store
+    assert store.fake_put == []
+    (job,) = setup.client.fake_jobs
+    await job
+    assert setup.side.has_pubrels
+    assert f"{CONSUMER_PREFIX}{setup.client.hash}" in setup.services.fake_inbox.consumers[OUT]
+    assert [headers for _, headers, _, _ in store.fake_put] == [pubrel_block(packet_id(7), 7)]
+    setup.client.fake_jobs.clear()
+
+
 async def test_pubrels_leave_in_the_order_of_the_pubrecs(setup: Setup) -> None:
     for place, sequence in enumerate((7, 8), 1):
         setup.bring("a", sequence, place, qos=2)
@@ -342,6 +358,7 @@ async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setu
 
 
 async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
+    setup.side.listen_for_pubrels(b"")
     before = setup.side.has_pubrels
     await setup.side.attach_pubrels()
     assert (before, setup.side.has_pubrels) == (False, True)
