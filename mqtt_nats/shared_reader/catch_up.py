@@ -21,7 +21,7 @@ from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -48,9 +48,6 @@ PAUSE: Final = 0.25
 
 IDLE: Final = 60
 """Seconds without a pull request after which nats-server removes the reader."""
-
-PLACE: Final = 5.0
-"""Maximum seconds for which a session waits for a place among those that read pages."""
 
 HANDOVER: Final = 5.0
 """Maximum seconds for the handover to the shared reader."""
@@ -95,7 +92,7 @@ class CatchUpReader(CatchUp):
         """Whether JetStream has no more messages for this reader."""
         self._over = False
         self._placed = False
-        """Whether this reader has one of the places of readers that read pages."""
+        """Whether this reader has one of the places."""
         self._wake = asyncio.Event()
         member.side.machine.call_on_room(self._deal)
 
@@ -128,7 +125,8 @@ class CatchUpReader(CatchUp):
             try:
                 if self._end and not self._kept and await self._has_missed():
                     self._broken = True
-                if self._broken and await self._take_place():
+                if self._broken:
+                    await self._take_place()
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
                         await self._make()
@@ -145,8 +143,8 @@ class CatchUpReader(CatchUp):
                     log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
                     live.give_back(member.client, member.side)
         self._services.nats.link.unsubscribe_raw(self._sid)
-        if self._placed:
-            live.places.release()
+        self._leave_place()
+        live.slow.discard(self)
         if self._name:
             try:
                 await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
@@ -159,20 +157,26 @@ class CatchUpReader(CatchUp):
             return False  # it has read to the end, or the shared reader has most of the filters
         return not await self._services.head.nothing_left(self._subjects(), self.position, EVER)
 
-    async def _take_place(self) -> bool:
-        """Wait for a place among the readers; False: there was none, and the session has gone to its consumers."""
-        live, member = self._live, self._member
-        if not self._placed:
-            try:
-                async with asyncio.timeout(PLACE):
-                    await live.places.acquire()
-            except TimeoutError:
-                if not self._over:
-                    log.info("%s: its consumers deliver the missed messages: others catch up", member.client)
-                    live.give_back(member.client, member.side)
-                return False
+    async def _take_place(self) -> None:
+        """Wait for a place among the readers, which their clients do not hold up."""
+        if not self._placed and self not in self._live.slow:
+            await self._live.places.acquire()
             self._placed = True
-        return True
+
+    def _slow_down(self) -> None:
+        """Leave the place to others, since messages wait for the client; of too many such sessions one goes back."""
+        live = self._live
+        if self._placed:
+            self._leave_place()
+            live.slow.add(self)
+            if len(live.slow) > CATCHING_MOST:
+                log.info("%s: its consumers deliver the missed messages: others catch up", self._member.client)
+                live.give_back(self._member.client, self._member.side)
+
+    def _leave_place(self) -> None:
+        if self._placed:
+            self._placed = False
+            self._live.places.release()
 
     async def _signal(self) -> None:
         """Wait until there is work; after `SILENCE` without the messages asked for, mark the reader as broken."""
@@ -264,6 +268,7 @@ class CatchUpReader(CatchUp):
         if self._kept or self._room() <= 0:
             self._kept.append((int(tokens[at]), tokens[at + 2], subject, headers, payload))
             self._bytes += size
+            self._slow_down()
         else:
             self._give(int(tokens[at]), tokens[at + 2], subject, headers, payload)
         if tokens[at + 3] == b"0":

@@ -42,7 +42,7 @@ PASSED: Final = 5.0
 """Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
 CATCHING_MOST: Final = 64
-"""Maximum number of sessions that catch up at the same time."""
+"""Maximum number of sessions that read missed messages at the same time, and of those that wait for their clients."""
 
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0

@@ -89,7 +89,9 @@ class SharedReaderSessions(SharedFeed):
         self.catching: set[CatchUp] = set()
         """Catch-up readers of the sessions that read missed messages."""
         self.places = asyncio.Semaphore(CATCHING_MOST)
-        """Places of catch-up readers that read pages."""
+        """Places of catch-up readers that read pages, except those that wait for their clients."""
+        self.slow: set[CatchUp] = set()
+        """Catch-up readers whose messages wait for their clients."""
         services.nats.reconnect.register(Phase.REQUESTS, self.hold)
         services.stream.call_on_replaced(self.reader.begin_anew)
 
@@ -335,7 +337,7 @@ class SharedReaderSessions(SharedFeed):
         behind = await much_left(self.services.nats.inbox, attachments)
         if client.crowded():
             return
-        if behind is None or (behind and (side.live or self.places.locked())):
+        if behind is None or (behind and (side.live or len(self.slow) >= CATCHING_MOST)):
             self.later(client)
             return
         if behind and await far_apart(self.services.head, attachments):

@@ -92,6 +92,7 @@ class FakeSessions:
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
         self.places = asyncio.Semaphore(CATCHING_MOST)
+        self.slow: set[CatchUp] = set()
         self.members: dict[Receiver, Member] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
         self.renewals: TimingWheel[Receiver] = TimingWheel()

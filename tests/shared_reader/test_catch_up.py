@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import orjson
 import pytest
 
+from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.shared_reader import catch_up
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness.waiting import aeventually
@@ -26,7 +29,7 @@ END = b"NATS/1.0 404 No Messages\r\n\r\n"
 class Setup:
     """A session at sequence 10, its catch-up reader, and what JetStream brings it."""
 
-    def __init__(self, *subjects: str, missed: bool = True) -> None:
+    def __init__(self, *subjects: str, missed: bool = True, begins: bool = True) -> None:
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
         self.member = member_of(self.services, "client", *subjects)
@@ -35,7 +38,8 @@ class Setup:
         for _ in range(10):
             self.services.fake_inbox.put("$MQTT.msgs.a")
         self.reader = CatchUpReader(as_sessions(self.live), self.member, 10, missed=missed)
-        self.reader.begin()
+        if begins:
+            self.reader.begin()
         self.place = 0
 
     @property
@@ -113,6 +117,35 @@ async def test_what_has_no_place_in_the_window_waits(setup: Setup) -> None:
     assert setup.machine.on_room is not None
     setup.machine.on_room()
     assert (setup.live.fake_given, setup.reader.position) == ([11, 12], 12)
+
+
+@pytest.mark.parametrize("others", [CATCHING_MOST - 1, CATCHING_MOST])
+async def test_a_session_that_waits_for_its_client_leaves_its_place(setup: Setup, others: int) -> None:
+    """Others need not wait for that client; of too many such sessions one goes to its consumers."""
+    setup.live.slow.update(cast(CatchUp, object()) for _ in range(others))
+    free = setup.live.places._value
+    setup.bring(11)
+    assert setup.live.places._value == free
+    setup.machine.limit = 0
+    setup.bring(12)
+    setup.bring(13)
+    assert setup.live.places._value == free + 1
+    assert len(setup.live.fake_back) == (others == CATCHING_MOST)
+
+
+async def test_a_session_waits_for_a_place() -> None:
+    """Until another one has read what it has missed."""
+    waiting = Setup("a", begins=False)
+    while not waiting.live.places.locked():
+        await waiting.live.places.acquire()
+    waiting.reader.begin()
+    await asyncio.sleep(0)
+    assert not waiting.consumers
+    waiting.live.places.release()
+    await waiting.made()
+    waiting.reader.end()
+    await waiting.services.tasks.fake_settle()
+    assert not waiting.live.places.locked()
 
 
 async def test_nothing_overtakes_what_waits(setup: Setup) -> None:
