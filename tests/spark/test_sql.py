@@ -265,6 +265,20 @@ def test_statements_of_a_shell() -> None:
     assert read(["SELECT", "exit;", "SELECT 2;"]) == ["SELECT\nexit", "SELECT 2"]
 
 
+@pytest.mark.parametrize(("terminal", "expected"), [(True, ["sql> ", "...> ", "sql> "]), (False, ["", "", ""])])
+def test_prompts_are_for_a_terminal(terminal: bool, expected: list[str]) -> None:
+    """In the output of statements that come from a file they would be among the results."""
+    given = ["SELECT", "1;", "quit"]
+    prompts: list[str] = []
+
+    def line(prompt: str) -> str:
+        prompts.append(prompt)
+        return given[len(prompts) - 1]
+
+    assert list(statements(line, lambda: False, terminal=terminal)) == ["SELECT\n1"]
+    assert prompts == expected
+
+
 def test_a_shell(spark: SparkSession, store: Store) -> None:
     """A statement sees what is stored by then; an error does not end the shell."""
     said: list[str] = []

@@ -60,9 +60,10 @@ def run(
     if job.python:
         _python(spark, views, read)
         return Ended()
-    if sys.stdin.isatty():
+    terminal = sys.stdin.isatty()
+    if terminal:
         say(_BANNER)
-    for statement in statements(read, lambda: progress.stopping):
+    for statement in statements(read, lambda: progress.stopping, terminal=terminal):
         try:
             lines = watch(spark, progress, "reading", partial(_answer, views, statement, job.rows))
         except Exception as error:
@@ -77,12 +78,16 @@ def _answer(views: Views, statement: str, rows: int) -> list[str]:
     return shown(frame, rows) if frame.columns else []
 
 
-def statements(read: Callable[[str], str], stopping: Callable[[], bool]) -> Iterator[str]:
-    """Yield statements, each up to a semicolon at the end of a line, until the user or the input ends the shell."""
+def statements(read: Callable[[str], str], stopping: Callable[[], bool], *, terminal: bool = True) -> Iterator[str]:
+    """Yield statements, each up to a semicolon at the end of a line, until the user or the input ends the shell.
+
+    Args:
+        terminal: a person types them. From a file they are read without prompts, which would be among the results.
+    """
     lines: list[str] = []
     while not stopping():
         try:
-            line = read("...> " if lines else "sql> ")
+            line = read(("...> " if lines else "sql> ") if terminal else "")
         except EOFError:
             line, ended = "", True
         else:
