@@ -49,6 +49,9 @@ MISSED: Final = 10
 ALONE: Final = 20
 """Sessions that return one after the other."""
 
+UNLIMITED: Final = "--max-sessions 10000000 --max-durable-consumers 10000000"
+"""Arguments without which one address has 10,000 sessions at most."""
+
 TOPIC: Final = "bench/absent/000000/set"
 """Of messages; the digits are the session."""
 
@@ -262,7 +265,7 @@ def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[floa
 
 def measure(sessions: int, positions: str, returning: int) -> Row:
     """Measure one row."""
-    command = f"{peers.OURS_COMMAND} --shared-reader always --session-positions {positions}"
+    command = f"{peers.OURS_COMMAND} --shared-reader always --session-positions {positions} {UNLIMITED}"
     with peers.running("ours", command) as broker:
         first = max(sessions // 10, 1)
         _make(broker, range(first))
