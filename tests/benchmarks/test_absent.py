@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of absent sessions: a few of them, made, left and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import absent
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(("positions", "consumers"), [("consumers", 20), ("records", 0)])
+def test_a_few_sessions(monkeypatch: pytest.MonkeyPatch, positions: str, consumers: int) -> None:
+    """Each has its messages when it is back; only those with consumers have some while they are absent."""
+    monkeypatch.setattr(absent, "IDLE", 0.1)
+    row = absent.measure(20, positions, 10)
+    assert (row.sessions, row.positions, row.returned) == (20, positions, 10)
+    assert row.consumers in (consumers, consumers + 1)  # and the gateway's shared reader
+    assert row.records > 500
+    assert min(row.made, row.restart[0], row.alone, row.back) > 0
+    text = absent.document([row], "command")
+    assert "## Absent sessions" in text
+    assert f"| {positions}" in text
