@@ -329,6 +329,8 @@ class CatchUpReader(CatchUp):
     async def _hand_over(self) -> bool:
         """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
+        if self._over:
+            return False  # the session has another reader by now, to which the filters of the shared reader belong
         self._end = False
         joining = member.joining
         if joining is None:
