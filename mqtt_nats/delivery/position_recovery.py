@@ -217,7 +217,8 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
     async def set_back(one: ConsumerBinding) -> ConsumerRef:
         if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
-        return await _set(client, keeper, one.consumer, reached + 1, removed=one.removed)
+        start = max(reached + 1, one.source.start)  # the session may have subscribed while it was behind
+        return await _set(client, keeper, one.consumer, start, removed=one.removed)
 
     for one in attachments:
         try:
@@ -390,9 +391,10 @@ async def _set_consumers(
             return False
         # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
-        start = keeper.ledger.reached + 1
+        starts = [max(keeper.ledger.reached + 1, v5.start.get(key, 0)) for key in some]
+        pairs = zip(consumers, starts, strict=True)
         try:
-            moved = await all_done(_set(client, keeper, one, start, removed=removed) for one in consumers)
+            moved = await all_done(_set(client, keeper, one, start, removed=removed) for one, start in pairs)
         except Conflict:
             keeper.give_up()
             return False

@@ -216,9 +216,11 @@ def dormant(times: int, *names: str, live: set[str]) -> tuple[Any, Any]:
     return client, side
 
 
-async def test_dormant_consumers_are_removed_and_created_again() -> None:
-    """Where the position is; nobody takes the deletion for a loss."""
+@pytest.mark.parametrize(("start", "begin"), [(1, 42), (50, 50)])
+async def test_dormant_consumers_are_removed_and_created_again(start: int, begin: int) -> None:
+    """Where the position is, or the subscription begins; nobody takes the deletion for a loss."""
     client, side = dormant(9, "a", "b", live={"a"})
+    side.attachments["a"].source.start = start
     consumers = client.services.fake_inbox.consumers[MESSAGES]
     await remove_dormant(client, side)
     assert list(consumers) == ["hash_b"]
@@ -227,7 +229,7 @@ async def test_dormant_consumers_are_removed_and_created_again() -> None:
     side.keeper.ledger.reached = 41
     side.change(DeliveryEvent.LEFT_READER)
     assert await store_positions_in_consumers(client, side)
-    assert consumers["hash_a"]["config"]["opt_start_seq"] == 42
+    assert consumers["hash_a"]["config"]["opt_start_seq"] == begin
     assert not side.attachments["a"].removed
 
 

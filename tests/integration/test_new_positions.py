@@ -356,6 +356,33 @@ async def test_a_gateway_dies_when_it_has_created_a_consumer(
     assert new.of(name) == []
 
 
+async def test_consumers_of_a_session_that_has_subscribed_far_behind(
+    connect: Connector, connect5: Connector5, name: str, stored: Stored, keeping: Gateway
+) -> None:
+    """The position is before the subscription: its consumer does not bring what was published before SUBSCRIBE."""
+    publisher = await connect(f"{name}-publisher")
+    client = await connect5(name, clean=False, session_expiry_interval=300, receive_maximum=1)
+    await client.subscribe5(Subscription(f"{name}/a", 1))
+    await publisher.deliver(f"{name}/a", b"1", 1)
+    await received(client, 1)
+    client.drop()
+    await absent(stored, name)
+    await publisher.deliver_all(f"{name}/a", [b"2", b"3"], 1)
+    client = await connect5(name, clean=False, session_expiry_interval=300, receive_maximum=1)
+    await received(client, 1)
+    await publisher.deliver(f"{name}/b", b"before", 1)
+    await client.subscribe5(Subscription(f"{name}/b", 1))
+    await client.unsubscribe(f"{name}/a")
+    client.drop()
+    await absent(stored, name)
+    client = await connect5(name, clean=False, session_expiry_interval=300, receive_maximum=1, to=keeping)
+    (one,) = await received(client, 1)
+    assert (one.payload, one.dup) == (b"1", True)
+    await client.complete(one)
+    await publisher.deliver(f"{name}/b", b"after", 1)
+    assert await take(client, 1) == [b"after"]
+
+
 @pytest.mark.parametrize("killed", [False, True])
 async def test_pubrel_that_is_owed_to_an_absent_client(
     connect: Connector, name: str, stored: Stored, mortal: Mortal, killed: bool
