@@ -409,6 +409,8 @@ class Inbound:
         record, payload = loaded
         identity = held.message_id or (get(record.headers, "Nmqtt-Id") or "").encode() or client.path.ids.next()
         held.load(payload, identity)
+        if not held.since:
+            self._kept += len(payload)  # `deleted` subtracts it
         doubtful = held.since and natstime.now() - held.since > min(client.path.store.trusted, RECENT)
         taker = client.ingress.takers.of_key(held.key) if client.ingress.takers else None
         if taker is not None:
