@@ -101,6 +101,11 @@ class CatchUpReader(CatchUp):
         """Whether messages were missed, so that this reader reads pages."""
         return bool(self._name) or self._broken
 
+    @property
+    def _at_end(self) -> bool:
+        """Whether everything was read and given, and the session has no other reader by now."""
+        return self._end and not self._kept and not self._over
+
     def begin(self) -> None:
         """Begin to read; until then the session gets no message, and keeps its place."""
         if not self._over:
@@ -123,7 +128,7 @@ class CatchUpReader(CatchUp):
         while not self._over:
             await self._services.nats.online.wait()
             try:
-                if self._end and not self._kept and await self._has_missed():
+                if self._at_end and await self._has_missed():
                     self._broken = True
                 if self._broken:
                     await self._take_place()
@@ -131,7 +136,7 @@ class CatchUpReader(CatchUp):
                     if not self._over:
                         await self._make()
                 self._deal()  # an acknowledgement is not the only way in which room is made
-                if self._end and not self._kept and await self._hand_over():
+                if self._at_end and await self._hand_over():
                     break
                 await self._signal()
             except (NoResponders, RequestTimeout, TimeoutError) as error:
@@ -329,8 +334,6 @@ class CatchUpReader(CatchUp):
     async def _hand_over(self) -> bool:
         """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
-        if self._over:
-            return False  # the session has another reader by now, to which the filters of the shared reader belong
         self._end = False
         joining = member.joining
         if joining is None:
