@@ -65,7 +65,7 @@ _OF_MESSAGES: Final = ("filters", "include_headers", "decoders", "pushdown")
 
 
 class Option(NamedTuple):
-    """One option as users know it; `default` is text, "" for none, and a description where `literal` is False."""
+    """Option with its name for users; `default` is text, "" for none, and a description where `literal` is False."""
 
     name: str
     default: str
@@ -410,7 +410,7 @@ class Options:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Those of `subjects` that NATS evaluates; () where it sends every message and the reader selects."""
+        """Subjects of `subjects` that NATS evaluates; () where NATS sends every message and the reader selects."""
         return asked(self.subjects)
 
     def renewed(self) -> Self:

@@ -56,7 +56,7 @@ PER_LISTENER: Final = frozenset(
 
 
 class Directive(NamedTuple):
-    """One line of the configuration."""
+    """Line of a mosquitto configuration file: an option and its value."""
 
     file: Path
     line: int

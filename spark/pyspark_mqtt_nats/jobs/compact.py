@@ -17,7 +17,10 @@ from pyspark_mqtt_nats.lakehouse.tables import Target, exists, missing
 
 @dataclass(frozen=True)
 class Compact:
-    """What to compact. `size`: of files, about, in bytes. `before`: days before this one; None: before today in UTC."""
+    """Settings of the job that compacts an archive.
+
+    `size`: approximate size of files in bytes. `before`: days before this one are compacted; None: before today in UTC.
+    """
 
     input: str
     format: str = "parquet"

@@ -54,7 +54,7 @@ _HINTS: Final = {
 
 
 def explain(error: BaseException) -> str:
-    """One line for a user; never a stack trace."""
+    """Return the text of an error in one line for a user, without a stack trace."""
     if isinstance(error, OURS):
         return str(error)
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError", "Py4JError"):

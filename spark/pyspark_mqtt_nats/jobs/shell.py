@@ -29,7 +29,7 @@ _PYTHON = "spark is the session; sql(statement) returns a DataFrame over the vie
 
 @dataclass(frozen=True)
 class Shell:
-    """What the shell is over: options of the source, and streams by name with the prefixes of their subjects."""
+    """Settings of a shell: options of the source, and streams by name with the prefixes of their subjects."""
 
     source: Mapping[str, str]
     streams: Mapping[str, str] = field(default_factory=dict)

@@ -216,7 +216,7 @@ class _Pull:
         self._done = not pending or self.seen >= self._end - 1
 
     def _told(self) -> None:
-        """What the server says about requests that have ended."""
+        """Handle the status messages of nats-server about requests that have ended."""
         for word in self._frames.loose(SID):
             if not self._done:
                 self._ended(word)

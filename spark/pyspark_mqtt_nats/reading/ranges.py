@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be read: the state of the stream when a read is planned, and its sequences in parts."""
+"""Ranges of a read: the state of the stream when the read is planned, and its sequences in parts."""
 
 import logging
 from dataclasses import dataclass, replace

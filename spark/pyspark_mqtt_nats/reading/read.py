@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One range of a stream as Arrow record batches: reads it, goes on after an outage, checks that nothing is missing."""
+"""Reading of a range of a stream as Arrow record batches, also after an outage; a check that nothing is missing."""
 
 import time
 from collections.abc import Iterator, Sequence
