@@ -26,6 +26,7 @@ from benchmarks import page, peers, proc
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
+from benchmarks.sizing import Sender
 from mqtt_nats.mqtt_clients.load import packets
 from mqtt_nats.mqtt_clients.load.answers import packet_at
 from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, LoadError, Loop, connect_all
@@ -121,22 +122,6 @@ class Reader(Connection):
         self.keep(start, end)
         if acks:
             self.send(acks)
-
-
-class Sender(Connection):
-    """Publishes at QoS 1, and counts the acknowledgements."""
-
-    def __init__(self, greeting: Greeting) -> None:
-        super().__init__(greeting.loop, greeting.sock, greeting.name)
-        self.acked = 0
-        self.loop.add(self)
-
-    def readable(self) -> None:
-        end, start = self.fill(), 0
-        while (found := packet_at(self.loop.view, start, end)) is not None:
-            self.acked += 1
-            start = found[2]
-        self.keep(start, end)
 
 
 def _clients(numbers: range) -> list[Client]:
