@@ -118,8 +118,9 @@ class AckedPublisher(PendingStores):
     def trust(self, seconds: float, replicas: int) -> None:
         """Set for how long the stream of messages certainly recognises an id, and its number of replicas."""
         self.trusted = seconds
-        for silence in self.silences:
-            silence.apply(replicas > 1)
+        self.replicated = replicas > 1
+        for silence in () if self.replicated else self.silences:
+            self._send_held(silence.end())
 
     def forget_unheard(self) -> None:
         """Reset `unheard`: the streams are being looked at."""

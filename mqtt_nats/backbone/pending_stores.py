@@ -189,6 +189,9 @@ def sequence(ack: bytes) -> int:
     return int(ack[start:end])
 
 
+_NONE: Final[dict[bytes, PendingStore]] = {}
+
+
 class PendingStores:
     """The stores of one connection to NATS that have not ended, in the order of their first attempts.
 
@@ -202,6 +205,8 @@ class PendingStores:
         self.overtaking = Overtaking(self.pending)
         self.silences = (Silence(), Silence())
         """Silence of the stream of messages, and of the stream of retained copies: each has its leader."""
+        self.replicated = False
+        """Whether these streams have replicas. Others change no leader, so no message waits for an answer."""
         self.bytes = 0
         self.on_timed: Callable[[float], None] | None = None
         """``on_timed(seconds)``: called with the duration of a store; one store at a time is measured."""
@@ -260,13 +265,17 @@ class PendingStores:
 
     def _holds(self, token: bytes, op: PendingStore) -> bool:
         """Return whether a store that is about to be sent has to wait, since its stream is silent."""
+        if not self.replicated:
+            return False
         silence = self._silence_of(op)
         return silence is not None and silence.holds(token, op)
 
     def _released_by(self, op: PendingStore) -> dict[bytes, PendingStore]:
         """Return the stores that have waited for an answer of a stream that has answered ``op``, in order."""
+        if not self.replicated:
+            return _NONE
         silence = self._silence_of(op)
-        return {} if silence is None else silence.end()
+        return _NONE if silence is None else silence.end()
 
     def _overdue(self) -> dict[bytes, PendingStore]:
         """Return the stores that have waited for an answer for too long, in order."""
@@ -317,19 +326,12 @@ class Silence:
     """
 
     def __init__(self) -> None:
-        self._applies = False
         self._asked = 0.0
         """Time in seconds (`monotonic`) of the first message since the last answer; 0 = none."""
         self._held: dict[bytes, PendingStore] = {}
 
-    def apply(self, replicated: bool) -> None:
-        """Hold messages only if their stream has replicas: other streams change no leader."""
-        self._applies = replicated
-
     def holds(self, token: bytes, op: PendingStore) -> bool:
         """Return whether a message that is about to be sent has to wait; :meth:`end` returns it then."""
-        if not self._applies:
-            return False
         now = monotonic()
         self._asked = self._asked or now
         if not self._held and now - self._asked < SILENT:

@@ -125,3 +125,18 @@ async def test_messages_do_not_wait_for_a_denied_one(now: list[float]) -> None:
     assert bench.sent() == ["denied"]
     bench.store.denied(b"$MQTT.msgs.denied")
     assert bench.sent() == ["later"]
+
+
+async def test_messages_do_not_wait_any_longer_without_replicas(now: list[float]) -> None:
+    """The streams have been changed to one replica: what waits goes on, and a later silence begins anew."""
+    bench = Bench()
+    bench.store.trust(60.0, 3)
+    bench.put("unanswered")
+    now[0] += 0.06
+    bench.put("waiting")
+    assert bench.sent() == ["unanswered"]
+    bench.store.trust(60.0, 1)
+    assert bench.sent() == ["waiting"]
+    bench.store.trust(60.0, 3)
+    bench.put("later")
+    assert bench.sent() == ["later"]
