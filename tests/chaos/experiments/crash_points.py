@@ -6,8 +6,17 @@ from __future__ import annotations
 from tests.chaos.checker import check
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.points.fleet import Fleet
-from tests.chaos.points.late import LATE, LATE_LIVE, SOME_LATE, SOME_LATE_LIVE, run_late
+from tests.chaos.points.late import (
+    LATE,
+    LATE_LIVE,
+    LATE_RECORDS,
+    SOME_LATE,
+    SOME_LATE_LIVE,
+    SOME_LATE_RECORDS,
+    run_late,
+)
 from tests.chaos.points.machine import Tally, explore
+from tests.chaos.points.records import RECORDS_POINTS, SOME_RECORDS
 from tests.chaos.points.scenes import run_point
 from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
 
@@ -20,17 +29,18 @@ RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 600.0
 
 
 async def points(setting: Setting) -> Result:
-    """Single points, then random ones; first without a shared reader, then with it."""
+    """Single points, then random ones: without a shared reader, with it, and with sessions that have no consumers."""
     result = Result()
     tally = Tally()
     named = kills = stood_still = 0
-    for reader, everything, some, late, some_late in (
-        ("never", POINTS, SOME, LATE, SOME_LATE),
-        ("always", LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+    for reader, positions, everything, some, late, some_late in (
+        ("never", "consumers", POINTS, SOME, LATE, SOME_LATE),
+        ("always", "consumers", LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+        ("always", "records", RECORDS_POINTS, SOME_RECORDS, LATE_RECORDS, SOME_LATE_RECORDS),
     ):
-        directory = setting.directory / f"fleet-{reader}"
+        directory = setting.directory / f"fleet-{reader}-{positions}"
         directory.mkdir()
-        arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
+        arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader, "--session-positions", positions)
         fleet = Fleet(directory, setting.nats(), 3, tally.passes, tally.killed, arguments)
         chosen = everything if setting.long else some[setting.seed % FEW :: FEW]
         before = tally.runs

@@ -11,6 +11,7 @@ from mqtt_streams.hashing import name_hash
 from tests.chaos.history import Event
 from tests.chaos.points.fleet import Fleet, Slot
 from tests.chaos.points.proxy import Action, Trap
+from tests.chaos.points.records import RECORDS_POINTS, RESETTING
 from tests.chaos.points.scenes import DELIVERY, PATIENCE, Point, Scene, Script
 from tests.chaos.points.table import LIVE_POINTS, POINTS, beginning_anew, named, renewing
 from tests.harness.waiting import aeventually
@@ -55,25 +56,24 @@ def _held(points: list[Point]) -> Iterator[Point]:
             yield Point(point.scene, point.way, point.prefix, Action.HOLD, point.nth)
 
 
-def _live_held() -> Iterator[Point]:
-    yield from _held(LIVE_POINTS)
+def _live_held(points: list[Point], *more: str) -> Iterator[Point]:
+    """The frames of points, and those with which a session leaves the shared reader; ``more``: prefixes of others."""
+    yield from _held(points)
     script = leaving(live=True)
     for way in ("up", "answer"):
-        for prefix in (
-            "$MQTT.pos.{hash}",
-            "$JS.API.STREAM.MSG.GET.$MQTT_sess",
-            "$MQTT.out.pubrel.{hash}",
-            "$JS.API.CONSUMER.RESET.$MQTT_msgs.",
-        ):
+        for prefix in ("$MQTT.pos.{hash}", "$JS.API.STREAM.MSG.GET.$MQTT_sess", *more):
             yield Point(script, way, prefix, Action.HOLD)
 
 
 LATE: Final = list(_held(POINTS))
-LATE_LIVE: Final = list(_live_held())
+LATE_LIVE: Final = list(_live_held(LIVE_POINTS, "$MQTT.out.pubrel.{hash}", RESETTING + "$MQTT_msgs."))
 """Those of gateways with a shared reader; the others are of gateways without."""
+LATE_RECORDS: Final = list(_live_held(RECORDS_POINTS))
+"""Those of gateways with a shared reader and without consumers: the sessions leave PUBRELs in their positions."""
 
 SOME_LATE: Final = LATE[::9]
 SOME_LATE_LIVE: Final = LATE_LIVE[::4]
+SOME_LATE_RECORDS: Final = LATE_RECORDS[::9]
 """Those of them that tests take."""
 
 

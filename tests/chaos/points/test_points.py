@@ -12,8 +12,9 @@ import pytest
 
 from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
-from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, run_late
+from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, SOME_LATE_RECORDS, run_late
 from tests.chaos.points.machine import Tally, explore
+from tests.chaos.points.records import SOME_RECORDS
 from tests.chaos.points.scenes import Point, run_point
 from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
 from tests.conftest import NatsFactory
@@ -48,6 +49,18 @@ async def live_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathF
         await fleet.close()
 
 
+@pytest.fixture(scope="module")
+async def records_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """The same with a shared reader each, and sessions without consumers."""
+    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "always", "--session-positions", "records")
+    fleet = Fleet(tmp_path_factory.mktemp("records"), nats_server, 3, arguments=arguments)
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        await fleet.close()
+
+
 @pytest.mark.parametrize("point", SOME, ids=str)
 async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
     await run_point(fleet, point, *await fleet.trio(next(_TURNS)))
@@ -68,6 +81,17 @@ async def test_the_gateway_is_held_up_there(fleet: Fleet, point: Point) -> None:
 async def test_the_gateway_is_held_up_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
     turn = next(_TURNS)
     await run_late(live_fleet, point, *await live_fleet.trio(turn), dropped=bool(turn % 2))
+
+
+@pytest.mark.parametrize("point", SOME_RECORDS, ids=str)
+async def test_the_gateway_dies_there_with_sessions_without_consumers(records_fleet: Fleet, point: Point) -> None:
+    await run_point(records_fleet, point, *await records_fleet.trio(next(_TURNS)))
+
+
+@pytest.mark.parametrize("point", SOME_LATE_RECORDS, ids=str)
+async def test_the_gateway_is_held_up_there_with_sessions_without_consumers(records_fleet: Fleet, point: Point) -> None:
+    turn = next(_TURNS)
+    await run_late(records_fleet, point, *await records_fleet.trio(turn), dropped=bool(turn % 2))
 
 
 @pytest.mark.slow
