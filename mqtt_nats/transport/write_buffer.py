@@ -121,7 +121,12 @@ class WriteBuffer:
             self._handed = 0
 
     def clog(self) -> None:
-        """Keep further data here: the transport's buffer is full, including the data being flushed."""
+        """Keep further data here: the transport's buffer is full, including the data being flushed.
+
+        Nothing is kept for a connection that is closed: nobody would call :meth:`unclog`.
+        """
+        if self.send is None:
+            return
         self.clogged = True
         self.round.clogged.add(self)
         self.since = monotonic()

@@ -21,7 +21,9 @@ from tests.protocol.recorder import Recorder, session, source
 
 
 def buffer(round_: FlushRound) -> WriteBuffer:
-    return WriteBuffer(round_, 1 << 20)
+    outlet = WriteBuffer(round_, 1 << 20)
+    outlet.send_by(lambda data: None)
+    return outlet
 
 
 @stands_for(Message)
@@ -153,3 +155,15 @@ def test_the_round_knows_the_outlets_whose_clients_do_not_read() -> None:
     one.send_by(lambda data: None)
     one.unclog()
     assert other.clogged == set()
+
+
+def test_a_closed_connection_does_not_stay_among_those_that_do_not_read() -> None:
+    """The job of a CONNECT may hold its answer back after the socket was closed: nobody would release it."""
+    round_ = FlushRound(lambda flush: None)
+    outlet = buffer(round_)
+    outlet.shut()
+    outlet.write(b"x")
+    outlet.clog()
+    outlet.write(b"y")
+    outlet.flush()
+    assert (round_.clogged, round_.held, outlet.held, outlet.chunks) == (set(), 0, 0, [])
