@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.delivery.position_recovery import renew_dormant
 from mqtt_nats.shared_reader.promotion import RENEWAL, settled, wholly_live
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Callable, Iterable, Set
 
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -56,46 +58,75 @@ def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     _renew(live, now)
     if refused or not live.services.nats.online.is_set():
         return
-    for client in live.candidates.due(now):
-        side = client.durable_side
-        if side is not None and client.alive and not wholly_live(side):
-            live.begin(client, side, now)
-            member = live.members.get(client)
-            live.candidates.put(client, now if member is None else max(now, member.retry))
+    _each(live.candidates.due(now), partial(_promote, live, now))
+
+
+def _each(clients: Iterable[Receiver], check: Callable[[Receiver], None]) -> None:
+    """Run a check of each session, also after the check of one has failed."""
+    for client in clients:
+        try:
+            check(client)
+        except Exception:
+            log.exception("%s: the check of its delivery failed", client)
+
+
+def _promote(live: SharedReaderSessions, now: float, client: Receiver) -> None:
+    """Promote a session that may become live; it remains a candidate until it is wholly live."""
+    side = client.durable_side
+    if side is None or not client.alive or wholly_live(side):
+        return
+    try:
+        live.begin(client, side, now)
+    except Exception:
+        live.later(client)
+        raise
+    member = live.members.get(client)
+    live.candidates.put(client, now if member is None else max(now, member.retry))
 
 
 def _demote_all(live: SharedReaderSessions) -> None:
-    for client, member in list(live.members.items()):
-        if len(live.returning) >= RETURNING_MOST:
-            return
-        if member.side.live:
-            live.give_back(client, member.side)
+    def demote(client: Receiver) -> None:
+        side = live.members[client].side
+        if side.live and len(live.returning) < RETURNING_MOST:
+            live.give_back(client, side)
+
+    _each(list(live.members), demote)
 
 
 def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
     """Demote sessions for which many messages wait, if there are too many in all; tell the others what was read."""
     crowd = sum(side.machine.crowd for side in crowded)
-    for side in crowded:
+
+    def demote(client: Receiver) -> None:
+        nonlocal crowd
+        side = sides[client]
         machine = side.machine
         if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
             if len(live.returning) < RETURNING_MOST:
                 crowd -= machine.crowd
-                live.give_back(side.client, side)
+                live.give_back(client, side)
         elif (reached := live.reached(side)) > machine.reached:
             machine.read_to(reached)
             machine.pump()
+
+    sides = {side.client: side for side in crowded}
+    _each(sides, demote)
 
 
 def _renew(live: SharedReaderSessions, now: float) -> None:
     """Renew the dormant consumers of the sessions for which it is time."""
     renewed = 0
-    for client in live.renewals.due(now):
+
+    def renew(client: Receiver) -> None:
+        nonlocal renewed
         side = client.durable_side
         if side is None or not side.live:
-            continue
+            return
+        live.renewals.put(client, now + RENEWAL)
         if renewed >= RENEWED_MOST or not settled(client):
             live.renewals.put(client, now)
-            continue
+            return
         renewed += 1
-        live.renewals.put(client, now + RENEWAL)
         client.do(renew_dormant(client, side))
+
+    _each(live.renewals.due(now), renew)

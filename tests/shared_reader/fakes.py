@@ -103,6 +103,8 @@ class FakeSessions:
         self.fake_failed: list[int] = []
         self.fake_back: list[FakeClient] = []
         self.fake_begun: list[FakeClient] = []
+        self.fake_later: list[FakeClient] = []
+        self.fake_fails: set[FakeClient] = set()
         self.fake_ended = 0
         self.fake_caught_up: list[tuple[Promotion, int]] = []
 
@@ -128,10 +130,19 @@ class FakeSessions:
         self.fake_failed.append(sequence)
 
     def give_back(self, client: FakeClient, side: FakeSide) -> None:
+        self._fail(client)
         self.fake_back.append(client)
 
     def begin(self, client: FakeClient, side: FakeSide, now: float) -> None:
+        self._fail(client)
         self.fake_begun.append(client)
+
+    def later(self, client: FakeClient) -> None:
+        self.fake_later.append(client)
+
+    def _fail(self, client: FakeClient) -> None:
+        if client in self.fake_fails:
+            raise ValueError("on purpose")
 
     def reached(self, side: FakeSide) -> int:
         return self.reader.position

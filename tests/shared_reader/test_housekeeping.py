@@ -182,6 +182,47 @@ async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: 
     assert [client.client_id for client in setup.live.renewals.due(now + RENEWAL + 1)] == renewed
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_a_session_that_fails_does_not_keep_others_from_their_check(
+    setup: Setup, allowed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that were due with it would never be looked at again."""
+    setup.live.allowed = allowed
+    for name in ("one", "failing", "other"):
+        member = setup.session(name, live=not allowed)
+        if name == "failing":
+            setup.live.fake_fails.add(fake(member))
+    setup.look()
+    assert (setup.begun if allowed else setup.back) == ["one", "other"]
+    assert [client.client_id for client in setup.live.fake_later] == (["failing"] if allowed else [])
+    assert "on purpose" in caplog.text
+
+
+async def test_a_crowded_session_that_fails(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    one, other = setup.session("one", waiting=12), setup.session("other", waiting=12)
+    for failing, back in ((one, "other"), (other, "one")):
+        setup.live.fake_fails = {fake(failing)}
+        setup.look()
+        assert setup.back == [back]
+        setup.live.fake_back.clear()
+
+
+async def test_a_renewal_that_fails(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(client: FakeClient) -> bool:
+        if client.client_id == "failing":
+            raise ValueError("on purpose")
+        return False
+
+    monkeypatch.setattr(housekeeping, "settled", settled)
+    now = asyncio.get_running_loop().time()
+    for name in ("failing", "one"):
+        setup.live.renewals.put(setup.session(name).client, now - 1)
+    setup.look()
+    assert [client.client_id for client in setup.live.renewals.due(now + 1)] == ["one"]
+    assert [client.client_id for client in setup.live.renewals.due(now + RENEWAL + 1)] == ["failing"]
+
+
 async def test_a_look_that_fails_is_not_the_last(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
