@@ -124,6 +124,25 @@ class CatchUpReader(CatchUp):
         self._wake.set()
 
     async def _run(self) -> None:
+        member = self._member
+        try:
+            await self._read()
+        except Exception:
+            log.exception("%s: its consumers deliver the missed messages", member.client)
+            if not self._over:
+                self._live.give_back(member.client, member.side)
+        finally:
+            self._services.nats.link.unsubscribe_raw(self._sid)
+            self._leave_place()
+            self._live.slow.discard(self)
+        if self._name:
+            try:
+                await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
+            except (ApiError, NoResponders, RequestTimeout) as error:
+                log.debug("the reader of %s: %s", member.client, error)
+
+    async def _read(self) -> None:
+        """Read until the session is handed over or this reader has to end."""
         live, member = self._live, self._member
         while not self._over:
             await self._services.nats.online.wait()
@@ -137,7 +156,7 @@ class CatchUpReader(CatchUp):
                         await self._make()
                 self._deal()  # an acknowledgement is not the only way in which room is made
                 if self._at_end and await self._hand_over():
-                    break
+                    return
                 await self._signal()
             except (NoResponders, RequestTimeout, TimeoutError) as error:
                 log.debug("%s: missed messages cannot be read yet: %s", member.client, error)
@@ -147,14 +166,6 @@ class CatchUpReader(CatchUp):
                 if error.err_code not in TRANSIENT and not self._over:
                     log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
                     live.give_back(member.client, member.side)
-        self._services.nats.link.unsubscribe_raw(self._sid)
-        self._leave_place()
-        live.slow.discard(self)
-        if self._name:
-            try:
-                await delete_consumer(self._services.nats.inbox, MESSAGES, self._name)
-            except (ApiError, NoResponders, RequestTimeout) as error:
-                log.debug("the reader of %s: %s", member.client, error)
 
     async def _has_missed(self) -> bool:
         """Ask whether anything was missed, before the filters of the shared reader are changed."""

@@ -237,6 +237,25 @@ async def test_jetstream_refuses_the_reader(setup: Setup) -> None:
     assert setup.live.fake_back[0].client_id == "client"
 
 
+async def test_a_reader_that_fails_leaves_its_place_and_its_session(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The places are few, and nobody else would bring the session its messages."""
+
+    def fail(subject: str) -> None:
+        if ".CONSUMER.CREATE." in subject:
+            raise ValueError("on purpose")
+
+    free = setup.live.places._value
+    setup.services.fake_inbox.before = fail
+    setup.reader.broken()
+    await setup.services.tasks.fake_settle()
+    assert setup.live.places._value == free + 1
+    assert [client.client_id for client in setup.live.fake_back] == ["client"]
+    assert setup.services.fake_link.handlers == {}
+    assert "on purpose" in caplog.text
+
+
 async def test_all_subscriptions_have_ended(setup: Setup) -> None:
     setup.member.side.attachments.clear()
     setup.reader.broken()
