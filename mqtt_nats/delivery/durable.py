@@ -449,8 +449,7 @@ class DurableDelivery(StatefulDelivery):
         _, v5 = claimed(self.client.record)
         v5.forget_draining(names)
         if self.keeper is not None:
-            self.keeper.live.difference_update(names)
-            self.keeper.ledger.change()
+            self.keeper.forget_consumers(names)
         self.machine.pump()
 
     # -- the shared reader ----------------------------------------------------------------------

@@ -165,6 +165,11 @@ class PositionWriter:
         self.present.difference_update(names)
         self.ledger.change()
 
+    def forget_consumers(self, names: Iterable[str]) -> None:
+        """Let the position speak no more for consumers of ended subscriptions, which are deleted."""
+        self.live.difference_update(names)
+        self.miss_consumers(names)
+
     def confirm_sent(self) -> None:
         """Note that every message that the previous owner may have sent has come."""
         self.perhaps = 0

@@ -12,6 +12,7 @@ import pytest
 from mqtt_nats.delivery import durable
 from mqtt_nats.delivery.draining import _has_nothing as has_nothing
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -355,6 +356,18 @@ async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setu
     assert setup.services.fake_inbox.consumers[MESSAGES] == {}
     assert setup.side.machine.sources == []
     assert setup.services.fake_link.handlers == {}
+
+
+async def test_the_position_forgets_consumers_that_are_gone(setup: Setup) -> None:
+    """Otherwise it would grow with each subscription that ends while this connection lasts."""
+    v5_of(setup.client).pos = "position"
+    keeper = PositionWriter(as_client(setup.client), 0)
+    setup.side.store_position_with(keeper)
+    name = setup.bindings["a"].consumer.durable_name
+    keeper.live.add(name)
+    keeper.expect_consumers([name, "other"])
+    await setup.side.remove([name])
+    assert (keeper.live, keeper.present) == (set(), {"other"})
 
 
 async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
