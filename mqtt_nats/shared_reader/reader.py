@@ -98,6 +98,8 @@ class SharedReader:
         self._filters: tuple[str, ...] = ()
         self._read = FilterSet()
         """The filters that the consumer has."""
+        self._covered: set[str] = set()
+        """Wanted filters that are known to be covered by those of the consumer."""
         self._narrowed = 0.0
         """Loop time in seconds at which fewer filters were looked for."""
         self._changeable = 0.0
@@ -193,13 +195,22 @@ class SharedReader:
 
     def _choice(self) -> tuple[str, ...]:
         """Return the filters to read: the present ones, unless more is wanted of them, or they have to change."""
-        if not self._turning and (not self._waiting or all(map(self._read.covers, self.wanted))) and self._filters:
+        if not self._turning and (not self._waiting or self._covers_wanted()) and self._filters:
             return self._filters
         return EVERYTHING if self._everything else chosen(self.wanted) or NOTHING
 
+    def _covers_wanted(self) -> bool:
+        """Return whether the consumer's filters cover all wanted ones; those of before are not compared again."""
+        new = self.wanted.keys() - self._covered
+        if not all(map(self._read.covers, new)):
+            return False
+        if new:
+            self._covered = set(self.wanted)
+        return True
+
     def _note(self, filters: tuple[str, ...]) -> None:
         """Note the filters that the consumer has."""
-        self._filters, self._read = filters, FilterSet(filters)
+        self._filters, self._read, self._covered = filters, FilterSet(filters), set()
         pause = CHANGE_PAUSE * len(filters) ** 2 if len(filters) > FEW else 0.0
         self._changeable = asyncio.get_running_loop().time() + pause
 

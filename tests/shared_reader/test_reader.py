@@ -14,7 +14,7 @@ from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.shared_reader import reader as reading
-from mqtt_nats.shared_reader.filters import FILTERS_MOST
+from mqtt_nats.shared_reader.filters import FILTERS_MOST, FilterSet
 from mqtt_nats.shared_reader.reader import LEAST, MOST, NARROWING, SAMPLE, SharedReader
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
@@ -219,6 +219,30 @@ async def test_what_covers_is_enough() -> None:
     one.server.fake_filters = []
     assert (await one.ready()).done()
     assert one.read == [], "nothing was changed"
+
+
+@pytest.mark.sources
+async def test_a_filter_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of clients may connect at once, each with filters of its own."""
+    compared: list[str] = []
+    covers = FilterSet.covers
+
+    def count(self: FilterSet, text: str) -> bool:
+        compared.append(text)
+        return covers(self, text)
+
+    one = Reading("a.>")
+    await one.ready()
+    monkeypatch.setattr(FilterSet, "covers", count)
+    for number in range(200):
+        one.reader.wanted[f"{PREFIX}a.{number}"] = 1
+        assert (await one.ready()).done()
+    assert len(compared) == len(set(compared)) == 201
+    one.want("a.>")
+    assert (await one.ready()).done()
+    one.want("b")
+    assert (await one.ready()).done()
+    assert one.read == ["b"]
 
 
 async def test_many_filters_are_not_changed_for_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
