@@ -43,6 +43,8 @@ class MemoryJetStream:
         """Answers to CONSUMER.INFO; tests change what they tell."""
         self.created = dict.fromkeys(SUBJECTS, rfc3339(0))
         self.replicas = 1
+        self.cluster: Answer | None = None
+        """What STREAM.INFO tells of the servers of a stream; None = a single server."""
         self.now = 0
         """Nanoseconds since 1970 of the last store."""
         self.asked: list[str] = []
@@ -125,6 +127,8 @@ class MemoryJetStream:
         match tokens:
             case ["STREAM", "INFO", name]:
                 return self._info(name, body)
+            case ["STREAM", "LEADER", "STEPDOWN", _]:
+                return {"success": True}
             case ["STREAM", "MSG", "GET", name]:
                 return {"message": self._message(self._found(name, body))}
             case ["STREAM", "MSG", "DELETE", name]:
@@ -178,6 +182,7 @@ class MemoryJetStream:
 
     def _info(self, name: str, body: Answer) -> Answer:
         state: Answer = {"last_seq": self.last[name], "messages": len(self.messages[name])}
+        state["last_ts"] = rfc3339(self.messages[name][-1].time_ns if self.messages[name] else 0)
         if wanted := body.get("subjects_filter"):
             found: dict[str, int] = {}
             for one in self.messages[name]:
@@ -185,7 +190,8 @@ class MemoryJetStream:
                     found[one.subject] = found.get(one.subject, 0) + 1
             state["subjects"] = found
         config = {"num_replicas": self.replicas}
-        return {"config": config, "state": state, "created": self.created[name], "ts": rfc3339(self.now)}
+        answer = {"config": config, "state": state, "created": self.created[name], "ts": rfc3339(self.now)}
+        return answer if self.cluster is None else answer | {"cluster": self.cluster}
 
     def _purge(self, name: str, pattern: str, below: int) -> int:
         kept = [one for one in self.messages[name] if one.seq >= below or not match(one.subject, pattern)]

@@ -51,6 +51,7 @@ class FakeIngress:
     """Stands for `Ingress`: the stores of retained messages."""
 
     def __init__(self, services: FakePublishingServices) -> None:
+        self.services, self.registry = services, services.registry
         self.retained = RetainedStores(as_services(services), limited=False)
         self.fake_tombstones = FakeTombstones()
         self.retained.tombstones = cast("Tombstones", self.fake_tombstones)
