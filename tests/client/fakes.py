@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fakes of what a connected client uses: its connection, its account, and a client that writes down what it handles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+from mqtt_nats.base.tasks import Tasks
+from mqtt_nats.client.account import Account
+from mqtt_nats.client.jobs import JobRunner
+from mqtt_nats.codec import MqttError, Packet
+from mqtt_nats.protocol.qos2_receiver import State as Held
+from mqtt_nats.sessions.services import Services
+from mqtt_nats.sessions.session import State
+from mqtt_nats.sessions.takeover import Claims
+from mqtt_nats.transport.connection import Connection, Handler
+from tests.delivery.fakes import FakeBuffer
+from tests.harness.doubles import stands_for
+from tests.ingress.fakes import FakeIngress, FakePublishingServices
+from tests.sessions.fakes import FakeTasks
+
+if TYPE_CHECKING:
+    from mqtt_nats.messages.message import Message
+    from mqtt_nats.pubsub.routing_table import Choice
+    from mqtt_streams.api import ApiError
+    from mqtt_streams.sessions import SessionRecord
+
+
+@stands_for(Connection)
+class FakeClientConnection:
+    """Stands for `Connection`: why it is not read from, and the packets that it is to handle after all."""
+
+    def __init__(self) -> None:
+        self.outlet = FakeBuffer()
+        self.holds = 0
+        self.keeps = self.hung_up = False
+        self.fake_again: list[tuple[list[Packet], Handler | None, MqttError | None]] = []
+
+    def hold(self, why: int) -> None:
+        self.holds |= why
+
+    def release(self, why: int) -> None:
+        self.holds &= ~why
+
+    def handle_again(self, packets: list[Packet], way: Handler | None, error: MqttError | None) -> None:
+        self.fake_again.append((packets, way, error))
+
+    def inner(self, otherwise: Handler) -> Handler:
+        return otherwise
+
+
+@stands_for(Tasks)
+class FakeClientTasks(FakeTasks):
+    """Stands for `Tasks`, with those of clients."""
+
+    def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return self.spawn(work, name)
+
+
+@stands_for(Services)
+class FakeClientServices(FakePublishingServices):
+    """Stands for `Services`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: FakeClientTasks = FakeClientTasks()
+
+
+@stands_for(Claims)
+class FakeClaims:
+    """Stands for `Claims`: whose packets are handled."""
+
+    def __init__(self) -> None:
+        self.fake_served: list[str] = []
+
+    def served(self, client_hash: str) -> None:
+        self.fake_served.append(client_hash)
+
+
+@stands_for(Account)
+class FakeClientAccount:
+    """Stands for `Account`."""
+
+    def __init__(self) -> None:
+        self.services = FakeClientServices()
+        self.ingress = FakeIngress(self.services)
+        self.delivery = object()
+        self.claims = FakeClaims()
+
+
+def as_account(fake: FakeClientAccount) -> Account:
+    """The fake, for what wants an `Account`."""
+    return cast("Account", fake)
+
+
+class Runner(JobRunner):
+    """A client whose packets are only written down; it is LIVE unless a test says otherwise."""
+
+    def __init__(self, state: State = State.LIVE) -> None:
+        self.fake_account = FakeClientAccount()
+        self.fake_connection = FakeClientConnection()
+        super().__init__(as_account(self.fake_account), cast("Connection", self.fake_connection))
+        self.name("client")
+        self.state = state
+        self.fake_log: list[object] = []
+        """What has happened, in order."""
+
+    @property
+    def fake_tasks(self) -> FakeClientTasks:
+        return self.fake_account.services.tasks
+
+    @property
+    def fake_again(self) -> list[Packet]:
+        """The packets that the connection is to handle now."""
+        return [packet for packets, *_ in self.fake_connection.fake_again for packet in packets]
+
+    def fake_hold(self, identifier: int, state: Held) -> None:
+        """Have a publish at QoS 2 in a state."""
+        self.inbound.machine.states[identifier] = state
+
+    def packets(self, packets: list[Packet]) -> None:
+        self.fake_log += packets
+
+    def handle(self, packet: Packet) -> None:
+        self.fake_log.append(packet)
+
+    def broken(self, error: MqttError) -> None:
+        self.fake_log.append(error)
+
+    def fall_silent(self) -> None:
+        self.fake_log.append("silent")
+
+    def lost(self, way: Handler | None = None) -> None:
+        self.fake_log.append("lost")
+        self.state = State.ENDED
+        if self._task is None:
+            self.leave()
+        elif self._idle:
+            self._task.cancel()
+
+    def leave(self) -> None:
+        self.fake_log.append("left")
+
+    def end(self, error: MqttError) -> None:
+        self.fake_log.append(error)
+        self.state = State.ENDED
+
+    def close(self) -> None:
+        self.fake_log.append("closed")
+
+    def taken_over(self) -> None:
+        self.fake_log.append("taken over")
+
+    def begin_regular(self, record: SessionRecord) -> None:
+        raise AssertionError("no session is claimed")
+
+    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
+        raise AssertionError("no session is claimed")
+
+    def deliver(self, choice: Choice, message: Message) -> None:
+        raise AssertionError("no message comes")
+
+    def refused(self, error: ApiError) -> None:
+        raise AssertionError("no message is stored")
+
+    def log_fields(self) -> dict[str, Any]:
+        return {}
+
+    def __str__(self) -> str:
+        return "client 'client'"
