@@ -19,6 +19,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyspark_mqtt_nats.rules import metrics as rule_metrics
+from pyspark_mqtt_nats.rules.running import Figures
 from tests.admin.promql import TARGET, Samples
 from tests.admin.support import PATIENCE, address
 from tests.backbone.certificates import Authority
@@ -37,6 +39,9 @@ UNIT_TESTS: Final = RULES.with_name("alerts_test.yaml")
 PAGE: Final = ROOT / "docs" / "alerts.md"
 
 DASHBOARD: Final = ROOT / "docs" / "grafana" / "mqtt-nats.json"
+
+RULE_METRICS: Final = rule_metrics.text({"hot": Figures(error="there is no stream x")})
+"""What the job `rule` of Spark answers."""
 
 QUOTA_EXCEEDED: Final = 0x97
 NEVER: Final = 0xFFFFFFFF
@@ -97,7 +102,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires() -> None:
 
 def test_every_metric_is_there_from_the_start(gateway: Gateway) -> None:
     """With the labels that the rules name; `up` is Prometheus' own, and without tenants there is no label for them."""
-    samples = Samples(f"{metrics(gateway)}up 1\n")
+    samples = Samples(f"{metrics(gateway)}up 1\n{RULE_METRICS}")
     for alert in ALERTS:
         query = alert["expr"].replace(", tenant", "")
         assert samples.problems(query) == [], alert["alert"]
@@ -107,7 +112,7 @@ def test_every_metric_is_there_from_the_start(gateway: Gateway) -> None:
 
 
 def test_the_grafana_dashboard_finds_what_it_asks_for(gateway: Gateway) -> None:
-    samples = Samples(metrics(gateway))
+    samples = Samples(metrics(gateway) + RULE_METRICS)
     queries = dashboard_queries()
     assert len(queries) > 30
     for query in queries:

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,17 @@ def test_progress_is_one_line_on_a_terminal_and_rare_elsewhere(monkeypatch: pyte
     assert terminal.getvalue().endswith("\rarchive: 20 messages")
     shown.say("a warning")
     assert terminal.getvalue().endswith(f"\r{' ' * 20}\rarchive: a warning\n")
+
+
+def test_progress_stays_on_one_line_of_the_terminal() -> None:
+    """A longer one would go over the edge, and the next one would leave its first part behind."""
+    master, slave = os.openpty()
+    with open(master, "rb", buffering=0) as screen, open(slave, "w", encoding="utf-8") as output:
+        termios.tcsetwinsize(output, (24, 80))
+        one = Progress("archive", output)
+        one.show("x" * 100)
+        one.clear()
+        assert screen.read(1000) == b"\r" + b"archive: ".ljust(79, b"x") + b"\r" + b" " * 79 + b"\r"
 
 
 def test_the_first_signal_asks_and_the_second_one_ends(capsys: pytest.CaptureFixture[str]) -> None:

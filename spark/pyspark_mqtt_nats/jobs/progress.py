@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a job says while it runs, and how it is asked to end."""
 
+import os
 import signal
 import sys
 import time
@@ -32,6 +33,8 @@ class Progress:
         self._due = now + (_REDRAW if self._terminal else _REPEAT)
         line = f"{self._job}: {text}"
         if self._terminal:
+            # A line that goes over the edge would be left behind by the next one.
+            line = line[: (terminal_width(self._output) or len(line) + 1) - 1]
             self._output.write("\r" + line.ljust(self._shown))
             self._shown = len(line)
         else:
@@ -66,6 +69,14 @@ class Progress:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def terminal_width(output: TextIO) -> int | None:
+    """Return the number of columns of the terminal that an output is, None where it is none."""
+    try:
+        return os.get_terminal_size(output.fileno()).columns or None
+    except OSError:  # also io.UnsupportedOperation
+        return None
 
 
 def count(number: float) -> str:

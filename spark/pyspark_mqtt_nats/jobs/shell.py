@@ -75,7 +75,7 @@ def run(
 
 def _answer(views: Views, statement: str, rows: int) -> list[str]:
     frame = views.query(statement)
-    return shown(frame, rows) if frame.columns else []
+    return shown(frame, rows)[0] if frame.columns else []
 
 
 def statements(read: Callable[[str], str], stopping: Callable[[], bool], *, terminal: bool = True) -> Iterator[str]:

@@ -2,6 +2,7 @@
 """The job ``sql``: the result of a query over stored messages as a table, a file or a chart, or as it grows."""
 
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_mqtt_nats.jobs import JobError
-from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural
+from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural, terminal_width
 from pyspark_mqtt_nats.jobs.running import Tally, run_query, watch
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.queries import plot
@@ -82,19 +83,19 @@ def run(spark: SparkSession, job: Sql, progress: Progress, say: Callable[[str], 
     return Result(tuple(lines or _printed(spark, frame, job, progress, tally)))
 
 
-def shown(frame: DataFrame, most: int, heading: bool = True) -> list[str]:
-    """Return the first rows of a result as lines, with a last line where there are more."""
+def shown(frame: DataFrame, most: int, heading: bool = True) -> tuple[list[str], int]:
+    """Return the first rows of a result as lines, with a last line where there are more; and the number of rows."""
     rows = frame.limit(most + 1).collect()
-    lines = table(frame.schema, rows[:most], heading)
+    lines = table(frame.schema, rows[:most], heading, terminal_width(sys.stdout))
     if len(rows) > most:
         lines.append(f"... and more; --rows N shows more than {most:,}, --output all")
-    return lines
+    return lines, len(rows)
 
 
 def _printed(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress, tally: Tally) -> list[str]:
-    lines = watch(spark, progress, "reading", lambda: shown(frame, job.rows))
-    if len(lines) <= job.rows + 1 and frame.columns:
-        lines.append(f"{plural(max(0, len(lines) - 1), 'row')} ({duration(tally.seconds)})")
+    lines, number = watch(spark, progress, "reading", lambda: shown(frame, job.rows))
+    if number <= job.rows and frame.columns:
+        lines.append(f"{plural(number, 'row')} ({duration(tally.seconds)})")
     return lines
 
 
@@ -156,8 +157,8 @@ def _run(
 
     def show(batch: DataFrame, number: int) -> None:
         nonlocal begun
-        lines = shown(batch, job.rows, heading=mode == "complete" or not begun)
-        if not lines or (begun and mode == "append" and batch.isEmpty()):
+        lines, found = shown(batch, job.rows, heading=mode == "complete" or not begun)
+        if not lines or (begun and mode == "append" and not found):
             return
         begun = True
         if mode == "complete":

@@ -14,23 +14,38 @@ from pyspark.sql.types import NumericType, StructType
 CELL_MOST: Final = 60
 """Characters of a value that are shown."""
 
+_GAP: Final = "  "
+"""Between two columns."""
 
-def table(schema: StructType, rows: Sequence[Any], heading: bool = True) -> list[str]:
-    """Return rows as lines, their columns as wide as necessary; numbers are on the right."""
+
+def table(schema: StructType, rows: Sequence[Any], heading: bool = True, width: int | None = None) -> list[str]:
+    """Return rows as lines, their columns as wide as necessary; numbers are on the right.
+
+    Args:
+        width: columns of the terminal. A row that has no place on a line of it becomes a line for each column.
+    """
+    names = [cell(name) for name in schema.names]
     cells = [[cell(value) for value in row] for row in rows]
-    if heading:
-        cells.insert(0, [cell(name) for name in schema.names])
-    if not cells or not schema.names:
+    shown = [names, *cells] if heading else cells
+    if not shown or not names:
         return []
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    if width is not None and cells and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        return _records(names, cells)
     right = [isinstance(field.dataType, NumericType) for field in schema.fields]
     return [
-        "  ".join(
-            text.rjust(width) if number else text.ljust(width)
-            for text, width, number in zip(row, widths, right, strict=True)
+        _GAP.join(
+            text.rjust(size) if number else text.ljust(size)
+            for text, size, number in zip(row, widths, right, strict=True)
         ).rstrip()
-        for row in cells
+        for row in shown
     ]
+
+
+def _records(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with a name and a value, an empty line after each row."""
+    most = max(map(len, names))
+    return [line for row in rows for line in (*map(f"{{:{most}}}{_GAP}{{}}".format, names, row), "")]
 
 
 def cell(value: Any) -> str:
@@ -43,6 +58,8 @@ def cell(value: Any) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, datetime):
