@@ -36,6 +36,9 @@ IGNORED: Final = frozenset(("checkpointlocation", "queryname"))
 DEFAULT_SERVERS: Final = "nats://127.0.0.1:4222"
 """Servers of the jobs where none are given. The source has no default: see `Options.require_servers`."""
 
+STARTS: Final = frozenset(("startingsequence", "startingtimestamp", "startingoffsets"))
+"""Options that say where a read begins, in lower case."""
+
 _VIEW: Final = "CREATE TEMPORARY VIEW name USING mqtt_nats OPTIONS (servers '...', ...)"
 
 _NO_PATHS: Final = (

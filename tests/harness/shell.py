@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,6 +65,23 @@ def _find_or_make(name: str, script: str, what: str, maker: str) -> str:
     if done.returncode:
         pytest.skip(f"scripts/{script} did not make {what}: {done.stderr.strip()[-300:]}")
     return str(_CACHE / name)
+
+
+def find_pyspark(version: str) -> str:
+    """Interpreter of an environment with a minor version of PySpark alone, which pip makes in the user's cache.
+
+    Where pip cannot, the test is skipped.
+    """
+    place = _CACHE / f"pyspark-{version}"
+    interpreter = place / "bin" / "python"
+    if not interpreter.exists():
+        venv.create(place, with_pip=True)
+        command = [str(interpreter), "-m", "pip", "install", "--quiet", f"pyspark=={version}.*"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
+        if done.returncode:
+            shutil.rmtree(place)
+            pytest.skip(f"pip did not install pyspark {version}: {done.stderr.strip()[-300:]}")
+    return str(interpreter)
 
 
 DEFAULT_PORT = "1883"

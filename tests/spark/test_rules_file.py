@@ -2,18 +2,19 @@
 """Files of rules, templates and the metrics of rules; without Spark."""
 
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Refused
-from pyspark_mqtt_nats.rules import metrics, ruleset
+from pyspark_mqtt_nats.rules import metrics, ruleset, running
 from pyspark_mqtt_nats.rules.definitions import FILE_MOST, Rule, load
 from pyspark_mqtt_nats.rules.planning import Reads, sink_options, source_options
 from pyspark_mqtt_nats.rules.running import Figures
@@ -67,9 +68,18 @@ def test_what_a_file_says(file: Path) -> None:
 def test_a_rule_reads_in_one_task(file: Path, given: dict[str, str], expected: dict[str, str]) -> None:
     """Tasks publish side by side, so with several a retained message could be replaced by an older one."""
     found = load(file)
-    made = source_options(found, found.rules["hot"], Reads({"servers": "nats://x", **given}))
-    read = {"servers": "nats://x", "topics": '["#"]', "decoders": '{"site/+/temp":"number"}'}
+    begin = {"servers": "nats://x", "STARTINGSEQUENCE": "1"}
+    made = source_options(found, found.rules["hot"], Reads({**begin, **given}))
+    read = {**begin, "topics": '["#"]', "decoders": '{"site/+/temp":"number"}'}
     assert made == {**read, **given, **expected}
+
+
+def test_a_new_rule_begins_when_it_is_put_in_force(file: Path) -> None:
+    """Its first batch is planned some seconds later: what comes in between is not left out."""
+    found = load(file)
+    before = time.time()
+    made = source_options(found, found.rules["hot"], Reads({"servers": "nats://x"}))
+    assert int(before * 1000) <= int(made["startingTimestamp"]) <= time.time() * 1000
 
 
 @pytest.mark.parametrize(
@@ -196,6 +206,65 @@ def test_a_file_is_tried_again_when_its_planning_has_failed_in_passing(
             rules.reload()
         texts = [f"the table is away, {tries}; the rules in force stay", "started hot, stopped none"]
         assert said == [f"{file}: {text}" for text in texts[:tries]]
+
+
+class Query:
+    """A streaming query in its first trigger, which has had no data."""
+
+    lastProgress = None
+
+    def __init__(self) -> None:
+        self.isActive = True
+        self.status: dict[str, Any] = {"message": "Initializing sources", "isTriggerActive": False}
+
+    def exception(self) -> Exception:
+        return JobError("there is no stream x")
+
+    def waits(self) -> None:
+        """The trigger is over."""
+        self.status = {"message": "Waiting for next trigger", "isTriggerActive": False}
+
+
+class Messages:
+    """A streaming DataFrame; each query of it is a new one."""
+
+    def __init__(self) -> None:
+        self.query = Query()
+
+    @property
+    def writeStream(self) -> Self:
+        return self
+
+    def _same(self, *given: object, **options: object) -> Self:
+        return self
+
+    format = options = outputMode = option = queryName = trigger = _same
+
+    def start(self) -> Query:
+        self.query = Query()
+        return self.query
+
+
+def test_a_rule_runs_when_its_first_trigger_is_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nothing comes: it is up again after a failure, and the user is told."""
+    clock = [0.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    messages = Messages()
+    rule = running.RunningRule(load(file).rules["hot"], cast(DataFrame, messages), {}, "checkpoint")
+    for up in (1, 0):
+        assert rule.check(may_start=True) == ""  # it is started
+        messages.query.status["isTriggerActive"] = True
+        assert rule.check(may_start=True) == ""
+        assert rule.starting
+        assert rule.figures.up == up
+        messages.query.waits()
+        assert [rule.check(may_start=True), rule.check(may_start=True)] == ["it runs", ""]
+        assert (rule.told, rule.figures.up) == (True, 1)
+        messages.query.isActive = False
+        assert rule.check(may_start=True) == "there is no stream x; the rule is started again"
+        assert (rule.told, rule.figures.up) == (False, 0)
+        assert rule.check(may_start=True) == ""
+        clock[0] += running.PAUSE_MOST
 
 
 def test_parts_of_a_template() -> None:

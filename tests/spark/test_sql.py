@@ -256,10 +256,9 @@ def test_statements_of_a_shell() -> None:
                 raise EOFError
             return given.pop(0)
 
-        return list(statements(line, lambda: False))
+        return list(statements(line))
 
     assert read(["SELECT 1;", "", "SELECT", "2", ";", ";", "SELECT 3"]) == ["SELECT 1", "SELECT\n2", "SELECT 3"]
-    assert list(statements(lambda _: "SELECT 1;", lambda: True)) == []
     assert read(["SELECT 1;", "exit", "SELECT 2;"]) == ["SELECT 1"]
     assert read(["QUIT ;", "SELECT 2;"]) == []
     assert read(["SELECT", "exit;", "SELECT 2;"]) == ["SELECT\nexit", "SELECT 2"]
@@ -275,8 +274,24 @@ def test_prompts_are_for_a_terminal(terminal: bool, expected: list[str]) -> None
         prompts.append(prompt)
         return given[len(prompts) - 1]
 
-    assert list(statements(line, lambda: False, terminal=terminal)) == ["SELECT\n1"]
+    assert list(statements(line, terminal=terminal)) == ["SELECT\n1"]
     assert prompts == expected
+
+
+def test_ctrl_c_drops_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person goes on; statements from a file end."""
+    given = iter(["SELECT", "", "1", "SELECT 2;", "exit"])
+
+    def line(prompt: str) -> str:
+        if found := next(given):
+            return found
+        raise KeyboardInterrupt
+
+    assert list(statements(line)) == ["1\nSELECT 2"]
+    assert capsys.readouterr().out == "\n"
+    given = iter(["SELECT", ""])
+    with pytest.raises(KeyboardInterrupt):
+        list(statements(line, terminal=False))
 
 
 def test_a_shell(spark: SparkSession, store: Store) -> None:

@@ -4,7 +4,6 @@
 from datetime import UTC, datetime
 from typing import Final
 
-from pyspark.sql import Row
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_mqtt_nats.queries.tables import cell, table
@@ -18,7 +17,7 @@ SCHEMA: Final = StructType(
     ]
 )
 NOON: Final = datetime(2026, 11, 20, 12, tzinfo=UTC)
-ROWS: Final = [Row(1, NOON, "site/1/temp", False), Row(10, NOON, "a", None)]
+ROWS: Final = [(1, NOON, "site/1/temp", False), (10, NOON, "a", None)]
 
 
 def test_columns_are_as_wide_as_necessary() -> None:

@@ -20,6 +20,7 @@ from pyspark_mqtt_nats.jobs.figures import printable
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round, watch
 from pyspark_mqtt_nats.jobs.storage import Checkpoint
+from pyspark_mqtt_nats.options import STARTS
 
 _COLUMNS: Final = "sequence BIGINT, timestamp TIMESTAMP, topic STRING, payload BINARY"
 _SHOWN: Final = 60  # characters of a payload in a message
@@ -146,7 +147,7 @@ def _stream(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregat
     checkpoint = Checkpoint(spark, job.checkpoint, job.output, begun_with)
     checkpoint.save()
     source = dict(job.source)
-    if not {"startingsequence", "startingtimestamp", "startingoffsets"} & {name.lower() for name in source}:
+    if not STARTS & {name.lower() for name in source}:
         source["startingOffsets"] = "earliest"
     tally = Tally()
     for _ in rounds(progress, job.every):

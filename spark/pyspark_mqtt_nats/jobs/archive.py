@@ -25,7 +25,7 @@ from pyspark_mqtt_nats.lakehouse.batches import Batches, arrow_schema, prepare
 from pyspark_mqtt_nats.lakehouse.tables import Target, exists, open_table
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import stream_info
-from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.options import STARTS, Options
 from pyspark_mqtt_nats.reading.selection import visible
 
 OTHER: Final = "_other"
@@ -148,7 +148,7 @@ def _with_defaults(source: Mapping[str, str]) -> dict[str, str]:
     """Return the source's options, with defaults: from the beginning, a bounded number of messages at a time."""
     given = {name.lower() for name in source}
     found = dict(source)
-    if not given & {"startingsequence", "startingtimestamp", "startingoffsets"}:
+    if not given & STARTS:
         found["startingOffsets"] = "earliest"
     if not given & {"maxmessagespertrigger", "maxbytespertrigger"}:
         found["maxMessagesPerTrigger"] = str(BATCH)

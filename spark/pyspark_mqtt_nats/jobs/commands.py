@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of the jobs. A job checks all flags before it imports and starts Spark."""
 
+import contextlib
 import importlib.util
 import sys
 import time
@@ -16,6 +17,7 @@ from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.jobs import JobError, flags
 from pyspark_mqtt_nats.jobs.failures import OURS, explain
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.options import STARTS
 from pyspark_mqtt_nats.rules.definitions import load
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 _FORMAT = "Format of Spark, such as parquet or orc; what is not Spark's own needs its package."
 _CHECKPOINT = "Directory in which a run finds where the last one has ended"
-_STARTS = frozenset(("startingsequence", "startingtimestamp", "startingoffsets"))
-"""Options that say where a read begins, in lower case."""
 _EVERY = "Go on until Ctrl-C, with a round every so many seconds."
 
 
@@ -60,14 +60,16 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
     for package in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             raise JobError(f"{package} is not installed: pip install 'mqtt-nats[spark]'")
-    from pyspark_mqtt_nats.jobs.session import Setup, session
-
     given = context.params
-    setup = Setup(name, given["master"], given["conf"], given["log"])
     progress = Progress(name)
     progress.show("starting Spark")
+    # A shell is not ended by Ctrl-C, but what it does.
+    signals = contextlib.nullcontext() if name == "shell" else progress.signals()
     try:
-        with session(setup) as (started, log), progress.signals():
+        from pyspark_mqtt_nats.jobs.session import Setup, session
+
+        setup = Setup(name, given["master"], given["conf"], given["log"])
+        with session(setup) as (started, log), signals:
             outcome = run(started, progress)
             for line in log.warnings():
                 progress.say(f"warning: {line}")
@@ -83,8 +85,8 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
         progress.clear()
         if progress.stopping:
             sys.exit(130)
-        if setup.log is not None:
-            with setup.log.open("a", encoding="utf-8") as file:
+        if given["log"] is not None:
+            with given["log"].open("a", encoding="utf-8") as file:
                 traceback.print_exc(file=file)
         raise JobError(explain(error)) from None
 
@@ -323,7 +325,7 @@ def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | No
     if not settings["query"]:
         raise click.UsageError("QUERY is empty", context)
     source = _view_options(context, "stream" if follow else "batch")
-    if follow and not _STARTS & {name.lower() for name in source}:
+    if follow and not STARTS & {name.lower() for name in source}:
         # Spark takes some seconds to start; what comes meanwhile is shown too.
         source["startingTimestamp"] = str(int(time.time() * 1000))
 

@@ -59,9 +59,9 @@ def run(spark: SparkSession, job: RuleJob, progress: Progress) -> Ran:
             if page is not None:
                 page.set(figures)
             failing = sum(bool(one.error) for one in figures.values())
-            published = sum(one.published for one in figures.values())
-            state = f"{plural(len(figures), 'rule')}, {count(failing)} failing, {count(published)} messages published"
-            progress.show(state)
+            published = plural(sum(one.published for one in figures.values()), "message")
+            done = f"{count(rules.running)} of {plural(len(figures), 'rule')} running"
+            progress.show(f"{done}, {count(failing)} failing, {published} published")
             time.sleep(_POLL)
     figures = rules.figures
     return Ran(sum(one.read for one in figures.values()), sum(one.published for one in figures.values()), len(figures))

@@ -3,11 +3,13 @@
 
 import code
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -52,25 +54,49 @@ def run(
     read: Callable[[str], str] = input,
     say: Callable[[str], None] = print,
 ) -> Ended:
-    """Read statements until the end of the input; an error is printed, and the shell goes on."""
+    """Read statements until the end of the input; an error is printed, and the shell goes on.
+
+    SIGINT ends what is typed or what runs: Spark's own handler ends its jobs and raises KeyboardInterrupt. SIGTERM ends
+    the shell.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        _run(spark, job, progress, read, say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return Ended()
+
+
+def _run(
+    spark: SparkSession, job: Shell, progress: Progress, read: Callable[[str], str], say: Callable[[str], None]
+) -> None:
     views = Views(spark, make_views(job.source, job.streams).values(), whole=job.python)
     progress.clear()
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # gives input() a history
     if job.python:
         _python(spark, views, read)
-        return Ended()
+        return
     terminal = sys.stdin.isatty()
     if terminal:
         say(_BANNER)
-    for statement in statements(read, lambda: progress.stopping, terminal=terminal):
+    for statement in statements(read, terminal=terminal):
         try:
             lines = watch(spark, progress, "reading", partial(_answer, views, statement, job.rows))
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            lines = ["stopped"]
         except Exception as error:
             lines = [f"error: {explain(error)}"]
+        progress.clear()
         if lines:
             say("\n".join(lines))
-    return Ended()
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End the shell, which waits for a line: a handler of SIGTERM."""
+    sys.exit(130)
 
 
 def _answer(views: Views, statement: str, rows: int) -> list[str]:
@@ -78,16 +104,23 @@ def _answer(views: Views, statement: str, rows: int) -> list[str]:
     return shown(frame, rows)[0] if frame.columns else []
 
 
-def statements(read: Callable[[str], str], stopping: Callable[[], bool], *, terminal: bool = True) -> Iterator[str]:
+def statements(read: Callable[[str], str], *, terminal: bool = True) -> Iterator[str]:
     """Yield statements, each up to a semicolon at the end of a line, until the user or the input ends the shell.
 
     Args:
-        terminal: a person types them. From a file they are read without prompts, which would be among the results.
+        terminal: a person types them, and Ctrl-C drops what was typed. From a file they are read without prompts, which
+            would be among the results.
     """
     lines: list[str] = []
-    while not stopping():
+    while True:
         try:
             line = read(("...> " if lines else "sql> ") if terminal else "")
+        except KeyboardInterrupt:
+            if not terminal:
+                raise
+            print()
+            lines.clear()
+            continue
         except EOFError:
             line, ended = "", True
         else:

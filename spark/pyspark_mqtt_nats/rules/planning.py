@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rule as a DataFrame whose rows are messages; whatever is wrong with the rule shows here, before it is started."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,7 +12,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.failures import explain
-from pyspark_mqtt_nats.options import BY_NAME
+from pyspark_mqtt_nats.options import BY_NAME, STARTS
 from pyspark_mqtt_nats.queries.views import Views, make_views, register
 from pyspark_mqtt_nats.rules import stateful, templates
 from pyspark_mqtt_nats.rules.definitions import Definitions, Rule, Table
@@ -81,6 +82,9 @@ def source_options(definitions: Definitions, rule: Rule, reads: Reads) -> dict[s
     given = {name.lower() for name in found}
     if not {"maxmessagespertrigger", "maxbytespertrigger"} & given:
         found["maxMessagesPerTrigger"] = str(BATCH)
+    if not STARTS & given:
+        # The first batch is planned some seconds later, and later still after a failure.
+        found["startingTimestamp"] = str(int(time.time() * 1000))
     if "numpartitions" not in given:
         found["numPartitions"] = "1"
     return found

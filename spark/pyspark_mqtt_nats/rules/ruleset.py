@@ -41,6 +41,11 @@ class Ruleset:
         """Counts of each rule, by its name."""
         return {name: rule.figures for name, rule in self._running.items()}
 
+    @property
+    def running(self) -> int:
+        """Rules whose query is past its start."""
+        return sum(rule.told for rule in self._running.values())
+
     def check(self) -> None:
         """Look at each query; they are started one after another: their workers have ten seconds to come up."""
         for name, rule in self._running.items():

@@ -54,6 +54,8 @@ class RunningRule:
         self._batch = -1
         self._due = 0.0
         self._pause = 1.0
+        self.told = False
+        """Whether the user knows that the query runs."""
 
     @property
     def starting(self) -> bool:
@@ -71,7 +73,7 @@ class RunningRule:
             return self._start() if may_start and time.monotonic() >= self._due else ""
         self._count(query)
         if query.isActive:
-            return ""
+            return "" if self.told or self.starting else self._runs()
         error = query.exception()
         self._query = None
         return self._failed(error or RuntimeError("Spark has stopped the query"))
@@ -93,8 +95,15 @@ class RunningRule:
         self._batch = -1
         return ""
 
+    def _runs(self) -> str:
+        """Note that the query is past its start: there may be nothing to read for long."""
+        self.told = True
+        self.figures = replace(self.figures, error="")
+        return "it runs"
+
     def _failed(self, error: Exception) -> str:
         text = explain(error)
+        self.told = False
         pause, self._pause = self._pause, min(2 * self._pause, PAUSE_MOST)
         self._due = time.monotonic() + pause
         before = self.figures.error
