@@ -48,6 +48,7 @@ _HINTS: Final = {
     "FAILED_READ_FILE": "a file in --input cannot be read, or --format is another",
     "PATH_ALREADY_EXISTS": "change --output, or give --overwrite",
     "DATA_SOURCE_NOT_FOUND": "change --format, or add its package by --conf spark.jars.packages=...",
+    "TABLE_OR_VIEW_NOT_FOUND": "the views are messages, retained and sessions, and those of --stream",
     "CONCURRENT_STREAM_LOG_UPDATE": "another run uses the same --checkpoint",
     "CONCURRENT_QUERY": "another run uses the same --checkpoint",
 }

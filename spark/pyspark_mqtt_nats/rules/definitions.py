@@ -70,9 +70,17 @@ def _decoders(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _topic_template(value: str) -> str:
+    for plain, _ in templates.parse(value):
+        if "+" in plain or "#" in plain:
+            raise ValueError("expected a topic to publish on, without + and #")
+    return value
+
+
 Text = Annotated[StrictStr, Field(min_length=1)]
 Template = Annotated[Text, AfterValidator(templates.check)]
 Topic = Annotated[Text, AfterValidator(values.mqtt_topic)]
+TopicTemplate = Annotated[Text, AfterValidator(_topic_template)]
 Seconds = Annotated[StrictInt, BeforeValidator(_span), Field(gt=0)]
 
 
@@ -109,13 +117,13 @@ class Rule(_Model):
 
     name: Annotated[Text, AfterValidator(_name)]
     query: Text
-    topic: Template
+    topic: TopicTemplate
     topics: Annotated[tuple[str, ...], BeforeValidator(_filters)] = ("#",)
     payload: Template | None = None
     qos: StrictInt = Field(default=1, ge=0, le=2)
     retain: StrictBool = False
     content_type: Template | None = None
-    response_topic: Template | None = None
+    response_topic: TopicTemplate | None = None
     message_expiry: StrictInt | None = Field(default=None, ge=0, le=EXPIRY_MOST)
     user_properties: dict[str, Template] = Field(default_factory=dict)
     mode: Literal["append", "complete"] = "append"
