@@ -125,8 +125,8 @@ class Captured(Exception):
             "ParseException: Options are not supported here; --log FILE has the whole story",
         ),
         (
-            Exception("[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found. SQLSTATE: 42P01; line 1 pos 14"),
-            "The table or view `x` cannot be found; the views are messages, retained and sessions, and those of --stream",
+            Exception("[TABLE_OR_VIEW_NOT_FOUND] There is no view `x`. SQLSTATE: 42P01; line 1 pos 14"),
+            "There is no view `x`; the views are messages, retained and sessions, and those of --stream",
         ),
         (KeyError("what"), "KeyError: 'what'; --log FILE has the whole story"),
         (

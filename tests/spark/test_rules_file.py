@@ -118,7 +118,7 @@ def test_rules_that_would_share_a_checkpoint(file: Path, one: str, other: str) -
         ('topic = "alerts/{topic}"', "", "rules[hot].topic: it is missing"),
         ("{topic}", "{topic", "rules[hot].topic: 'alerts/{topic' has a single {"),
         ("{topic}", "{topic}/#", "rules[hot].topic: expected a topic to publish on, without + and #"),
-        ("topic =", 'response_topic = "+/{topic}"\ntopic =', "rules[hot].response_topic: expected a topic to publish on"),
+        ("topic =", 'response_topic = "+/{topic}"\ntopic =', "rules[hot].response_topic: expected a topic"),
         ("{topic}", "topic}", "rules[hot].topic: 'alerts/topic}' has a single }"),
         ("topic =", 'topics = ["a/#/b"]\ntopic =', "rules[hot].topics: 'a/#/b': a wildcard must be a whole level"),
         ("topic =", 'topics = "a"\ntopic =', "rules[hot].topics: expected a list of topic filters"),
