@@ -14,6 +14,7 @@ from mqtt_nats.codec import MqttError, ReasonCode, matches
 from mqtt_nats.control.filter_selection import filter_test
 from mqtt_nats.control.list_page import ListPage, subscription_order
 from mqtt_nats.control.selection import SLICE, Refusal, Total, chosen, is_slow, load, sliced
+from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.subjects import subject_to_topic
@@ -113,8 +114,10 @@ async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterato
 def _loaded(client: Client) -> dict[str, Any]:
     """Return the numbers of messages in memory for a client, and the sequence that its catch-up has reached, if any."""
     inflight, queued, _ = load(client)
-    catching = client.durable_side.catching if client.durable_side is not None else None
-    taken = None if catching is None else catching.position
+    side = client.durable_side
+    taken = None
+    if side is not None and side.state is DeliveryState.CATCHING_UP:
+        taken = client.delivery.feed.reached(side)
     return {"value": client.client_id, "inflight": inflight, "queued": queued, "taken": taken}
 
 

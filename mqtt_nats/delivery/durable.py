@@ -43,7 +43,7 @@ from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
-    from mqtt_nats.delivery.receiver import CatchUp, Receiver
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -75,8 +75,6 @@ class DurableDelivery(StatefulDelivery):
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
         self.keeper: PositionWriter | None = None
         """Writer of the session's position; None = the session has no position."""
-        self.catching: CatchUp | None = None
-        """Catch-up reader that brings live subscriptions the messages that they missed; None = there is none."""
         self._seeking: asyncio.Task[None] | None = None
         """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
@@ -466,18 +464,6 @@ class DurableDelivery(StatefulDelivery):
     def store_position_with(self, keeper: PositionWriter) -> None:
         """Have the session's position written by ``keeper``."""
         self.keeper = keeper
-
-    def begin_catching(self, reader: CatchUp) -> None:
-        """Have a catch-up reader bring the messages that were missed."""
-        self.change(DeliveryEvent.FAR_BEHIND)
-        self.catching = reader
-
-    def take_catching(self) -> CatchUp | None:
-        """Return the catch-up reader, which ends; None = there is none."""
-        catching, self.catching = self.catching, None
-        if catching is not None:
-            self.change(DeliveryEvent.CATCH_UP_ENDED)
-        return catching
 
     def begin_stall(self, stall: SlowClient) -> None:
         """Send no more messages: the client does not read."""

@@ -18,7 +18,7 @@ from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.states import DeliveryEvent
+from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE
 from mqtt_nats.protocol.requeue import EVER
@@ -89,7 +89,7 @@ def limit_in_flight(side: DurableDelivery) -> None:
         # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
         limit = min(limit, max(windows, machine.places if taken else 0, 1))
     machine.limit_window(limit)
-    if side.catching is None:
+    if side.state is not DeliveryState.CATCHING_UP:
         machine.call_on_room(partial(_widen, side) if taken else None)
 
 

@@ -25,30 +25,6 @@ if TYPE_CHECKING:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class CatchUp:
-    """A reader that brings one session the messages that it has missed; abstract."""
-
-    __slots__ = ("position",)
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-        """Stream sequence up to which the session was given every message that matches a live subscription."""
-
-    @property
-    @abstractmethod
-    def reads(self) -> bool:
-        """Whether messages were missed, so that this reader reads pages."""
-
-    @abstractmethod
-    def broken(self) -> None:
-        """Create the reader again: messages may have been lost, or the subscriptions have changed."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """End the reader."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SharedFeed:
     """The shared reader, as the delivery uses it; this class does nothing: see `SharedReaderSessions`."""
 

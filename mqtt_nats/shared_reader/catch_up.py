@@ -15,7 +15,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
-from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
@@ -62,11 +61,12 @@ TOO_MUCH: Final = b"MaxBytes"
 """Texts in the status of a pull request: the page was delivered; its byte limit was reached."""
 
 
-class CatchUpReader(CatchUp):
+class CatchUpReader:
     """Reader that brings one session its missed messages, in order and none twice."""
 
     def __init__(self, live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
-        super().__init__(position)
+        self.position = position
+        """Stream sequence up to which the session was given every message that matches a live subscription."""
         self._live = live
         self._services = live.services
         self._recent = live.services.path.recent

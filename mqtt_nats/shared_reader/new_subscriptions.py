@@ -91,8 +91,8 @@ def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> Catch
         keeper.ledger.reach(place)
         side.change(DeliveryEvent.JOINED)
     reached = keeper.ledger.reached
-    if side.catching is not None:
-        missed = side.catching.reads
+    if (catching := live.catching.get(side)) is not None:
+        missed = catching.reads
         live.end_catching(side)
         if member.end_joining() is not None:
             live.remove(client)

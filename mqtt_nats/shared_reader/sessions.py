@@ -18,12 +18,12 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import limit_in_flight, remove_dormant, stop
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.receiver import CatchUp, Receiver, SharedFeed
+from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.delivery.resume import return_to_consumers
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.shared_reader.catch_up import catch_up
+from mqtt_nats.shared_reader.catch_up import CatchUpReader, catch_up
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
@@ -86,11 +86,11 @@ class SharedReaderSessions(SharedFeed):
         self._turns = PromotionLimit(self._try)
         self.returning: set[Receiver] = set()
         """Sessions on their way back to their own consumers."""
-        self.catching: set[CatchUp] = set()
-        """Catch-up readers of the sessions that read missed messages."""
+        self.catching: dict[DurableDelivery, CatchUpReader] = {}
+        """Catch-up readers of the sessions that are catching up."""
         self.places = asyncio.Semaphore(CATCHING_MOST)
         """Places of catch-up readers that read pages, except those that wait for their clients."""
-        self.slow: set[CatchUp] = set()
+        self.slow: set[CatchUpReader] = set()
         """Catch-up readers whose messages wait for their clients."""
         services.nats.reconnect.register(Phase.REQUESTS, self.hold)
         services.stream.call_on_replaced(self.reader.begin_anew)
@@ -99,8 +99,8 @@ class SharedReaderSessions(SharedFeed):
 
     def reached(self, side: DurableDelivery) -> int:
         """Return the stream sequence up to which a session has been given every message."""
-        if side.catching is not None:
-            return side.catching.position
+        if (catching := self.catching.get(side)) is not None:
+            return catching.position
         # After catching up a session may be further than the shared reader.
         return max(self.reader.position, side.keeper.ledger.reached if side.keeper is not None else 0)
 
@@ -113,8 +113,8 @@ class SharedReaderSessions(SharedFeed):
     def refresh(self, client: Receiver) -> None:
         """Update the filters of a session whose subscriptions have ended."""
         member = self.members.get(client)
-        if member is not None and member.side.catching is not None:
-            member.side.catching.broken()
+        if member is not None and (catching := self.catching.get(member.side)) is not None:
+            catching.broken()
         elif member is not None and member.filters:
             self.interest.remove(member)
             self.interest.put(member)
@@ -137,7 +137,7 @@ class SharedReaderSessions(SharedFeed):
                     if one.source.live:
                         one.source.hold(SubscriptionState.RETURNING)
         self.reader.broken()
-        for catching in self.catching:
+        for catching in self.catching.values():
             catching.broken()
 
     def elected(self, consumer: str) -> None:
@@ -180,7 +180,7 @@ class SharedReaderSessions(SharedFeed):
                 if joining is not None:
                     joining.keep_back(sequence, message)
                     side = member.side
-                    if side.catching is not None or (sequence > joining.since and not side.live):
+                    if side in self.catching or (sequence > joining.since and not side.live):
                         continue
                 self.give(member, sequence, message, mark)
             except Exception as error:  # one failing session does not keep the message from the others
@@ -461,16 +461,15 @@ class SharedReaderSessions(SharedFeed):
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 
-    def begin_catching(self, side: DurableDelivery, reader: CatchUp) -> None:
+    def begin_catching(self, side: DurableDelivery, reader: CatchUpReader) -> None:
         """Have a catch-up reader bring the messages of a session."""
-        side.begin_catching(reader)
-        self.catching.add(reader)
+        side.change(DeliveryEvent.FAR_BEHIND)
+        self.catching[side] = reader
 
     def end_catching(self, side: DurableDelivery) -> None:
         """Stop a session's catch-up reader."""
-        catching = side.take_catching()
-        if catching is not None:
-            self.catching.discard(catching)
+        if (catching := self.catching.pop(side, None)) is not None:
+            side.change(DeliveryEvent.CATCH_UP_ENDED)
             catching.end()
 
     def _take_kept(

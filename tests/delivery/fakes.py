@@ -243,14 +243,13 @@ class Side(StatefulDelivery):
     client: Any
     keeper: Any
     stall: Any
-    catching: Any
 
     def __init__(
         self, machine: DurableSender | None = None, state: DeliveryState = DeliveryState.PLAIN, **given: Any
     ) -> None:
         super().__init__(DurableSender(10, NOWHERE) if machine is None else machine, 0)
         self.state, self.live = state, state in FROM_READER
-        self.client = self.keeper = self.stall = self.catching = None
+        self.client = self.keeper = self.stall = None
         for name, value in given.items():
             setattr(self, name, value)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Publish
 from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, CatchUpReader
+from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import reader_request
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory, _gateway_factory
@@ -192,11 +194,14 @@ def missed(inside: Inside, client_id: str, *topics: str, count: int = MANY) -> R
     return Raw.connected(inside.ports[0], client_id, clean=False)
 
 
+def reader_of(client: Client) -> CatchUpReader | None:
+    feed, side = client.delivery.feed, client.durable_side
+    assert isinstance(feed, SharedReaderSessions)
+    return feed.catching.get(side) if side is not None else None
+
+
 def catching(inside: Inside, client_id: str) -> CatchUpReader | None:
-    side = inside.client(client_id).durable_side
-    found = side.catching if side is not None else None
-    assert found is None or isinstance(found, CatchUpReader)
-    return found
+    return reader_of(inside.client(client_id))
 
 
 def taken(client: Raw, count: int) -> list[int]:
@@ -289,9 +294,8 @@ def catching_kept(inside: Inside, client_id: str) -> int:
     """How many messages wait in a session's own reader."""
     account = inside.gateway.account
     assert account is not None
-    side = account.registry.clients[client_id].durable_side
-    found = side.catching if side is not None else None
-    return len(found._kept) if isinstance(found, CatchUpReader) else 0
+    found = reader_of(account.registry.clients[client_id])
+    return len(found._kept) if found is not None else 0
 
 
 def test_a_client_that_acknowledges_nothing(inside: Inside) -> None:

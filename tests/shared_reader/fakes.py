@@ -24,8 +24,9 @@ from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSid
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.position_writer import PositionWriter
-    from mqtt_nats.delivery.receiver import CatchUp, Receiver
+    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
+    from mqtt_nats.shared_reader.catch_up import CatchUpReader
 
 
 @stands_for(Settings)
@@ -67,17 +68,6 @@ class FakeReaderSide(FakeSide):
     def __init__(self, client: FakeClient) -> None:
         super().__init__(client)
         self.keeper: PositionWriter | None = None
-        self.catching: CatchUp | None = None
-
-    def begin_catching(self, reader: CatchUp) -> None:
-        self.change(DeliveryEvent.FAR_BEHIND)
-        self.catching = reader
-
-    def take_catching(self) -> CatchUp | None:
-        catching, self.catching = self.catching, None
-        if catching is not None:
-            self.change(DeliveryEvent.CATCH_UP_ENDED)
-        return catching
 
 
 @stands_for(SharedReaderSessions)
@@ -92,7 +82,8 @@ class FakeSessions:
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
         self.places = asyncio.Semaphore(CATCHING_MOST)
-        self.slow: set[CatchUp] = set()
+        self.catching: dict[DurableDelivery, CatchUpReader] = {}
+        self.slow: set[CatchUpReader] = set()
         self.members: dict[Receiver, Member] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
         self.renewals: TimingWheel[Receiver] = TimingWheel()
@@ -147,12 +138,14 @@ class FakeSessions:
     def reached(self, side: FakeSide) -> int:
         return self.reader.position
 
-    def begin_catching(self, side: FakeReaderSide, reader: CatchUp) -> None:
-        side.begin_catching(reader)
+    def begin_catching(self, side: DurableDelivery, reader: CatchUpReader) -> None:
+        side.change(DeliveryEvent.FAR_BEHIND)
+        self.catching[side] = reader
 
-    def end_catching(self, side: FakeReaderSide) -> None:
+    def end_catching(self, side: DurableDelivery) -> None:
         self.fake_ended += 1
-        side.take_catching()
+        if self.catching.pop(side, None) is not None:
+            side.change(DeliveryEvent.CATCH_UP_ENDED)
 
     def remove(self, client: FakeClient) -> None:
         for member in self.members.values():

@@ -10,7 +10,6 @@ from typing import cast
 import orjson
 import pytest
 
-from mqtt_nats.delivery.receiver import CatchUp
 from mqtt_nats.shared_reader import catch_up
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST
@@ -122,7 +121,7 @@ async def test_what_has_no_place_in_the_window_waits(setup: Setup) -> None:
 @pytest.mark.parametrize("others", [CATCHING_MOST - 1, CATCHING_MOST])
 async def test_a_session_that_waits_for_its_client_leaves_its_place(setup: Setup, others: int) -> None:
     """Others need not wait for that client; of too many such sessions one goes to its consumers."""
-    setup.live.slow.update(cast(CatchUp, object()) for _ in range(others))
+    setup.live.slow.update(cast(CatchUpReader, object()) for _ in range(others))
     free = setup.live.places._value
     setup.bring(11)
     assert setup.live.places._value == free

@@ -60,8 +60,7 @@ class Setup:
         return [self.added]
 
     async def store(self) -> None:
-        assert self.side.catching is not None
-        self.stored.append((self.side.catching.position, list(self.live.fake_through)))
+        self.stored.append((self.live.catching[self.side].position, list(self.live.fake_through)))
 
     def may_join(self) -> bool:
         return may_join_directly(as_sessions(self.live), self.member.client, self.side)
