@@ -23,6 +23,7 @@ from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
+from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
 from mqtt_nats.sessions.quotas import holder
@@ -87,7 +88,7 @@ async def grant(
         await client.delivery.feed.subscribe(client, position, put, partial(_store, client))
         return set()
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-        await retry_until_answered(client, side.attach_pubrels)
+        await retry_until_answered(client, partial(attach_pubrels, side))
     created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
     await save_record(client, client.epoch)
     if created:

@@ -30,7 +30,7 @@ from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
-from mqtt_nats.sessions.consumer_attach import attach_pubrels, take
+from mqtt_nats.sessions.consumer_attach import take
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -389,10 +389,6 @@ class DurableDelivery(StatefulDelivery):
             source.receive_up_to(info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
         attachment.attached(info.ack_floor_seq, info.delivered_seq, info.num_pending)
-
-    async def attach_pubrels(self) -> None:
-        """Make sure that the consumer of PUBREL records exists and delivers to this connection."""
-        await attach_pubrels(self.client, self)
 
     async def collect(self) -> None:
         """Wait until every consumer has delivered its pending messages again, or none comes for `COLLECT_PATIENCE`."""

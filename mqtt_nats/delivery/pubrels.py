@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -73,7 +75,7 @@ async def store_first(client: Receiver, side: DurableDelivery, identifier: int, 
     """Create the consumer of PUBREL records, unless it has been created meanwhile, and store an owed PUBREL."""
     try:
         if not side.has_pubrels:
-            await retry_until_answered(client, side.attach_pubrels)
+            await retry_until_answered(client, partial(attach_pubrels, side))
     except ApiError as error:
         client.refused(error)
     else:

@@ -32,7 +32,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_nats.sessions.consumer_attach import RETURN, bring_back
+from mqtt_nats.sessions.consumer_attach import RETURN, attach_pubrels, bring_back
 from mqtt_nats.sessions.guard import denied_subscriptions
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
@@ -140,7 +140,7 @@ async def resume(
     if shares:
         await withdraw(shares)
     if owed or assignments or _may_owe(side, record, v5):
-        await side.attach_pubrels()
+        await attach_pubrels(side)
     attachments, unfinished = await _add_sources(client, side, went)
     ended, done = await _add_ended(client, side, gates)
     for gate in gates:
@@ -387,7 +387,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
             client.taken_over()
             return
     if side.has_pubrels:
-        await retry_until_answered(client, side.attach_pubrels)
+        await retry_until_answered(client, partial(attach_pubrels, side))
     for attachment in list(side.attachments.values()):
         if side.stalled and not attachment.source.end:
             attachment.source.drop_reason(SubscriptionState.RETURNING)

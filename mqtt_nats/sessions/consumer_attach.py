@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding, SessionConsumers
     from mqtt_nats.sessions.services import Services
-    from mqtt_nats.sessions.session import Session
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -130,7 +129,7 @@ async def take(side: SessionConsumers, attachment: ConsumerBinding) -> tuple[Con
             consumer = attachment.consumer
             info = await move(services, MESSAGES, consumer)
     except ConsumerNotFound:
-        return await make_anew(side.session, side, attachment), False
+        return await make_anew(side, attachment), False
     except DeliverSubjectBusy:
         return await attach_in_place(side, attachment), False
     if outdated(info, consumer) or now() - asked > GRACE:  # a slow answer may be to the repeated request
@@ -187,13 +186,13 @@ async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -
         side.machine.release_held(source)
 
 
-async def make_anew(client: Session, side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
+async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
     """Create a deleted consumer again, to go on where it was, as far as that is known.
 
     Raises:
         ApiError, MqttError: JetStream does not create it; or the stream was replaced.
     """
-    services = client.services
+    client, services = side.session, side.session.services
     source = attachment.source
     consumer = attachment.consumer
     record, v5 = claimed(client.record)
@@ -361,13 +360,13 @@ def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
     )
 
 
-async def attach_pubrels(client: Session, side: SessionConsumers) -> None:
+async def attach_pubrels(side: SessionConsumers) -> None:
     """Make sure that the consumer of PUBREL records exists and delivers to this connection.
 
     It keeps the deliver subject that nats-server's listener uses, which subscribes that subject and does not change the
     consumer. The subject is changed to another one and back, so that all pending records are sent again.
     """
-    services = client.services
+    client, services = side.session, side.session.services
     consumer = pubrel_consumer(client.hash, max_ack_pending=PUBREL_WINDOW, client_id=client.client_id)
     aside = replace(consumer, deliver_subject=f"{consumer.deliver_subject}.{services.identity.new_nuid()}")
     if side.pubrel_sid:

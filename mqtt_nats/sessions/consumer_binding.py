@@ -294,10 +294,6 @@ class SessionConsumers:
     def ack(self, reply: bytes, identifier: int = 0) -> None:
         """Acknowledge a message, as :meth:`Ports.ack`."""
 
-    @abstractmethod
-    async def attach_pubrels(self) -> None:
-        """Make sure that the consumer of PUBREL records exists and delivers to this connection."""
-
     # -- PUBLISH packets ------------------------------------------------------------------------
 
     def subscriber_properties(self, message: Stored, delivery: Delivery) -> tuple[bytes, bool]:

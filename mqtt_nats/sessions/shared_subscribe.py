@@ -18,6 +18,7 @@ from mqtt_nats.backbone.retry import ask_once_for_all, retry_in_background, retr
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.message_stream import mark
 from mqtt_nats.sessions.record import claimed, discard_session, leave_groups, save_record
 from mqtt_nats.sessions.shared_member import OVERDUE, Membership
@@ -68,7 +69,7 @@ async def join(client: Session, members: list[Membership]) -> None:
     if any(member.choice.qos == 2 for member in members):
         side = client.consumers
         if side is not None and not side.has_pubrels:
-            await side.attach_pubrels()
+            await attach_pubrels(side)
     if client.regular_side is not None:
         client.regular_side.call_on_settled(lambda token: settled(client, token))
     for member in members:

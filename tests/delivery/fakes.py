@@ -266,9 +266,6 @@ class Side(StatefulDelivery):
     def ack(self, reply: bytes, identifier: int = 0) -> None:
         raise AssertionError("no message is acknowledged")
 
-    async def attach_pubrels(self) -> None:
-        raise AssertionError("there are no PUBREL records")
-
     def begin_stall(self, stall: Any) -> None:
         self.change(DeliveryEvent.NOT_READING)
         self.stall = stall

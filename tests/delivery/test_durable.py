@@ -370,14 +370,6 @@ async def test_the_position_forgets_consumers_that_are_gone(setup: Setup) -> Non
     assert (keeper.live, keeper.present) == (set(), {"other"})
 
 
-async def test_the_consumer_of_pubrels_is_attached_once(setup: Setup) -> None:
-    setup.side.listen_for_pubrels(b"")
-    before = setup.side.has_pubrels
-    await setup.side.attach_pubrels()
-    assert (before, setup.side.has_pubrels) == (False, True)
-    assert len(setup.services.fake_inbox.consumers[OUT]) == 1
-
-
 # -- what a consumer has left --------------------------------------------------------------------------
 
 

@@ -227,7 +227,7 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     client = FakeClient(FakeServices())
     source = SubscriptionState(1, 1, 10)
     source.last, source.forgotten_from = 30, forgone
-    await attaching.make_anew(as_client(client), FakeSide(client), ConsumerBinding("key", CONSUMER, source))
+    await attaching.make_anew(FakeSide(client), ConsumerBinding("key", CONSUMER, source))
     assert [one.start_seq for one in made] == [start]
 
 

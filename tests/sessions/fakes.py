@@ -199,9 +199,6 @@ class FakeSide(StatefulDelivery):
     def session(self) -> Session:
         return as_client(self.client)
 
-    async def attach_pubrels(self) -> None:
-        self.listen_for_pubrels(b"1")
-
     def ack(self, reply: bytes, identifier: int = 0) -> None:
         self.fake_confirmed.append((reply, identifier))
 

@@ -157,7 +157,7 @@ async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:
     """What was stored since it was removed is lost."""
     setup.consumers.clear()
     setup.services.fake_inbox.last[MESSAGES] = 50
-    await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
+    await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"]["deliver_policy"] == "new"
 
 
@@ -168,7 +168,7 @@ async def test_made_anew_in_a_stream_that_begins_anew(setup: Setup) -> None:
     setup.side.machine.sources.append(setup.source)
     setup.side.overlap.add("a", setup.binding, setup.source)
     assert setup.side.overlap.owner("a", 1)[0] is None
-    await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
+    await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"]["opt_start_seq"] == 1
     assert (setup.source.start, v5_of(setup.client).was, v5_of(setup.client).start) == (1, {}, {"key": 1})
     assert setup.side.overlap.owner("a", 1)[0] is setup.binding
@@ -180,7 +180,7 @@ async def test_made_anew_in_a_stream_that_was_replaced(setup: Setup, end: int, p
     setup.consumers.clear()
     setup.side.replaced = 20
     setup.source.end = end
-    await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
+    await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"].get("opt_start_seq") == policy
 
 
@@ -192,7 +192,7 @@ async def test_not_made_in_a_stream_in_which_the_session_does_not_count(setup: S
 
     setup.services.stream.check = check  # type: ignore[method-assign]
     with pytest.raises(MqttError):
-        await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
+        await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers == {}
 
 
@@ -206,7 +206,7 @@ async def test_made_while_files_of_the_former_one_are_removed(setup: Setup) -> N
             raise ApiError(500, consumer_attach.CREATE_FAILED, "open meta.inf.tmp: no such file or directory")
 
     setup.services.fake_inbox.before = fail
-    await make_anew(as_client(setup.client), as_side(setup.side), setup.binding)
+    await make_anew(as_side(setup.side), setup.binding)
     assert list(setup.consumers) == [NAME]
 
 
@@ -228,8 +228,10 @@ def test_what_counts_as_on_its_way(setup: Setup) -> None:
 
 
 async def test_the_consumer_of_pubrels_is_made_once(setup: Setup) -> None:
-    await attach_pubrels(as_client(setup.client), as_side(setup.side))
+    before = setup.side.has_pubrels
+    await attach_pubrels(as_side(setup.side))
     name = CONSUMER_PREFIX + setup.client.hash
+    assert (before, setup.side.has_pubrels) == (False, True)
     assert list(setup.services.fake_inbox.consumers[OUT]) == [name]
     assert setup.services.registry.attached[name] is as_client(setup.client)
     assert setup.record.pubrel is not None
@@ -239,7 +241,7 @@ async def test_the_consumer_of_pubrels_is_made_once(setup: Setup) -> None:
 
 async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> None:
     """So that it sends everything again, on the subject that nats-server's listener uses."""
-    await attach_pubrels(as_client(setup.client), as_side(setup.side))
+    await attach_pubrels(as_side(setup.side))
     former = setup.side.pubrel_sid
     subjects: list[str] = []
     name = CONSUMER_PREFIX + setup.client.hash
@@ -249,7 +251,7 @@ async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> 
             subjects.append(setup.services.fake_inbox.consumers[OUT][name]["config"]["deliver_subject"])
 
     setup.services.fake_inbox.after = note
-    await attach_pubrels(as_client(setup.client), as_side(setup.side))
+    await attach_pubrels(as_side(setup.side))
     assert setup.record.pubrel is not None
     own = setup.record.pubrel.deliver_subject
     assert (len(subjects), subjects[0].startswith(f"{own}."), subjects[1]) == (2, True, own)
@@ -258,7 +260,7 @@ async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> 
 
 async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
     """The consumer keeps it, and what is pending is made to expire."""
-    await attach_pubrels(as_client(setup.client), as_side(setup.side))
+    await attach_pubrels(as_side(setup.side))
     setup.services.nats.crowded_until = asyncio.get_running_loop().time() + 60
     former, waits = setup.side.pubrel_sid, list[int]()
     configs = setup.services.fake_inbox.consumers[OUT]
@@ -272,7 +274,7 @@ async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
             waits.extend(one["config"]["ack_wait"] for one in configs.values())
 
     setup.services.fake_inbox.before, setup.services.fake_inbox.after = refuse, note
-    await attach_pubrels(as_client(setup.client), as_side(setup.side))
+    await attach_pubrels(as_side(setup.side))
     assert len(waits) == 2
     assert waits[0] == consumer_attach.EXPIRE_NS
     assert waits[1] > consumer_attach.EXPIRE_NS
