@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import STALE, PendingStore
 from mqtt_nats.base import server_clock as natstime
@@ -29,7 +28,7 @@ from mqtt_streams.shared import IN_TIME_NS
 from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.sessions.services import Services
 
 LINGER: Final = 0.3
 """Seconds from the end of an exchange to the removal of its record."""
@@ -50,58 +49,27 @@ INEXACT: Final = 1.0
 """Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
-class _Doubt:
-    """An assignment whose message the group's consumer may deliver to another member if the assignment goes."""
-
-    __slots__ = ("ack", "due", "operation", "record", "settled")
-
-    def __init__(self, record: bytes, ack: bytes, operation: PendingStore) -> None:
-        self.record = record
-        self.ack = ack
-        self.operation = operation
-        self.settled = 0.0
-        """Loop time in seconds at which JetStream confirmed the acknowledgement; 0 = not yet."""
-        self.due = UNDER_WAY
-        """Seconds from `settled` to the removal of the assignment."""
-
-    def stay(self, seconds: float) -> None:
-        """Set how many seconds the assignment stays once the acknowledgement is confirmed."""
-        self.due = seconds
-
-    def settle(self, now: float) -> None:
-        """Note that the consumer delivers the message to no member from ``now`` on (loop time in seconds)."""
-        self.settled = now
-
-
-class _Settled(PendingStore):
-    """The repeated acknowledgement of a group's message: a gateway or nats-server may have lost the first one."""
-
-    __slots__ = ("doubt",)
-
-    optional = True
-
-    def __init__(self, doubt: _Doubt) -> None:
-        self.doubt = doubt
-
-    def stored(self, ack: bytes) -> None:
-        """Note that the consumer delivers the message to no member from now on."""
-        self.doubt.settle(asyncio.get_running_loop().time())
-
-    def failed(self, error: ApiError) -> None:
-        """Treat the message as acknowledged: the consumer is gone, and the message with it."""
-        self.stored(b"")
-
-
 class _Removal(PendingStore):
-    """The removal of an assignment; without an answer the consumer is examined before the removal is sent again."""
+    """The removal of an assignment, which waits while the group's consumer may deliver the message to another member.
 
-    __slots__ = ("_ack", "_kept", "_operation", "_record")
+    Without an answer the consumer is examined before the removal is sent again.
+    """
+
+    __slots__ = ("_kept", "_operation", "ack", "due", "record", "settled")
 
     def __init__(self, kept: DeferredRemovals, record: bytes, ack: bytes, operation: PendingStore) -> None:
         self._kept = kept
-        self._record = record
-        self._ack = ack
         self._operation = operation
+        self.record = record
+        self.ack = ack
+        self.settled = 0.0
+        """Loop time in seconds from which the consumer delivers the message to no member; 0 = it may."""
+        self.due = 0.0
+        """Seconds from `settled` to the removal."""
+
+    def settle(self, now: float, due: float) -> None:
+        """Note that the consumer delivers the message to no member from ``now`` on; ``due``: see :attr:`due`."""
+        self.settled, self.due = now, due
 
     def stored(self, ack: bytes) -> None:
         """Report that the assignment is removed."""
@@ -110,7 +78,7 @@ class _Removal(PendingStore):
     def failed(self, error: ApiError) -> None:
         """Handle a removal that failed, or is stale: a killed nats-server may have forgotten the acknowledgement."""
         if error is STALE:
-            self._kept.doubt(self._record, self._ack, self._operation)
+            self._kept.doubt(_Removal(self._kept, self.record, self.ack, self._operation))
         else:
             self._operation.failed(error)
 
@@ -119,22 +87,37 @@ class _Removal(PendingStore):
         return True
 
 
+class _Settled(PendingStore):
+    """The repeated acknowledgement of a group's message: a gateway or nats-server may have lost the first one."""
+
+    __slots__ = ("_due", "_removal")
+
+    optional = True
+
+    def __init__(self, removal: _Removal, due: float) -> None:
+        self._removal = removal
+        self._due = due
+
+    def stored(self, ack: bytes) -> None:
+        """Note that the consumer delivers the message to no member from now on."""
+        self._removal.settle(asyncio.get_running_loop().time(), self._due)
+
+    def failed(self, error: ApiError) -> None:
+        """Treat the message as acknowledged: the consumer is gone, and the message with it."""
+        self.stored(b"")
+
+
 class DeferredRemovals:
     """Removals of one session's records, each deferred by `LINGER` seconds."""
 
-    __slots__ = ("_doubts", "_drop_assignment", "_ended", "_loop", "_nats", "_settling", "_spawn", "_waiting")
+    __slots__ = ("_doubts", "_ended", "_loop", "_nats", "_services", "_settling", "_waiting")
 
-    def __init__(
-        self,
-        nats: NatsLinks,
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
-        drop_assignment: Callable[[bytes, PendingStore], None],
-    ) -> None:
-        """``drop_assignment(record, operation)`` removes the assignment that is stored under a sequence."""
-        self._nats, self._spawn, self._drop_assignment = nats, spawn, drop_assignment
+    def __init__(self, services: Services) -> None:
+        self._services, self._nats = services, services.nats
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, bytes, PendingStore]] = deque()
-        self._doubts: list[_Doubt] = []
+        self._doubts: list[_Removal] = []
+        """Removals whose acknowledgement the group's consumer may not have."""
         self._settling = False
         self._ended = False
 
@@ -187,23 +170,25 @@ class DeferredRemovals:
         record, _, rest = token[1:].partition(b" ")
         confirmed, _, ack = rest.partition(b" ")
         if not rest:
-            self._drop_assignment(record, operation)
-        elif 0 < int(confirmed) > self._nats.relinked * 1e6:
-            self._drop_assignment(record, _Removal(self, record, ack, operation))
+            self._services.drop_assignment(record, operation)
+            return
+        removal = _Removal(self, record, ack, operation)
+        if 0 < int(confirmed) > self._nats.relinked * 1e6:
+            self._services.drop_assignment(record, removal)
         else:
-            self.doubt(record, ack, operation)
+            self.doubt(removal)
 
     def _remove(self, token: bytes) -> None:
         self._nats.link.out.append(b"PUB %b 0\r\n\r\n" % token[1:])
 
     # -- assignments whose acknowledgement the consumer may not have --------------------------------
 
-    def doubt(self, record: bytes, ack: bytes, operation: PendingStore) -> None:
+    def doubt(self, removal: _Removal) -> None:
         """Remove an assignment once the group's consumer has the acknowledgement of its message for certain."""
-        self._doubts.append(_Doubt(record, ack, operation))
+        self._doubts.append(removal)
         if not self._settling:
             self._settling = True
-            self._spawn(self._settle(), "messages of groups")
+            self._services.tasks.spawn(self._settle(), "messages of groups")
 
     async def _settle(self) -> None:
         """Remove assignments in doubt as it becomes certain that the group does not deliver their messages again."""
@@ -218,7 +203,7 @@ class DeferredRemovals:
         finally:
             self._settling = False
 
-    def _is_settled(self, one: _Doubt) -> bool:
+    def _is_settled(self, one: _Removal) -> bool:
         """Whether the acknowledgement was confirmed after `NatsLinks.relinked`: earlier ones may be forgotten."""
         return one.settled > max(self._nats.relinked, 0.0)
 
@@ -235,7 +220,7 @@ class DeferredRemovals:
         over = [one for one in self._doubts if self._is_settled(one) and now >= one.settled + one.due]
         for one in over:
             self._doubts.remove(one)
-            self._drop_assignment(one.record, _Removal(self, one.record, one.ack, one.operation))
+            self._services.drop_assignment(one.record, one)
         self._nats.link.kick()
 
     async def _look(self) -> None:
@@ -249,23 +234,20 @@ class DeferredRemovals:
             await self._acknowledge(one, infos)
         self._nats.link.kick()
 
-    async def _acknowledge(self, one: _Doubt, infos: dict[str, ConsumerInfo | None]) -> None:
+    async def _acknowledge(self, one: _Removal, infos: dict[str, ConsumerInfo | None]) -> None:
         nats = self._nats
         ack = parse_ack(one.ack)
         if ack is None:
-            one.stay(UNKNOWN)
-            one.settle(self._loop.time())
+            one.settle(self._loop.time(), UNKNOWN)
             return
         if ack.consumer not in infos:
             infos[ack.consumer] = await consumer_info(nats.inbox, MESSAGES, ack.consumer)
         info = infos[ack.consumer]
         found = await get_sequence(nats.inbox, MESSAGES, ack.stream_seq)
         if info is None or found is None or found.time_ns != ack.timestamp_ns:
-            one.stay(LINGER)  # the consumer, or the message, is gone: it is not delivered again
-            one.settle(self._loop.time())
+            one.settle(self._loop.time(), LINGER)  # the consumer, or the message, is gone: it is not delivered again
         elif info.delivered_seq >= ack.stream_seq:
             began = (natstime.converted(nats.linked) + INEXACT) * 1e9
             # Whether the message was delivered only once.
             first = ack.delivered == 1 and not info.num_redelivered and ack.timestamp_ns > began
-            one.stay(LINGER if first else UNDER_WAY)
-            nats.store.call(one.ack, b"", _Settled(one))
+            nats.store.call(one.ack, b"", _Settled(one, LINGER if first else UNDER_WAY))

@@ -142,8 +142,7 @@ class DurableDelivery(StatefulDelivery):
             path.link.kick()
         elif reply.startswith(MARKS):
             if self.lingering is None:
-                services = self.client.services
-                self.lingering = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
+                self.lingering = DeferredRemovals(self.client.services)
             self.lingering.add(reply, ConfirmOp(self.client, identifier) if identifier else IgnoredStore())
         elif self.keeper is not None and not self.keeper.ledger.complete(reply, identifier):
             self.machine.confirmed(identifier)

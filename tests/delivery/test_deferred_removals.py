@@ -10,12 +10,13 @@ from mqtt_nats.backbone.pending_stores import STALE, IgnoredStore, PendingStore
 from mqtt_nats.delivery import deferred_removals as lingering
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.protocol.ack_tokens import assigned
+from mqtt_nats.sessions.services import Services
 from mqtt_streams.api import JetStream, RequestTimeout
 from mqtt_streams.consumers import ConsumerInfo
 from mqtt_streams.stored import StoredMessage
-from tests.harness.doubles import Timers
+from tests.harness.doubles import Timers, stands_for
 from tests.harness.waiting import aeventually
-from tests.sessions.fakes import FakeServices
+from tests.sessions.fakes import FakeServices, as_services
 
 
 class Bench:
@@ -28,7 +29,7 @@ class Bench:
         monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
         self.services = services = FakeServices()
         self.link, self.gone = services.fake_link, services.fake_dropped
-        self.kept = DeferredRemovals(services.nats, services.tasks.spawn, services.drop_assignment)
+        self.kept = DeferredRemovals(as_services(services))
 
 
 @pytest.fixture
@@ -99,14 +100,26 @@ def stored_at(time_ns: int) -> StoredMessage:
     return StoredMessage("$MQTT.msgs.a", 5, time_ns, b"", b"")
 
 
+@stands_for(Services)
+class FakeGroupServices(FakeServices):
+    """Stands for `Services`: which assignments are removed, and for whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake_removals: list[tuple[bytes, PendingStore]] = []
+
+    def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
+        self.fake_removals.append((record, operation))
+
+
 class Group:
     """One session's assignments, and a group's consumer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.info: ConsumerInfo | Exception | None = info(5)
         self.found: StoredMessage | None = stored_at(STAMP_NS)
-        self.removals: list[tuple[bytes, PendingStore]] = []
-        self.services = FakeServices()
+        self.services = FakeGroupServices()
+        self.removals = self.services.fake_removals
         self.services.fake_store.fake_answers = True
         self.services.nats.linked = 0.0
         self.tasks = self.services.tasks.fake_spawned
@@ -116,10 +129,7 @@ class Group:
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
-        self.kept = DeferredRemovals(self.services.nats, self.services.tasks.spawn, self._drop)
-
-    def _drop(self, record: bytes, operation: PendingStore) -> None:
-        self.removals.append((record, operation))
+        self.kept = DeferredRemovals(as_services(self.services))
 
     @property
     def acknowledged(self) -> list[bytes]:
