@@ -15,7 +15,7 @@ from mqtt_nats.client.subscription_change import Wish, is_lowered
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.resume import keep_taken, leave_shared_reader, set_options
+from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
@@ -85,7 +85,7 @@ async def grant(
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     if came is None and await _may_join(client, side, others):
         put = partial(_put_served, side, others, replays, _Starts(side, position))
-        await client.delivery.feed.subscribe(client, position, put, partial(_store, client))
+        await client.delivery.feed.subscribe(client, position, put)
         return set()
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, partial(attach_pubrels, side))
@@ -120,17 +120,6 @@ def _put_served(
     _, v5 = claimed(side.client.record)
     v5.name_position(v5.pos, consumerless=True)
     return [one for _, one in _put(side, wanted, replays, start_of, side.add_removed)]
-
-
-async def _store(client: Client) -> None:
-    """Store the session's position, then its record, which names subscriptions that the position speaks for.
-
-    Raises:
-        Conflict: the session belongs to another connection.
-        ApiError, QuotaExceeded: JetStream does not store the record, or the position.
-    """
-    await keep_taken(client)
-    await save_record(client, client.epoch)
 
 
 def _keys(subjects: tuple[str, ...]) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class _Removal(PendingStore):
         """Seconds from `settled` to the removal."""
 
     def settle(self, now: float, due: float) -> None:
-        """Note that the consumer delivers the message to no member from ``now`` on; ``due``: see :attr:`due`."""
+        """Note that no member gets the message from ``now`` on; the assignment stays for ``due`` seconds."""
         self.settled, self.due = now, due
 
     def stored(self, ack: bytes) -> None:

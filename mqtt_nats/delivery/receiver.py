@@ -13,7 +13,7 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover
@@ -61,20 +61,13 @@ class SharedFeed:
         """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
         return False
 
-    async def subscribe(
-        self,
-        client: Receiver,
-        place: int,
-        put: Callable[[], list[ConsumerBinding]],
-        store: Callable[[], Awaitable[None]],
-    ) -> None:
-        """Begin new subscriptions without consumers.
+    async def subscribe(self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]) -> None:
+        """Begin new subscriptions without consumers, and store the session's position, then its record.
 
         Args:
             client: the session.
             place: stream sequence after which the session begins, if no subscription of it is served yet.
             put: puts the subscriptions into the session and its record; returns them.
-            store: stores the position, then the record.
         """
 
     def admit(self, client: Receiver) -> bool:

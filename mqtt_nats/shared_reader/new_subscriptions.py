@@ -8,26 +8,26 @@ number for all subscriptions, passes no message of a new one. See docs/internals
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.position_recovery import limit_in_flight
+from mqtt_nats.delivery.resume import keep_taken
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.record import save_record
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Member, Promotion
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
-
-SERVED: Final = (DeliveryState.LIVE, DeliveryState.CATCHING_UP)
 
 
 def may_join_directly(live: SharedReaderSessions, client: Receiver, side: DurableDelivery) -> bool:
@@ -44,29 +44,25 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
         and bool(record.v5.pos)
         and side.machine.open
         and not side.doubtful
-        and (side.state in SERVED or (side.state is DeliveryState.PLAIN and not attachments))
+        and (side.live or (side.state is DeliveryState.PLAIN and not attachments))
         and all(one.source.live for one in attachments)
     )
 
 
 async def subscribe(
-    live: SharedReaderSessions,
-    member: Member,
-    place: int,
-    put: Callable[[], list[ConsumerBinding]],
-    store: Callable[[], Awaitable[None]],
+    live: SharedReaderSessions, member: Member, place: int, put: Callable[[], list[ConsumerBinding]]
 ) -> None:
     """Begin new subscriptions of a session, whose position is stored before the session record names them.
 
     Args:
         place: stream sequence after which the session begins, if no subscription of it is served yet.
         put: puts the subscriptions into the session and its record; returns them.
-        store: stores the position, then the record.
 
     Raises:
-        ApiError, Conflict, QuotaExceeded: as `store` does, or JetStream refuses a request.
+        Conflict: the session belongs to another connection.
+        ApiError, QuotaExceeded: JetStream refuses a request, or does not store the record, or the position.
     """
-    keeper = member.side.keeper
+    client, keeper = member.client, member.side.keeper
     assert keeper is not None
     reader = _keep_place(live, member, place)
     added = put()
@@ -74,7 +70,8 @@ async def subscribe(
     try:
         for one in added:
             await _take_passed(live, member, one, reader.position)
-        await store()
+        await keep_taken(client)
+        await save_record(client, client.epoch)
     finally:
         if not keeper.lost:
             _let_go(live, member, reader, added)

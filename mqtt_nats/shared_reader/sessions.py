@@ -50,7 +50,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.messages.message import Stored
@@ -414,17 +414,11 @@ class SharedReaderSessions(SharedFeed):
         """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
         return may_join_directly(self, client, side)
 
-    async def subscribe(
-        self,
-        client: Receiver,
-        place: int,
-        put: Callable[[], list[ConsumerBinding]],
-        store: Callable[[], Awaitable[None]],
-    ) -> None:
+    async def subscribe(self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]) -> None:
         """Begin new subscriptions without consumers; see :func:`new_subscriptions.subscribe`."""
         member = self._member(client)
         assert member is not None
-        await subscribe(self, member, place, put, store)
+        await subscribe(self, member, place, put)
 
     def admit(self, client: Receiver) -> bool:
         """Return whether a session may go on without consumers."""

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.receiver import Receiver
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
@@ -31,12 +32,19 @@ class FakeKeeper:
         self.ledger.reach(reached)
         self.live: set[str] = set()
         self.lost = False
+        self.fake_flushed = 0
+
+    async def flush(self) -> bool:
+        self.fake_flushed += 1
+        return True
 
 
 class Setup:
     """A session with subscriptions that the shared reader serves at sequence 10, and one more."""
 
-    def __init__(self, *subjects: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *subjects: str) -> None:
+        monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
+        monkeypatch.setattr(new_subscriptions, "save_record", self._store)
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
         self.live.consumerless = True
@@ -59,14 +67,16 @@ class Setup:
         self.side.attachments["new"] = self.added
         return [self.added]
 
-    async def store(self) -> None:
+    async def _store(self, client: Receiver, epoch: int) -> int:
+        assert self.keeper.fake_flushed == 1  # the position before the record
         self.stored.append((self.live.catching[self.side].position, list(self.live.fake_through)))
+        return epoch
 
     def may_join(self) -> bool:
         return may_join_directly(as_sessions(self.live), self.member.client, self.side)
 
     async def subscribe(self, place: int = 8) -> None:
-        await subscribe(as_sessions(self.live), self.member, place, self.put, self.store)
+        await subscribe(as_sessions(self.live), self.member, place, self.put)
 
 
 def _end(setup: Setup) -> None:
@@ -112,21 +122,20 @@ CHANGES: list[Callable[[Setup], None]] = [
 
 
 @pytest.mark.parametrize("subjects", [(), ("a",), ("a", "b")])
-async def test_sessions_that_no_consumer_serves(subjects: tuple[str, ...]) -> None:
-    assert Setup(*subjects).may_join()
+async def test_sessions_that_no_consumer_serves(monkeypatch: pytest.MonkeyPatch, subjects: tuple[str, ...]) -> None:
+    assert Setup(monkeypatch, *subjects).may_join()
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_sessions_that_need_a_consumer(change: Callable[[Setup], None]) -> None:
-    setup = Setup("a")
+async def test_sessions_that_need_a_consumer(monkeypatch: pytest.MonkeyPatch, change: Callable[[Setup], None]) -> None:
+    setup = Setup(monkeypatch, "a")
     change(setup)
     assert not setup.may_join()
 
 
 async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent before that is stored."""
-    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
-    setup = Setup()
+    setup = Setup(monkeypatch)
     assert not setup.side.live
     await setup.subscribe(8)
     assert setup.stored == [(8, [])]
@@ -139,8 +148,7 @@ async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.Mon
 
 async def test_a_session_stops_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the new filter that are behind that place are taken before the position is stored."""
-    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
-    setup = Setup("a")
+    setup = Setup(monkeypatch, "a")
     for subject in ("$MQTT.msgs.a",) * 8 + ("$MQTT.msgs.new", "$MQTT.msgs.new", "$MQTT.msgs.new"):
         setup.services.fake_inbox.put(subject, b"x", b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n")
     await setup.subscribe(8)
@@ -153,14 +161,14 @@ async def test_a_session_stops_at_its_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_record_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session goes on; its subscription is ended by the caller."""
-    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
-    setup = Setup("a")
+    setup = Setup(monkeypatch, "a")
 
-    async def refuse() -> None:
+    async def refuse(client: Receiver, epoch: int) -> int:
         raise ApiError(503, 10077, "no space")
 
+    monkeypatch.setattr(new_subscriptions, "save_record", refuse)
     with pytest.raises(ApiError):
-        await subscribe(as_sessions(setup.live), setup.member, 10, setup.put, refuse)
+        await subscribe(as_sessions(setup.live), setup.member, 10, setup.put)
     await setup.services.tasks.fake_settle()
     assert [since for _, since in setup.live.fake_caught_up] == [10]
     assert isinstance(setup.added.source, SubscriptionState)
