@@ -166,21 +166,20 @@ class DurableDelivery(StatefulDelivery):
             mark: token of the position that has PUBREL as owed; empty: a PUBREL record has.
         """
         for one, kept in self._order.stored(identifier, mark):
+            self.machine.pubrel_stored(one)
             if kept:
-                self.machine.pubrel_kept(one, kept)
-            else:
-                self.machine.pubrel_stored(one)
+                self.machine.keep(one, kept)
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream how far a consumer has delivered, and how many messages it has left."""
         self.client.do(self._look(source, sequence))
 
     async def _look(self, source: SubscriptionState, sequence: int) -> None:
-        names = [name for name, attachment in self.attachments.items() if attachment.source is source]
         inbox = self.client.services.nats.inbox
+        name = next((name for name, attachment in self.attachments.items() if attachment.source is source), "")
+        ask = partial(consumer_info, inbox, MESSAGES, name)
         try:  # retried: messages may wait for this answer alone
-            ask = partial(consumer_info, inbox, MESSAGES, names[0]) if names else None
-            info = await retry_until_answered(self.client, ask) if ask is not None else None
+            info = await retry_until_answered(self.client, ask) if name else None
         except (ApiError, NoResponders, RequestTimeout):
             done = False
         else:
@@ -405,13 +404,10 @@ class DurableDelivery(StatefulDelivery):
         link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
             self.lingering.end()
-        for name, attachment in self.attachments.items():
-            link.unsubscribe_raw(attachment.sid)
-            if attached.get(name) is self.client:
-                del attached[name]
-        if self.pubrel_sid:
-            link.unsubscribe_raw(self.pubrel_sid)
-            name = CONSUMER_PREFIX + self.client.hash
+        sids = {name: attachment.sid for name, attachment in self.attachments.items()}
+        sids[CONSUMER_PREFIX + self.client.hash] = self.pubrel_sid
+        for name, sid in sids.items():
+            link.unsubscribe_raw(sid)
             if attached.get(name) is self.client:
                 del attached[name]
         link.kick()

@@ -428,7 +428,7 @@ class DurableSender(OwedPubrels):
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
-        """Send PUBREL, whose record is stored now, then acknowledge the message to JetStream."""
+        """Send PUBREL, which is stored now, then acknowledge the message to JetStream."""
         delivery = self.inflight.get(identifier)
         if delivery is None or delivery.state != STORING:
             return
@@ -442,11 +442,6 @@ class DurableSender(OwedPubrels):
         self._complete(delivery)
         if self._waiting or self.others:
             self.pump()
-
-    def pubrel_kept(self, identifier: int, record: bytes) -> None:
-        """Send PUBREL, which the position has as owed; the identifier is taken until :meth:`freed` is called."""
-        self.pubrel_stored(identifier)
-        self.keep(identifier, record)
 
     def _complete(self, delivery: Delivery) -> None:
         """Remove a message that needs no place in the window any more."""

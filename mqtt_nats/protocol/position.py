@@ -93,11 +93,15 @@ class SessionPosition:
         """
         number = int(token[1:])
         if identifier:
-            return self.confirm(number, identifier)
-        if token.startswith(TAKEN):
+            if self.pending.pop(number, None) is None:
+                return False
+            self._steps.append((Step.CONFIRM, identifier))
+            self.change()
+        elif token.startswith(TAKEN):
             self.done(number)
-        else:
-            self.free(number)
+        elif self.released.pop(number, None) is not None:
+            self._steps.append((Step.FREE, number))
+            self.change()
         return True
 
     def done(self, sequence: int) -> None:
@@ -111,20 +115,6 @@ class SessionPosition:
         self.released[identifier] = sequence
         self._steps.append((Step.RELEASE, identifier))
         self.change()
-
-    def confirm(self, sequence: int, identifier: int) -> bool:
-        """Remove a message whose PUBREL is owed by a record; False when the message is not pending (any more)."""
-        if self.pending.pop(sequence, None) is None:
-            return False
-        self._steps.append((Step.CONFIRM, identifier))
-        self.change()
-        return True
-
-    def free(self, identifier: int) -> None:
-        """Note a PUBCOMP: the packet identifier is free after the next write."""
-        if self.released.pop(identifier, None) is not None:
-            self._steps.append((Step.FREE, identifier))
-            self.change()
 
     @property
     def urgent(self) -> bool:

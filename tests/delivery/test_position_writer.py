@@ -166,7 +166,7 @@ async def test_an_identifier_is_free_after_a_position_without_it(setup: Setup) -
 
 async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
     setup.ledger.take(7, 2)
-    assert setup.ledger.confirm(7, packet_id(7))
+    assert setup.ledger.complete(TAKEN + b"7", packet_id(7))
     setup.writer.write()
     setup.answer(6)
     assert setup.side.fake_machine.fake_confirmed == [packet_id(7)]

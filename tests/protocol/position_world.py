@@ -119,7 +119,8 @@ class Gateway:
     def answered(self) -> None:
         for step, identifier in self.ledger.stored():
             if step is Step.RELEASE:
-                self.machine.pubrel_kept(identifier, b"%%%d" % identifier)
+                self.machine.pubrel_stored(identifier)
+                self.machine.keep(identifier, b"%%%d" % identifier)
             elif step is Step.CONFIRM:
                 self.machine.confirmed(identifier)
             else:
