@@ -22,6 +22,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
@@ -236,9 +237,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         attachments = [one for one in side.attachments.values() if one.key in record.cons]
         for one in attachments:
             side.add(one.key, record.cons[one.key], one.source)
-        for start in range(0, len(attachments), 32):
-            some = attachments[start : start + 32]
-            await asyncio.gather(*(retry_until_answered(client, partial(side.attach, one)) for one in some))
+        await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in attachments])
         await note_kept(client, side)
     except Conflict:
         client.taken_over()

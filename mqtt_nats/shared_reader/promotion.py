@@ -233,12 +233,6 @@ async def name_position(client: Receiver, *, consumerless: bool) -> None:
         raise
 
 
-def consumer_of(reply: bytes) -> str:
-    """Return the name of the consumer in an acknowledgement subject; empty if there is none."""
-    ack = parse_ack(reply)
-    return "" if ack is None else ack.consumer
-
-
 def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPosition) -> None:
     """Move consumers' deliveries that are in flight or waiting into the session's position, as pending."""
     names = {one.consumer.durable_name for one in joining.attachments}
@@ -246,7 +240,9 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
     for delivery in machine.on_their_way():
         if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
             ledger.take(delivery.sequence, delivery.qos)
-            others = [one for one in delivery.others or () if consumer_of(one) not in names]
+            others = [
+                one for one in delivery.others or () if (ack := parse_ack(one)) is None or ack.consumer not in names
+            ]
             delivery.acknowledge_by(TAKEN + b"%d" % delivery.sequence, others or None)
 
 
