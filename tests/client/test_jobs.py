@@ -335,17 +335,16 @@ async def test_a_job_before_disconnect_goes_on() -> None:
     assert runner.fake_connection.fake_again == [([], runner, None)]
 
 
-@pytest.mark.parametrize("why", ["taken", "ended"])
-async def test_packets_of_a_session_that_has_moved_are_not_served(why: str) -> None:
-    runner = Runner()
-    assert not runner.unserved
-    runner.fake_connection.keeps = True
-    assert runner.unserved
-    if why == "taken":
+@pytest.mark.parametrize(
+    ("keeps", "taken", "state"),
+    [(False, False, State.LIVE), (True, False, State.LIVE), (True, True, State.LIVE), (True, False, State.ENDED)],
+)
+async def test_packets_of_a_session_that_has_moved_are_not_served(keeps: bool, taken: bool, state: State) -> None:
+    runner = Runner(state)
+    runner.fake_connection.keeps = keeps
+    if taken:
         runner.give_up()
-    else:
-        runner.state = State.ENDED
-    assert not runner.unserved
+    assert runner.unserved is (keeps and not taken and state is State.LIVE)
 
 
 @pytest.mark.parametrize(("hung_up", "state"), [(False, State.LIVE), (True, State.LIVE), (False, State.ENDED)])

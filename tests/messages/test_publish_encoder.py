@@ -44,6 +44,7 @@ def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, ver
     """As much of a client as the packets need."""
     found = OneSubscriber(version, Terms(maximum_packet_size=limit, topic_alias_maximum=aliases))
     if clogged:
+        found.outlet.send_by(lambda data: None)
         found.outlet.clog()
     return found
 
