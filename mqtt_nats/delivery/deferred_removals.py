@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deferred removal of the records of complete QoS 2 messages, until no redelivery can need the records any more.
 
-A nats-server writes the state of its consumers (deliveries and acknowledgements) about ten times a second. A
-nats-server that is killed forgets the latest ones, also acknowledgements that it has confirmed, and delivers those
-messages once more. A PUBREL record says that the client has the message; an assignment says that a shared
-subscription's message goes to no other member. So each record stays a little longer than the exchange.
-
-An assignment may be one of another gateway that was killed before the group's consumer had the acknowledgement, or a
-nats-server that was killed may have forgotten the acknowledgement. Then the message is acknowledged once more, when
-the consumer has delivered it for certain, and the assignment stays for as long as the message may be on its way to
-another member. See docs/internals/sessions.md#shared-subscriptions.
+A nats-server that is killed forgets its latest acknowledgements. A PUBREL record says that the client has the message;
+an assignment says that a shared subscription's message goes to no other member. See
+docs/internals/delivery.md#owed-pubrels and docs/internals/sessions.md#shared-subscriptions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ended subscriptions of a durable session, until every message that their consumers have begun is complete.
 
-Messages that were sent are completed. A waiting message may also match a remaining subscription, which had left it to
-the ended subscription: the consumer of the ended subscription still delivers it. New messages of the remaining
-subscription wait until then, so that each topic keeps its order. See docs/internals/delivery.md#ended-subscriptions.
+Messages that were sent are completed, and messages that a remaining subscription has left to the ended one are still
+delivered by it. See docs/internals/delivery.md#ended-subscriptions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A durable session's consumers, attached to the connection of its client.
 
-Attaching a consumer means to give it a deliver subject that was never used before. nats-server then sends the
-pending messages again, in order and at once, before new ones. It refuses the change while the former deliver
-subject still has interest, so the former owner has to unsubscribe it first.
+Attaching a consumer means to give it a deliver subject that was never used before: nats-server then sends the pending
+messages again, before new ones. See docs/internals/delivery.md#resume.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of QoS 2 messages of a client: PUBRELs that are owed, and what was in flight when its connection ended.
 
-A connection that ends acknowledges the records of complete messages. The next connection, at another gateway, may have
-read these records already: it sends PUBREL, the client answers, and JetStream never delivers the removed record.
-
-Pending messages come again on each resume. When retention removes one of them, JetStream takes it out of the pending
-messages without a trace, but the client still knows its packet identifier. So the messages in flight are noted when
-the connection ends. Why: docs/internals/protocol.md#suspect-identifiers.
+Why: docs/internals/delivery.md#owed-pubrels and docs/internals/protocol.md#suspect-identifiers.
 """
 
 from __future__ import annotations

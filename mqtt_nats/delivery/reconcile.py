@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repair of lost deliveries and acknowledgements of durable sessions, while the connection to NATS lasts.
 
-When a nats-server dies, messages on their way through it are lost, and acknowledgements that it, or a consumer without
-a leader, has received. JetStream takes such messages for delivered and would send them again after half a minute.
-Messages whose acknowledgement was lost keep their places in the consumer's window. See
+A nats-server that dies loses messages on their way, and acknowledgements. See
 docs/internals/delivery.md#reconciliation.
 """
 

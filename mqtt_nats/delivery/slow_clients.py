@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of what waits for clients: unread bytes of clients that do not read, and messages of absent ones.
 
-Theory of operation. A client whose socket takes no bytes is *clogged*. When a client has been clogged for
-``stall_time``, or too many bytes wait in this process, its session is *stalled*: the deliver subjects of its consumers
-are unsubscribed, and messages that have not left the gateway are forgotten. Once the client reads, the consumers are
-attached as on a resume, and all pending messages come again; messages that the client may have got are not sent twice.
-See docs/internals/delivery.md#clients-that-do-not-read.
-
-Messages for an absent client are not counted: the stream has each of them once for all sessions, for the retention
-period. On a resume the oldest beyond `max_backlog` are passed over: acknowledged like a message that another
-subscription delivers.
+A client whose socket takes no bytes is *clogged*; after ``stall_time`` its session is *stalled*. See
+docs/internals/delivery.md#clients-that-do-not-read and #too-much-for-an-absent-client.
 """
 
 from __future__ import annotations

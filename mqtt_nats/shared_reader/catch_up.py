@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Catch-up reader: brings one session the messages stored while its client was away, in pages, unacknowledged.
 
-A live session with many messages left has a reader of its own until the session is where the gateway's shared reader
-is. The reader asks for a page when few messages of the page before wait for a place in the session's window. So it
-reads at the pace of the client, and it sends as soon as the client has acknowledged earlier messages. See
+A session has the reader until the session is where the gateway's shared reader is. See
 docs/internals/shared_reader.md#catching-up.
 """
 

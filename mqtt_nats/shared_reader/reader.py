@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared reader: the gateway's one reader of stored messages for all durable sessions that keep up.
 
-The reader is a consumer without acknowledgements that JetStream keeps in memory. The gateway creates it again after
-its position when a consumer sequence or a heartbeat is missing or the connection to NATS was lost. See
-docs/internals/shared_reader.md#shared-reader.
+See docs/internals/shared_reader.md#shared-reader.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of the shared reader: durable sessions that keep up get their messages from it.
 
-Theory of operation. A subscription is *plain* while its own consumer brings its messages, and *live* while the shared
-reader does; its consumer then lies dormant. A subscription becomes live at a sequence after which the reader brings
-every message: consumer deliveries after that sequence are dropped; reader messages are kept back until the consumer
-has delivered the rest. A subscription becomes plain again when its client falls behind
-(:mod:`mqtt_nats.delivery.position_recovery`). See docs/internals/shared_reader.md#shared-reader.
+A subscription is *plain* while its own consumer brings its messages, and *live* while the shared reader does. See
+docs/internals/shared_reader.md#shared-reader.
 """
 
 from __future__ import annotations
