@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -98,13 +99,14 @@ def chosen(filters: Iterable[str]) -> tuple[str, ...]:
     wanted = set(filters)
     if len(wanted) > WANTED_MOST:
         return EVERYTHING
-    kept = _apart(wanted)
-    levels = LEVELS_MOST
-    while kept is not None and levels and (len(kept) > FILTERS_MOST or sum(map(len, kept)) > FILTERS_SIZE_MOST):
-        kept = _apart({_prefix(one, levels) for one in wanted})
-        levels -= 1
-    few = kept is not None and len(kept) <= FILTERS_MOST and sum(map(len, kept)) <= FILTERS_SIZE_MOST
-    return tuple(kept) if kept is not None and few else EVERYTHING
+    prefixes = ({_prefix(one, levels) for one in wanted} for levels in range(LEVELS_MOST, 0, -1))
+    for some in chain((wanted,), prefixes):
+        kept = _apart(some)
+        if kept is None:
+            break
+        if len(kept) <= FILTERS_MOST and sum(map(len, kept)) <= FILTERS_SIZE_MOST:
+            return tuple(kept)
+    return EVERYTHING
 
 
 def _apart(filters: set[str]) -> list[str] | None:
