@@ -250,41 +250,35 @@ async def _add_sources(
     client: Receiver, side: DurableDelivery, went: Set[str]
 ) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
+    record, v5 = claimed(client.record)
     attachments: list[ConsumerBinding] = []
     unfinished: list[Replay] = []
-    await client.path.round.turns.run(_adding(client, side, went, attachments, unfinished))
+
+    def adding() -> Iterator[None]:
+        for at, (key, consumer) in enumerate(list(record.cons.items())):
+            if at and not at % STEP:
+                yield
+            subject = key.removesuffix(" fwc")
+            first = subject if key == subject else f"{subject}.>"
+            qos = record.subs.get(first, 0) or 1
+            was = v5.was.get(key, (0, 0))
+            source = SubscriptionState(qos, v5.start.get(key, 0), consumer.max_ack_pending, was=was)
+            if consumer.durable_name in went:
+                source.deliver_to(side.resumed_from)
+            described = v5.options.get(first)
+            if described is not None:
+                set_options(source, described)
+            if (cursor := v5.replay.get(key)) is not None:
+                unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
+                unfinished[-1].hold(source)
+                side.machine.replayed(source, cursor)
+            if side.keeper is not None and consumer.durable_name in side.keeper.live:
+                side.add_removed(key, consumer, source, removed=consumer.durable_name not in side.keeper.present)
+            else:
+                attachments.append(side.add(key, consumer, source))
+
+    await client.path.round.turns.run(adding())
     return attachments, unfinished
-
-
-def _adding(
-    client: Receiver,
-    side: DurableDelivery,
-    went: Set[str],
-    attachments: list[ConsumerBinding],
-    unfinished: list[Replay],
-) -> Iterator[None]:
-    record, v5 = claimed(client.record)
-    for at, (key, consumer) in enumerate(list(record.cons.items())):
-        if at and not at % STEP:
-            yield
-        subject = key.removesuffix(" fwc")
-        first = subject if key == subject else f"{subject}.>"
-        qos = record.subs.get(first, 0) or 1
-        was = v5.was.get(key, (0, 0))
-        source = SubscriptionState(qos, v5.start.get(key, 0), consumer.max_ack_pending, was=was)
-        if consumer.durable_name in went:
-            source.deliver_to(side.resumed_from)
-        described = v5.options.get(first)
-        if described is not None:
-            set_options(source, described)
-        if (cursor := v5.replay.get(key)) is not None:
-            unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
-            unfinished[-1].hold(source)
-            side.machine.replayed(source, cursor)
-        if side.keeper is not None and consumer.durable_name in side.keeper.live:
-            side.add_removed(key, consumer, source, removed=consumer.durable_name not in side.keeper.present)
-        else:
-            attachments.append(side.add(key, consumer, source))
 
 
 async def _add_ended(
@@ -395,9 +389,8 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
         if attachment.source.live:
             if attachment.source.held & SubscriptionState.RETURNING and side.live:
                 # NATS was away: the session goes on only if this connection can still write its position.
-                if side.keeper is None or not await side.keeper.flush():
-                    if side.keeper is not None:
-                        side.keeper.left()
+                if side.keeper is not None and not await side.keeper.flush():
+                    side.keeper.left()
                     return
                 side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             continue
