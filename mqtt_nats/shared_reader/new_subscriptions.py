@@ -74,7 +74,9 @@ async def subscribe(
         await save_record(client, client.epoch)
     finally:
         if not keeper.lost:
-            _let_go(live, member, reader, added)
+            reader.begin()
+            if member.side.live:  # else the session has left the shared reader meanwhile
+                let_go(live, member.side, added)
 
 
 def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> CatchUpReader:
@@ -117,14 +119,10 @@ async def _take_passed(live: SharedReaderSessions, member: Member, added: Consum
             live.put_through(member, found.seq, message, TAKEN + b"%d" % found.seq, {added.source})
 
 
-def _let_go(live: SharedReaderSessions, member: Member, reader: CatchUpReader, added: list[ConsumerBinding]) -> None:
-    """Have the reader go on, and let the messages of the new subscriptions go."""
-    client, side = member.client, member.side
-    reader.begin()
-    if not side.live:
-        return  # the session has left the shared reader meanwhile
+def let_go(live: SharedReaderSessions, side: DurableDelivery, begun: list[ConsumerBinding]) -> None:
+    """Let the messages of subscriptions go that readers serve from the start."""
     limit_in_flight(side)
-    if client in live.registry.unchecked:
+    if side.client in live.registry.unchecked:
         return  # NATS was lost meanwhile: new messages wait until the session is known to be this gateway's still
-    for one in added:
+    for one in begun:
         side.machine.release_held(one.source, SubscriptionState.RETURNING)

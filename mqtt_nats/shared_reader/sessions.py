@@ -22,7 +22,7 @@ from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.shared_reader.catch_up import CatchUpReader, catch_up
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
+from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
     CATCHING_MOST,
     PASSED,
@@ -427,12 +427,8 @@ class SharedReaderSessions(SharedFeed):
         if member is None or side.keeper is None:
             return
         side.change(DeliveryEvent.JOINED)
-        limit_in_flight(side)
         catch_up(self, member, side.keeper.ledger.reached, missed=False)
-        if client in self.registry.unchecked:
-            return  # NATS was lost meanwhile: new messages wait until the session is known to be this gateway's still
-        for one in side.dormant:
-            side.machine.release_held(one.source, SubscriptionState.RETURNING)
+        let_go(self, side, side.dormant)
 
     def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""

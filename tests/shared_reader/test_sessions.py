@@ -14,7 +14,7 @@ from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
-from mqtt_nats.shared_reader import sessions
+from mqtt_nats.shared_reader import new_subscriptions, sessions
 from mqtt_nats.shared_reader.promotion import Member, Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
@@ -121,7 +121,7 @@ def test_which_sessions_go_on_without_consumers(
 def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     """A session without consumers may have moved meanwhile: the check after the reconnect lets its messages go."""
     monkeypatch.setattr(sessions, "catch_up", lambda *_, **__: None)
-    monkeypatch.setattr(sessions, "limit_in_flight", lambda _: None)
+    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda _: None)
     room = Room()
     member = member_of(FakeServices(), "c", "a")
     monkeypatch.setattr(member.side, "keeper", FakeKeeper())
