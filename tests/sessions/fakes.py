@@ -61,6 +61,7 @@ class FakeLink:
         self.handlers: dict[bytes, Handler] = {}
         self.fake_subjects: dict[bytes, bytes] = {}
         self.fake_renewed: list[tuple[bytes, bytes]] = []
+        self.fake_unsubscribed: list[bytes] = []
 
     def kick(self) -> None:
         """Nothing is sent."""
@@ -73,6 +74,7 @@ class FakeLink:
 
     def unsubscribe_raw(self, sid: bytes) -> None:
         self.handlers.pop(sid, None)
+        self.fake_unsubscribed.append(sid)
 
     def unsubscribe_later(self, sid: bytes) -> None:
         """Messages on their way still reach the handler."""
