@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -113,11 +114,12 @@ async def test_as_long_as_nobody_knows_the_consumer_nothing_is_assumed(error: Ex
 async def test_without_nats_the_consumer_is_asked_for_later() -> None:
     doubt = Doubt()
     doubt.nats.online.clear()
+    online: list[bool] = []
+    doubt.js.before = lambda subject: online.append(doubt.nats.online.is_set())
     doubt.absent("one")
-    assert doubt.js.asked == []
-    doubt.nats.online.set()
+    asyncio.get_running_loop().call_later(0.01, doubt.nats.online.set)
     await doubt.tasks.fake_settle()
-    assert doubt.js.asked == [INFO]
+    assert (doubt.js.asked, online) == ([INFO], [True])
 
 
 async def test_acknowledgements_of_a_consumer_wait_for_one_answer() -> None:

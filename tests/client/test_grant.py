@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New and changed subscriptions of a durable session: record, consumers, where they begin, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from mqtt_nats.backbone import retry
+from mqtt_nats.client import grant as granting
+from mqtt_nats.client.client import Client
+from mqtt_nats.client.grant import LEVELS_EACH, OVERLAPS, RECORD_SPARE, Room, grant, known_room, replays_of, room_for
+from mqtt_nats.client.subscription_change import Wish
+from mqtt_nats.codec import Subscribe, Subscription
+from mqtt_nats.config.settings import Settings
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.receiver import SharedFeed
+from mqtt_nats.pubsub.filter_index import OverlapLimit
+from mqtt_nats.pubsub.routing_table import PLAIN, Options
+from mqtt_nats.pubsub.shared_filters import plain_filter
+from mqtt_nats.sessions.message_stream import Mark
+from mqtt_nats.sessions.quotas import Quotas
+from mqtt_nats.sessions.services import Services
+from mqtt_nats.transport.connection import Connection
+from mqtt_streams.api import ApiError, RequestTimeout
+from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.record_size import subscription_bytes
+from mqtt_streams.sessions import PREFIX, V5, Conflict, SessionRecord, SubscriptionOptions, second_sid
+from mqtt_streams.subjects import filter_to_subjects
+from tests.delivery.fakes import (
+    FakeConnection,
+    FakeConnectionSettings,
+    FakeDeliveryServices,
+    FakeDeliverySettings,
+    FakeReceiver,
+)
+from tests.harness.doubles import stands_for
+from tests.sessions.fakes import FakeQuotas, as_client, v5_of
+
+pytestmark = pytest.mark.sources
+
+
+@stands_for(Settings)
+class FakeGrantSettings(FakeDeliverySettings):
+    """Stands for `Settings`: limits of filters of all clients together."""
+
+    max_topic_levels = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_subscriptions_per_gateway: int | None = None
+
+
+@stands_for(Settings)
+class FakeGrantLimits(FakeConnectionSettings):
+    """Stands for `Settings` of the client's listener."""
+
+    max_subscriptions = 100
+
+
+@stands_for(Connection)
+class FakeGrantConnection(FakeConnection):
+    """Stands for `Connection`."""
+
+    host = "192.0.2.1"
+
+    def __init__(self) -> None:
+        self.settings: FakeGrantLimits = FakeGrantLimits()
+
+
+@stands_for(Quotas)
+class FakeGrantQuotas(FakeQuotas):
+    """Stands for `Quotas`: how many consumers may be created, and whether that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake_most = 100
+        self.fake_known = True
+        self.fake_reserved: list[tuple[str, str, int]] = []
+        self.fake_paced: list[str] = []
+
+    async def reserve(self, key: str, quota: str, who: str, wanted: int) -> int:
+        self.fake_reserved.append((quota, who, wanted))
+        return min(wanted, self.fake_most)
+
+    def reserve_known(self, key: str, quota: str, who: str, wanted: int) -> int | None:
+        return min(wanted, self.fake_most) if self.fake_known else None
+
+    async def pace(self, key: str) -> None:
+        self.fake_paced.append(key)
+
+
+@stands_for(Services)
+class FakeGrantServices(FakeDeliveryServices):
+    """Stands for `Services`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings: FakeGrantSettings = FakeGrantSettings()
+        self.quotas: FakeGrantQuotas = FakeGrantQuotas()
+
+
+@stands_for(Mark)
+class FakeMark:
+    """Stands for `Mark`: a place in the stream."""
+
+    def __init__(self, sequence: int) -> None:
+        self._sequence = sequence
+
+    async def position(self, inbox: object) -> int:
+        return self._sequence
+
+
+@stands_for(Client)
+class FakeSubscriber(FakeReceiver):
+    """Stands for `Client`, which subscribes."""
+
+    def __init__(self, *, durable: bool = True, version: int = 5, quota: str = "q") -> None:
+        services = FakeGrantServices()
+        super().__init__(services, v5=V5(quota=quota, expiry=100))
+        self.services: FakeGrantServices = services
+        self.version = version
+        self.durable = durable
+        self.user: str | None = None
+        self.connection: FakeGrantConnection = FakeGrantConnection()
+        self.fake_refused: list[tuple[Mapping[str, int], str]] = []
+        if durable:
+            self.durable_side = side = DurableDelivery(as_client(self))
+            side.begin()
+
+    @property
+    def fake_side(self) -> DurableDelivery:
+        return cast("DurableDelivery", self.durable_side)
+
+    @property
+    def fake_record(self) -> SessionRecord:
+        assert self.record is not None
+        return self.record
+
+    @property
+    def fake_created(self) -> dict[str, Any]:
+        """Configurations of the consumers in JetStream, by their filters."""
+        found = self.services.fake_inbox.consumers[MESSAGES].values()
+        return {one["config"]["filter_subject"]: one["config"] for one in found}
+
+    def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
+        self.fake_refused.append((limits, why))
+
+    async def connected(self) -> None:
+        """NATS is connected."""
+
+    async def fake_grant(self, wanted: dict[str, Wish], place: int = 7, **more: Any) -> set[str]:
+        """Subscribe, as the packet came when the stream had some messages."""
+        return await grant(cast("Client", self), wanted, more.pop("replays", {}), cast("Mark", FakeMark(place)), **more)
+
+    async def fake_stored(self) -> SessionRecord:
+        found = await self.services.streams.sessions.load(self.hash, self.client_id)
+        assert found is not None
+        return found[0]
+
+
+def wish(text: str, qos: int = 1, options: Options = PLAIN, handling: int = 0, *, replay: bool = False) -> Wish:
+    return Wish(qos, filter_to_subjects(text), options, handling, replay)
+
+
+def wishes(*texts: str, qos: int = 1) -> dict[str, Wish]:
+    return {text: wish(text, qos) for text in texts}
+
+
+def packet(*texts: str, qos: int = 1) -> Subscribe:
+    return Subscribe(1, tuple(Subscription(text, qos) for text in texts))
+
+
+# -- record and consumers ---------------------------------------------------------------------------------
+
+
+async def test_the_record_names_a_subscription_before_its_consumer_is_created() -> None:
+    """A gateway that dies in between leaves a consumer that the next one creates."""
+    client = FakeSubscriber()
+    assert await client.fake_grant({"a/b": wish("a/b", 2, Options(no_local=True, identifier=5), 1)}) == set()
+    asked = client.services.fake_inbox.asked
+    record = next(at for at, one in enumerate(asked) if one.startswith(PREFIX))
+    assert record < next(at for at, one in enumerate(asked) if ".CONSUMER.DURABLE.CREATE.$MQTT_msgs." in one)
+    stored = await client.fake_stored()
+    assert stored.subs == {"a.b": 2}
+    assert stored.v5 is not None
+    assert stored.v5.options == {"a.b": SubscriptionOptions("a/b", True, False, 1, 5)}
+    assert stored.v5.start == {"a.b": 8}
+    (config,) = client.fake_created.values()
+    assert config["durable_name"] == stored.cons["a.b"].durable_name
+    assert config["filter_subject"] == "$MQTT.msgs.a.b"
+    assert config["opt_start_seq"] == 8
+    assert config["inactive_threshold"] == (100 + BACKSTOP_S) * 1_000_000_000
+
+
+async def test_a_filter_that_ends_in_a_wildcard_has_two_consumers() -> None:
+    """One for the level itself [MQTT-4.7.1-2] (3.1.1): NATS has no pattern for both."""
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a/#"))
+    assert set(client.fake_created) == {"$MQTT.msgs.a", "$MQTT.msgs.a.>"}
+    first, second = filter_to_subjects("a/#")
+    assert set(client.fake_record.cons) == {first, second_sid(second)}
+
+
+async def test_a_subscription_at_qos_0_has_no_consumer() -> None:
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a", qos=0))
+    assert client.fake_created == {}
+    assert (await client.fake_stored()).subs == {"a": 0}
+    assert client.services.fake_inbox.asked[0].startswith(PREFIX)
+
+
+async def test_owed_pubrels_are_listened_for_before_a_subscription_at_qos_2() -> None:
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a", qos=1))
+    assert not client.fake_side.has_pubrels
+    await client.fake_grant(wishes("b", qos=2))
+    assert client.fake_side.has_pubrels
+
+
+async def test_a_repeated_subscription_keeps_its_consumer_and_gets_the_new_options() -> None:
+    """[MQTT-3.8.4-3] (3.1.1, 5.0): the messages of the first one are not lost."""
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a"))
+    name = client.fake_record.cons["a"].durable_name
+    created = len([one for one in client.services.fake_inbox.asked if ".CONSUMER.DURABLE.CREATE." in one])
+    await client.fake_grant({"a": wish("a", 1, Options(identifier=9))}, place=20)
+    assert client.fake_record.cons["a"].durable_name == name
+    assert len([one for one in client.services.fake_inbox.asked if ".CONSUMER.DURABLE.CREATE." in one]) == created
+    assert v5_of(client).options["a"] == SubscriptionOptions("a", False, False, 0, 9)
+    assert client.fake_side.attachments[name].source.identifier == 9
+    assert v5_of(client).start["a"] == 8
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+async def test_another_qos_holds_for_later_messages(before: int, after: int) -> None:
+    """[MQTT-3.8.4-6] (3.1.1): the record notes the former QoS, and the last message that has it."""
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a", qos=before))
+    (attachment,) = client.fake_side.attachments.values()
+    attachment.source.last = 30
+    await client.fake_grant(wishes("a", qos=after), place=20)
+    assert attachment.source.qos == after
+    assert v5_of(client).was["a"] == (before, 30)
+    assert (await client.fake_stored()).subs == {"a": after}
+
+
+async def test_a_consumer_that_jetstream_does_not_create_refuses_its_filter() -> None:
+    """[MQTT-3.9.3-2] (3.1.1), [MQTT-3.8.4-5] (5.0): the other filters of the packet are granted."""
+    client = FakeSubscriber()
+
+    def refuse(subject: str) -> None:
+        if ".CONSUMER.DURABLE.CREATE." in subject and len(client.fake_created) == 1:
+            raise ApiError(400, 10026, "maximum consumers limit reached")
+
+    client.services.fake_inbox.before = refuse
+    assert await client.fake_grant(wishes("a", "b")) == {"b"}
+    ((limits, why),) = client.fake_refused
+    assert limits == {"jetstream": 1}
+    assert "maximum consumers limit reached" in why
+    assert client.services.quotas.fake_paced == [client.hash]
+
+
+async def test_a_session_that_has_moved_gets_no_consumers() -> None:
+    client = FakeSubscriber()
+    client.epoch = 99
+    with pytest.raises(Conflict):
+        await client.fake_grant(wishes("a"))
+    assert client.fake_created == {}
+
+
+async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "PAUSE", 0.001)
+    client = FakeSubscriber()
+    left = [RequestTimeout("a test")]
+
+    def silent(subject: str) -> None:
+        if ".CONSUMER.DURABLE.CREATE." in subject and left:
+            raise left.pop()
+
+    client.services.fake_inbox.before = silent
+    assert await client.fake_grant(wishes("a")) == set()
+    assert len(client.fake_created) == 1
+
+
+# -- where a subscription begins ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "end", "start"),
+    [
+        ("a", 20, 0, 21),  # `a/#` has brought its messages up to 20
+        ("a/b", 5, 0, 8),  # the place of SUBSCRIBE is later
+        ("b", 20, 0, 8),  # no topic matches both
+        ("+", 20, 15, 16),  # it has ended, and brings nothing after 15
+    ],
+)
+async def test_a_message_that_an_overlapping_consumer_has_brought_does_not_come_again(
+    text: str, last: int, end: int, start: int
+) -> None:
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a/#"))
+    for one in client.fake_side.attachments.values():
+        one.source.last, one.source.end = last, end
+    await client.fake_grant(wishes(text))
+    assert v5_of(client).start[filter_to_subjects(text)[0]] == start
+
+
+async def test_messages_wait_for_retained_ones() -> None:
+    """[MQTT-3.3.1-6] (3.1.1): the newest message on a topic comes last."""
+    client = FakeSubscriber()
+    wanted = {"a/#": wish("a/#", replay=True), "b": wish("b")}
+    replays = replays_of(cast("Client", client), wanted)
+    assert [(one.filter, one.key, one.qos) for one in replays] == [
+        ("a/#", key, 1) for key in (wanted["a/#"].subjects[0], second_sid(wanted["a/#"].subjects[1]))
+    ]
+    await client.fake_grant(wanted, replays={one.key: one for one in replays})
+    attachments = client.fake_side.attachments
+    held = {key: attachments[one.durable_name].source.held for key, one in client.fake_record.cons.items()}
+    assert {key for key, why in held.items() if why} == {one.key for one in replays}
+
+
+# -- the shared reader ----------------------------------------------------------------------------------------
+
+
+class FakeFeed(SharedFeed):
+    """A shared reader that takes sessions, or does not."""
+
+    def __init__(self, *, taking: bool) -> None:
+        super().__init__(consumerless=True)
+        self._taking = taking
+        self.fake_places: list[int] = []
+
+    def takes(self, client: object, side: object) -> bool:
+        return self._taking
+
+    async def subscribe(self, client: object, place: int, put: Any, store: Any) -> None:
+        self.fake_places.append(place)
+        put()
+        await store()
+
+
+@pytest.mark.parametrize("taking", [False, True])
+async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool) -> None:
+    client = FakeSubscriber()
+    client.delivery.feed = feed = FakeFeed(taking=taking)
+    assert await client.fake_grant(wishes("a")) == set()
+    assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
+    assert (await client.fake_stored()).subs == {"a": 1}
+    assert (client.fake_side.keeper is not None) is taking
+    assert client.fake_side.attachments[client.fake_record.cons["a"].durable_name].removed is taking
+
+
+@pytest.mark.parametrize("why", ["known", "qos 0", "raised"])
+async def test_what_the_shared_reader_need_not_serve(why: str) -> None:
+    """No new subscription with a consumer, or one of which core NATS has brought messages already."""
+    client = FakeSubscriber()
+    await client.fake_grant(wishes("a"))
+    client.delivery.feed = feed = FakeFeed(taking=True)
+    more: dict[str, Any] = {"came": lambda message, sequence: False} if why == "raised" else {}
+    await client.fake_grant(wishes("b" if why != "known" else "a", qos=0 if why == "qos 0" else 1), **more)
+    assert feed.fake_places == []
+
+
+# -- room -------------------------------------------------------------------------------------------------------
+
+
+def room(client: FakeSubscriber, consumers: int = 1000) -> Room:
+    return Room(cast("Client", client), consumers)
+
+
+def take(found: Room, text: str, qos: int = 1) -> bool:
+    return found.take(Subscription(text, qos), filter_to_subjects(plain_filter(text)))
+
+
+def refusals(client: FakeSubscriber, found: Room) -> Mapping[str, int]:
+    """The limits that have refused filters."""
+    found.tell()
+    return client.fake_refused[-1][0] if client.fake_refused else {}
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_session_has_so_many_subscriptions(durable: bool) -> None:
+    client = FakeSubscriber(durable=durable)
+    client.connection.settings.max_subscriptions = 2
+    found = room(client)
+    assert [take(found, text) for text in ("a", "$share/g/b", "a")] == [True, True, True]
+    assert refusals(client, found) == {}
+    assert [take(found, text) for text in ("c", "a", "d")] == [False, True, False]
+    assert refusals(client, found) == {"max_subscriptions": 2}
+
+
+def test_levels_of_filters_are_bounded() -> None:
+    """On the average: each level takes memory, and a single filter may have `max_topic_levels`."""
+    client = FakeSubscriber()
+    client.connection.settings.max_subscriptions = 3
+    found = room(client)
+    most = 3 * LEVELS_EACH + FakeGrantSettings.max_topic_levels
+    assert take(found, "/".join("1" * most))
+    assert not take(found, "a")
+    assert refusals(client, found) == {"filter_levels": 1}
+
+
+def test_the_gateway_has_so_many_subscriptions() -> None:
+    """Shared ones do not count: they are not in the routing table."""
+    client = FakeSubscriber()
+    client.services.settings.max_subscriptions_per_gateway = client.path.table.subscriptions + 1
+    found = room(client)
+    assert [take(found, text) for text in ("a", "b", "$share/g/b", "a")] == [True, False, True, True]
+    assert refusals(client, found) == {"max_subscriptions_per_gateway": 1}
+
+
+def test_the_record_of_a_session_is_one_message() -> None:
+    client = FakeSubscriber()
+    size = subscription_bytes("a", ("a",))
+    client.services.fake_store.max_payload = len(client.fake_record.encode()) + RECORD_SPARE + 2 * size
+    found = room(client)
+    assert [take(found, text) for text in ("a", "b", "c", "a")] == [True, True, False, True]
+    assert refusals(client, found) == {"max_payload": 1}
+    assert take(room(FakeSubscriber(durable=False)), "c"), "a regular session is not stored with its filters"
+
+
+def test_consumers_are_bounded() -> None:
+    """A filter with ``#`` behind a level needs two, one at QoS 0 or of a group none, and so does one that is known."""
+    client = FakeSubscriber()
+    found = room(client, 3)
+    wanted = [("a/#", 1), ("b/#", 1), ("c", 0), ("$share/g/d", 1), ("e", 2), ("f", 1)]
+    assert [take(found, *one) for one in wanted] == [True, False, True, True, True, False]
+    assert refusals(client, found) == {"consumers": 2}
+    client.fake_record.cons["f"] = ConsumerRef("f", "deliver", "$MQTT.msgs.f", 10)
+    assert take(room(client, 0), "f")
+
+
+def test_filters_that_match_one_topic_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would bring every message of the topic; a filter without a wildcard matches no other's topics."""
+
+    class Two(OverlapLimit):
+        def __init__(self) -> None:
+            super().__init__(2)
+
+    monkeypatch.setattr(granting, "OverlapLimit", Two)
+    client = FakeSubscriber()
+    found = room(client)
+    wanted = ["a/+", "a/#", "+/b", "b/+", "a/b", "$share/g/+/b"]
+    assert [take(found, text) for text in wanted] == [True, True, False, True, True, False]
+    assert take(found, "+/b", 0), "core NATS brings one copy at QoS 0"
+    assert not take(found, "+/b", 1), "as one that gets a consumer"
+    assert refusals(client, found) == {OVERLAPS: 3}
+
+
+async def test_the_quota_says_how_many_consumers_a_packet_may_create() -> None:
+    client = FakeSubscriber()
+    client.user = "u"
+    client.services.quotas.fake_most = 2
+    found = await room_for(cast("Client", client), packet("a/#", "b", "$share/g/c", "#"))
+    assert client.services.quotas.fake_reserved == [("q", "user 'u'", 4)]
+    assert [take(found, text) for text in ("a/#", "b")] == [True, False]
+
+
+@pytest.mark.parametrize("why", ["regular", "qos 0", "shared", "no quota"])
+async def test_without_consumers_the_quota_is_not_asked(why: str) -> None:
+    client = FakeSubscriber(durable=why != "regular", quota="" if why == "no quota" else "q")
+    asked = packet("$share/g/a" if why == "shared" else "a", qos=0 if why == "qos 0" else 1)
+    client.services.quotas.fake_known = False
+    found = known_room(cast("Client", client), asked)
+    assert found is not None
+    assert isinstance(await room_for(cast("Client", client), asked), Room)
+    assert client.services.quotas.fake_reserved == []
+    assert take(found, "a") is (why != "qos 0" and why != "shared")
+
+
+def test_a_quota_that_is_not_known_is_asked_for_later() -> None:
+    client = FakeSubscriber()
+    client.services.quotas.fake_most = 1
+    found = known_room(cast("Client", client), packet("a", "b"))
+    assert found is not None
+    assert [take(found, text) for text in ("a", "b")] == [True, False]
+    client.services.quotas.fake_known = False
+    assert known_room(cast("Client", client), packet("a")) is None
+
+
+async def test_subscriptions_that_the_session_has_need_no_further_consumers() -> None:
+    client = FakeSubscriber()
+    client.filters = {client.path.table.filters.setdefault("a", cast("Any", FakeFilter("a"))): 1}
+    await room_for(cast("Client", client), packet("a", "b"))
+    assert client.services.quotas.fake_reserved == [("q", "anonymous clients of 192.0.2.1", 1)]
+
+
+class FakeFilter:
+    """In place of a `Filter`: its text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
