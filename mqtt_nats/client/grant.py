@@ -37,7 +37,7 @@ from mqtt_streams.record_size import subscription_bytes
 from mqtt_streams.sessions import second_sid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mqtt_nats.client.client import Client
     from mqtt_nats.codec import Subscribe, Subscription
@@ -87,6 +87,7 @@ async def grant(
         put = partial(_put_served, side, others, replays, _Starts(side, position))
         await client.delivery.feed.subscribe(client, position, put)
         return set()
+    client.services.stream.count_consumers(sum(1 for _ in _new_keys(client, others)))
     if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
         await retry_until_answered(client, partial(attach_pubrels, side))
     created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
@@ -103,14 +104,19 @@ async def grant(
 async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
     """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
     feed = client.delivery.feed
-    record, _ = claimed(client.record)
-    keys = (key for wish in wanted.values() if wish.qos for key in _keys(wish.subjects))
-    if not feed.takes(client, side) or all(key in record.cons for key in keys):
+    if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
         return False
     if side.keeper is None:
         found = await retry_until_answered(client, partial(client.services.streams.positions.load, client.hash))
         side.store_position_with(PositionWriter(client, found.sequence))
     return feed.takes(client, side)
+
+
+def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:
+    """Yield the keys in the session record of the consumers that new subscriptions need."""
+    record, _ = claimed(client.record)
+    keys = (key for wish in wanted.values() if wish.qos for key in _keys(wish.subjects))
+    return (key for key in keys if key not in record.cons)
 
 
 def _put_served(

@@ -167,12 +167,18 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         " up, which is faster. `auto`: as long as no older gateway without it runs, and nats-server's own"
         " MQTT listener has no clients. No effect if `$MQTT_msgs` has the retention `interest`.",
     )
-    session_positions: Annotated[Literal["consumers", "records"], BeforeValidator(_lower)] = Field(
+    session_positions: Annotated[Literal["auto", "consumers", "records"], BeforeValidator(_lower)] = Field(
         default="consumers",
         description="Where JetStream has the place of a durable session at QoS 1 and 2. `consumers`: each subscription "
         "has a durable consumer. `records`: sessions that the shared reader serves have none, so absent ones cost "
         "nats-server only their records. Older gateways and nats-server's own MQTT listener cannot continue such a "
-        "session.",
+        "session. `auto`: `consumers` up to `session_consumers`, `records` for more sessions; needs `shared_reader` "
+        "= `auto`.",
+    )
+    session_consumers: Count | None = Field(
+        default=None,
+        description="Consumers of `$MQTT_msgs` from which on sessions have `records`, where `session_positions` is "
+        "`auto`; unset: 1,000 where that stream has one replica, 200 where it has more.",
     )
     plugins: dict[str, dict[str, Any]] = Field(
         default={},

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 class SharedFeed:
     """The shared reader, as the delivery uses it; this class does nothing: see `SharedReaderSessions`."""
 
-    def __init__(self, *, consumerless: bool = False) -> None:
+    def __init__(self) -> None:
         self.allowed = False
         """Whether positions may be stored."""
-        self.consumerless = consumerless
-        """Whether sessions that the shared reader serves have no consumers (`session_positions`)."""
 
     def allow(self, allowed: bool) -> None:
         """Allow that positions are stored, or forbid it."""
@@ -70,8 +68,12 @@ class SharedFeed:
             put: puts the subscriptions into the session and its record; returns them.
         """
 
+    def wants_records(self, client: Receiver) -> bool:
+        """Return whether a session is to have no consumers while the shared reader serves it (`session_positions`)."""
+        return False
+
     def admit(self, client: Receiver) -> bool:
-        """Return whether a session may go on without consumers."""
+        """Return whether the shared reader can serve a session that is resumed."""
         return False
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:

@@ -133,7 +133,8 @@ async def resume(
     if v5.q2:
         await take_over_held(client, side.former, record)
     owed = await _owe_pubrels(client, side)
-    went = await restore_position(client, side, may_stay=_may_stay(client, side, denied))
+    in_records = _is_in_records(client)
+    went = await restore_position(client, side, may_stay=in_records and _may_stay(client, side, denied))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
     shares = {text for text in denied if text.startswith(SHARED)}
@@ -149,7 +150,7 @@ async def resume(
     idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, attachments)
     unused = set(idle)
     attachments = [one for one in attachments if one not in unused] + ended
-    await _attach(client, side, attachments)
+    await _attach(client, side, attachments, with_consumers=not in_records)
     done += [one.consumer.durable_name for one in attachments if finished(side, one)]
     if done:
         await side.remove(done)
@@ -163,13 +164,22 @@ async def resume(
     return idle
 
 
+def _is_in_records(client: Receiver) -> bool:
+    """Whether a session has no consumers, and is to have none; consumers that it gets otherwise are counted."""
+    record, v5 = claimed(client.record)
+    wanted = v5.consumerless and client.delivery.feed.wants_records(client)
+    if v5.consumerless and not wanted:
+        client.services.stream.count_consumers(len(record.cons))
+    return wanted
+
+
 def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool:
-    """Whether a session without consumers may go on without: nothing is left that only consumers can bring."""
+    """Whether a session may go on without consumers: nothing is left that only consumers can bring."""
     _, v5 = claimed(client.record)
     left = denied or v5.draining or v5.replay or side.replaced is not None
     # Only a consumer says how many messages exceed the limit.
     unlimited = client.services.settings.max_backlog is None
-    return v5.consumerless and unlimited and not left and client.delivery.feed.admit(client)
+    return unlimited and not left and client.delivery.feed.admit(client)
 
 
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
@@ -189,13 +199,18 @@ async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> bool:
     return bool(records)
 
 
-async def _attach(client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding]) -> None:
-    """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise."""
+async def _attach(
+    client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding], *, with_consumers: bool
+) -> None:
+    """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise.
+
+    Args:
+        with_consumers: the session is to keep its consumers from now on.
+    """
     await in_turn([partial(side.attach, attachment) for attachment in attachments])
     _, v5 = claimed(client.record)
-    if v5.consumerless and not client.delivery.feed.consumerless:
-        v5.keep_consumers()  # all of them exist
-        side.change_record()
+    if with_consumers:
+        _keep_consumers(side, v5)
     await note_kept(client, side)
     end_suspicion(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
@@ -207,6 +222,13 @@ async def _attach(client: Receiver, side: DurableDelivery, attachments: list[Con
             side.machine.suspect(*attachment.not_come)
         returned(side, attachment)
     await fetch_in_flight(client, side)
+
+
+def _keep_consumers(side: DurableDelivery, v5: V5) -> None:
+    """Note in the record that all consumers of a session exist, if it has been without."""
+    if v5.consumerless:
+        v5.keep_consumers()
+        side.change_record()
 
 
 async def _start(
@@ -420,7 +442,10 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     if side.state is not DeliveryState.LEAVING:
         return
     client.delivery.feed.later(client)
+    in_records = _is_in_records(client)
     if await store_positions_in_consumers(client, side):
+        if not in_records:
+            _keep_consumers(side, claimed(client.record)[1])
         side.change(DeliveryEvent.CONSUMERS_SET)
         try:
             await rebind_consumers(client, side)

@@ -210,7 +210,8 @@ def _prepare(client: Receiver, connect: Connect, known: SessionRecord | None, ex
         v5 = V5("durable", client.expiry, draining=left, wills=wills, leaving=had.groups, first=FIRST)
         v5.count_in(client.services.stream.id)
         record = _new_record(client, v5)
-    _name_position(client, v5, continued=continued)
+    if client.delivery.feed.allowed:
+        v5.name_position(v5.pos or client.services.identity.new_nuid())
     v5.follow(expected)
     client.begin_durable(record, former, continued=continued)
     return continued
@@ -228,14 +229,6 @@ def _new_record(client: Session, v5: V5, *, clean: bool = False) -> SessionRecor
     version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
     v5.begin(version, user_of(client), "" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
-
-
-def _name_position(client: Receiver, v5: V5, *, continued: bool) -> None:
-    """Name a position where one may be stored; a session that has consumers keeps them until it becomes live."""
-    feed = client.delivery.feed
-    if feed.allowed:
-        consumerless = feed.consumerless and not continued
-        v5.name_position(v5.pos or client.services.identity.new_nuid(), consumerless=consumerless)
 
 
 async def _succeed(

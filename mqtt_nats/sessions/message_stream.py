@@ -165,6 +165,8 @@ class StreamIdentity:
         """Id of the stream's mark; empty until the first check."""
         self.floor = 0
         """Stream sequence up to which the messages are those of the stream before; 0 = none."""
+        self.consumers = 0
+        """Number of consumers of the stream: as of the last check, and those that this gateway has created since."""
         self._identity, self._tasks, self._registry = identity, tasks, registry
         self._store = GenerationStore(nats.inbox, natstime.elapsed)
         self._replaced: list[Callable[[], None]] = []
@@ -175,6 +177,15 @@ class StreamIdentity:
     def has_leader(self) -> bool:
         """Whether the stream had a leader when it was last checked."""
         return self._store.has_leader
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas of the stream when it was last checked."""
+        return self._store.replicas
+
+    def count_consumers(self, number: int) -> None:
+        """Count consumers that this gateway is about to create, or with a negative number to remove."""
+        self.consumers += number
 
     def call_on_replaced(self, replaced: Callable[[], None]) -> None:
         """Call ``replaced`` when the stream was replaced, before the connections of durable sessions end."""
@@ -206,6 +217,7 @@ class StreamIdentity:
             mark = await self._store.look(self._identity.new_nuid(), error.last)
         if mark is None:
             return
+        self.consumers = self._store.consumers
         natstime.learn(*self._store.heard)
         if mark.id == self.id:
             return

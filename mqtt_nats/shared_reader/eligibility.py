@@ -78,7 +78,7 @@ class PositionSupport:
         """Gateways whose claims do not name the bucket, as last seen."""
         self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
-        self._version = V5_CONSUMERLESS if live.consumerless else V5_POSITION
+        self._version = V5_CONSUMERLESS if live.choice.may_want_records else V5_POSITION
         """Version of the records of sessions that the shared reader serves."""
         self._why = ""
         self._since = 0.0
@@ -193,8 +193,14 @@ class PositionSupport:
             one for one, info in found.items() if one != own and not (info.get(POSITIONS) and info.get(CLAIM_BUCKETS))
         ]
         living = [one for one in older if (await self._gateways.lease(one))[1]]
-        self._older = [one for one in living if not found[one].get(POSITIONS)]
+        self._older = [one for one in living if not self._can_resume(found[one])]
         self._bucketless = [one for one in living if not found[one].get(CLAIM_BUCKETS)]
+
+    def _can_resume(self, registration: dict[str, Any]) -> bool:
+        """Whether a gateway can resume the sessions that this one leaves, by its registration."""
+        # Gateways whose claims name the bucket know records of version `V5_CONSUMERLESS`, too.
+        knows = registration.get(CLAIM_BUCKETS) or self._version < V5_CONSUMERLESS
+        return bool(registration.get(POSITIONS) and knows)
 
     async def _have_gone(self) -> bool:
         """Whether all older gateways, or all whose claims do not name the bucket, have gone since they were seen."""

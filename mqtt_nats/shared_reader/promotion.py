@@ -219,11 +219,13 @@ async def name_position(client: Receiver, *, consumerless: bool) -> None:
         ApiError: the record cannot be stored.
         Conflict: another connection has claimed the session.
     """
-    _, v5 = claimed(client.record)
+    record, v5 = claimed(client.record)
     if v5.pos and (v5.consumerless or not consumerless):
         return
     known, with_consumers = v5.pos, not v5.consumerless
     v5.name_position(known or client.services.identity.new_nuid(), consumerless=consumerless)
+    if consumerless and with_consumers:
+        client.services.stream.count_consumers(-len(record.cons))
     try:
         await save_record(client, client.epoch)
     except BaseException:

@@ -20,9 +20,11 @@ from mqtt_nats.delivery.resume import return_to_consumers
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.record import claimed
 from mqtt_nats.shared_reader.catch_up import CatchUpReader, catch_up
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
+from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import (
     CATCHING_MOST,
     PASSED,
@@ -70,10 +72,12 @@ class SharedReaderSessions(SharedFeed):
     """Sessions of a gateway that the shared reader serves."""
 
     def __init__(self, services: Services, registry: Registry[Receiver]) -> None:
-        super().__init__(consumerless=services.settings.session_positions == "records")
+        super().__init__()
         self.services, self.registry, self._recent = services, registry, services.path.recent
         self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
+        self.choice = PositionChoice(services.settings)
+        """Which sessions have no consumers."""
         self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Receiver, Member] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
@@ -305,7 +309,8 @@ class SharedReaderSessions(SharedFeed):
         try:
             if client.durable_side is not side or not self._may_join(client, side):
                 return
-            await name_position(client, consumerless=self.consumerless)
+            # A session that has dormant consumers keeps them until its next connection.
+            await name_position(client, consumerless=not side.dormant and self.wants_records(client))
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
@@ -326,7 +331,7 @@ class SharedReaderSessions(SharedFeed):
                 return
             for source in live:
                 side.machine.release_held(source, SubscriptionState.RETURNING)
-            if self.consumerless:
+            if claimed(client.record)[1].consumerless:
                 await remove_dormant(client, side)
 
     async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
@@ -383,7 +388,7 @@ class SharedReaderSessions(SharedFeed):
             link.unsubscribe_raw(one.sid)
             one.become_live(joining.since)
             keeper.live.add(one.consumer.durable_name)
-        if self.consumerless:
+        if claimed(member.client.record)[1].consumerless:
             keeper.expect_consumers(one.consumer.durable_name for one in joining.attachments)
         keeper.ledger.reach(joining.since)
         keeper.ledger.change()
@@ -417,9 +422,16 @@ class SharedReaderSessions(SharedFeed):
         assert member is not None
         await subscribe(self, member, place, put)
 
+    def wants_records(self, client: Receiver) -> bool:
+        """Return whether a session is to have no consumers; see :class:`PositionChoice`."""
+        record, v5 = claimed(client.record)
+        stream = self.services.stream
+        having = v5.consumerless, len(record.cons)
+        return self.allowed and self.choice.wants_records(*having, stream.consumers, stream.replicas)
+
     def admit(self, client: Receiver) -> bool:
-        """Return whether a session may go on without consumers."""
-        return self.allowed and self.consumerless and not self.reader.refused
+        """Return whether the shared reader can serve a session that is resumed."""
+        return self.allowed and not self.reader.refused
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
         """Serve a session without consumers from its position on; nothing is done for any other session."""

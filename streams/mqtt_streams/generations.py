@@ -61,6 +61,10 @@ class GenerationStore:
         self._seen = Mark("", "", 0, 0)
         self.has_leader = False
         """Whether the stream had a leader in the last answer."""
+        self.consumers = 0
+        """Number of consumers of the stream in the last answer."""
+        self.replicas = 1
+        """Number of replicas of the stream in the last answer."""
         self.heard = 0.0, 0.0, 0.0
         """Unix time in seconds of nats-server's clock in its last answer, and `clock` before and after that request."""
 
@@ -83,6 +87,7 @@ class GenerationStore:
                 raise
             self.heard = stored.time_ns(info["ts"]) / 1e9, asked, self._clock()
             self.has_leader = has_leader(info)
+            self.consumers, self.replicas = info["state"]["consumer_count"], info["config"]["num_replicas"]
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
             if known is None or message is None:
                 mark = Mark(new_id, created, last, last)

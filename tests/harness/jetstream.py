@@ -181,7 +181,11 @@ class MemoryJetStream:
         }
 
     def _info(self, name: str, body: Answer) -> Answer:
-        state: Answer = {"last_seq": self.last[name], "messages": len(self.messages[name])}
+        state: Answer = {
+            "last_seq": self.last[name],
+            "messages": len(self.messages[name]),
+            "consumer_count": len(self.consumers[name]),
+        }
         state["last_ts"] = rfc3339(self.messages[name][-1].time_ns if self.messages[name] else 0)
         if wanted := body.get("subjects_filter"):
             found: dict[str, int] = {}

@@ -11,8 +11,12 @@ import pytest
 
 from mqtt_nats.shared_reader import eligibility as company
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+from mqtt_streams.api import call
 from mqtt_streams.consumers import consumer_names, delete_consumer
-from mqtt_streams.gateways import POSITIONS, GatewayStore
+from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
+from mqtt_streams.hashing import name_hash
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.sessions import V5_CONSUMERLESS
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import NatsFactory
 from tests.harness import raw
@@ -30,12 +34,55 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 
 
 @pytest.fixture
-def inside(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at others come soon."""
     monkeypatch.setattr(company, "EVERY", 0.2)
     monkeypatch.setattr(company, "SELDOM", 0.2)
     monkeypatch.setattr(company, "QUIET", 0.5)
+
+
+@pytest.fixture
+def inside(server: NatsServer, quick: None) -> Iterator[Inside]:
     with running(server.url) as found:
         yield found
+
+
+@pytest.fixture
+def auto(server: NatsServer, quick: None) -> Iterator[Inside]:
+    """A gateway whose sessions have no consumers while there is no reason against it: there are many consumers."""
+    with running(server.url, session_positions="auto", session_consumers=2) as found:
+        account = found.gateway.account
+        assert account is not None
+        for number in range(10):
+            config = {"durable_name": f"other{number}", "ack_policy": "explicit"}
+            body = {"stream_name": MESSAGES, "config": config}
+            do(found, call(account.services.nats.inbox, f"CONSUMER.DURABLE.CREATE.{MESSAGES}.other{number}", body))
+        do(found, account.services.stream.check())
+        yield found
+
+
+def in_records(inside: Inside, client_id: str) -> bool:
+    """Whether the stored record of a session says that it has no consumers; it has some, or none, then."""
+    account = inside.gateway.account
+    assert account is not None
+    sessions, inbox = account.services.streams.sessions, account.services.nats.inbox
+
+    async def look() -> tuple[bool, int]:
+        found = await sessions.load(name_hash(client_id), client_id)
+        assert found is not None
+        assert found[0].v5 is not None
+        names = await consumer_names(inbox, MESSAGES, f"{name_hash(client_id)}_")
+        assert found[0].v5.consumerless or found[0].v5.version < V5_CONSUMERLESS
+        return found[0].v5.consumerless, len(names)
+
+    def agree() -> bool:
+        records, number = asyncio.run_coroutine_threadsafe(look(), inside.loop).result(PATIENCE)
+        answer.append(records)
+        return number == (not records)
+
+    answer: list[bool] = []
+    eventually(agree, PATIENCE)
+    return answer[-1]
 
 
 def live(inside: Inside, client_id: str) -> bool:
@@ -140,6 +187,54 @@ def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None
         do(inside, forget())
         eventually(lambda: live(inside, "watched"), PATIENCE)
         deliver(writer, client, b"2")
+
+
+def test_sessions_without_consumers_beside_an_older_gateway(auto: Inside) -> None:
+    """It knows positions and not such sessions. They get consumers, and new ones have some, until it has gone."""
+    with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
+        assert client.subscribe(("company", 1)) == [1]
+        eventually(lambda: in_records(auto, "watched"), PATIENCE)
+        deliver(writer, client, b"1")
+        do(auto, registered(auto, {"version": "0.0.1", "records": 2, POSITIONS: True}))
+        eventually(lambda: not in_records(auto, "watched"), PATIENCE)
+        deliver(writer, client, b"2")
+        with Raw.connected(auto.ports[0], "new", clean=False) as new:
+            assert new.subscribe(("other", 1)) == [1]
+            assert not in_records(auto, "new")
+        do(auto, registered(auto, None))
+        eventually(lambda: in_records(auto, "watched"), PATIENCE)
+        deliver(writer, client, b"3")
+        do(auto, registered(auto, {"version": "9.0", "records": 4, POSITIONS: True, CLAIM_BUCKETS: True}))
+        client.ping()
+        assert in_records(auto, "watched")
+
+
+def test_a_session_without_consumers_that_returns_beside_an_older_gateway(auto: Inside) -> None:
+    """It gets consumers, and the older gateway can continue it."""
+    with Raw.connected(auto.ports[0], "watched", clean=False) as client:
+        assert client.subscribe(("company", 1)) == [1]
+        eventually(lambda: in_records(auto, "watched"), PATIENCE)
+    do(auto, registered(auto, {"version": "0.0.1", "records": 2, POSITIONS: True}))
+    account = auto.gateway.account
+    assert account is not None
+    feed = account.delivery.feed
+    eventually(lambda: not feed.allowed, PATIENCE)
+    with Raw.connected(auto.ports[0]) as writer:
+        writer.send(raw.publish("company", b"missed", qos=1, id=1))
+        assert writer.expect(raw.PUBACK, PATIENCE).id == 1
+        with Raw.connected(auto.ports[0], "watched", clean=False) as client:
+            assert client.expect(raw.PUBLISH, PATIENCE).payload == b"missed"
+            assert not in_records(auto, "watched")
+
+
+def test_sessions_without_consumers_beside_the_listener_of_nats_server(server: NatsServer, auto: Inside) -> None:
+    """They get consumers from its first client on."""
+    with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
+        assert client.subscribe(("company", 1)) == [1]
+        eventually(lambda: in_records(auto, "watched"), PATIENCE)
+        with Raw.connected(server.mqtt_port, "over-there"):
+            eventually(lambda: not in_records(auto, "watched"), PATIENCE)
+            deliver(writer, client, b"1")
 
 
 def test_always_and_never(nats_server: NatsServer) -> None:

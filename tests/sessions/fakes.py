@@ -164,10 +164,15 @@ class FakeIdentity:
     def __init__(self) -> None:
         self.id = "present"
         self.floor = 0
+        self.consumers = 0
+        self.replicas = 1
         self.fake_checks = 0
 
     async def check(self) -> None:
         self.fake_checks += 1
+
+    def count_consumers(self, number: int) -> None:
+        self.consumers += number
 
 
 @stands_for(Nodes)

@@ -14,6 +14,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.index import ServedFilters
+from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -33,17 +34,19 @@ if TYPE_CHECKING:
 class FakeReaderSettings(FakeSettings):
     """Stands for `Settings`: whether the shared reader is used."""
 
-    def __init__(self, shared_reader: str = "auto") -> None:
+    def __init__(self, shared_reader: str = "auto", session_positions: str = "consumers") -> None:
         self.shared_reader = shared_reader
+        self.session_positions = session_positions
+        self.session_consumers: int | None = None
 
 
 @stands_for(Services)
 class FakeReaderServices(FakeServices):
     """Stands for `Services`, connected to NATS."""
 
-    def __init__(self, shared_reader: str = "auto") -> None:
+    def __init__(self, shared_reader: str = "auto", session_positions: str = "consumers") -> None:
         super().__init__()
-        self.settings = FakeReaderSettings(shared_reader)
+        self.settings = FakeReaderSettings(shared_reader, session_positions)
 
 
 @stands_for(SharedReader)
@@ -77,7 +80,8 @@ class FakeSessions:
     def __init__(self, services: FakeReaderServices, position: int = 0) -> None:
         self.services, self.registry = services, services.registry
         self.allowed = True
-        self.consumerless = False
+        self.choice = PositionChoice(cast("Settings", services.settings))
+        self.fake_wants_records = False
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
@@ -101,6 +105,9 @@ class FakeSessions:
 
     def allow(self, allowed: bool) -> None:
         self.allowed = allowed
+
+    def wants_records(self, client: FakeClient) -> bool:
+        return self.fake_wants_records
 
     def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:

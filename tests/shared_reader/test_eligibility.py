@@ -67,10 +67,9 @@ class FakeClaims:
 class Setup:
     """A gateway, and others that hold leases."""
 
-    def __init__(self, wanted: str = "auto", *, consumerless: bool = False) -> None:
-        self.services = FakeReaderServices(wanted)
+    def __init__(self, wanted: str = "auto", session_positions: str = "consumers") -> None:
+        self.services = FakeReaderServices(wanted, session_positions)
         self.live = FakeSessions(self.services)
-        self.live.consumerless = consumerless
         self.live.allowed = False
         self.lease = FakeLease(self.services)
         self.claims = FakeClaims()
@@ -87,9 +86,12 @@ class Setup:
         self.services.fake_inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
 
 
-@pytest.mark.parametrize(("consumerless", "version"), [(False, V5_POSITION), (True, V5_CONSUMERLESS)])
-async def test_alone(consumerless: bool, version: int) -> None:
-    setup = Setup(consumerless=consumerless)
+@pytest.mark.parametrize(
+    ("session_positions", "version"),
+    [("consumers", V5_POSITION), ("records", V5_CONSUMERLESS), ("auto", V5_CONSUMERLESS)],
+)
+async def test_alone(session_positions: str, version: int) -> None:
+    setup = Setup(session_positions=session_positions)
     await setup.support.begin()
     assert setup.live.allowed
     assert setup.lease.fake_versions == [version]
@@ -110,6 +112,16 @@ async def test_another_gateway(identity: str, positions: bool, alive: bool, allo
     await setup.support.begin()
     assert setup.live.allowed is allowed
     assert setup.lease.fake_versions == ([V5_POSITION] if allowed else [])
+
+
+@pytest.mark.parametrize("session_positions", ["consumers", "records", "auto"])
+@pytest.mark.parametrize("buckets", [True, False])
+async def test_a_gateway_that_cannot_resume_sessions_without_consumers(session_positions: str, buckets: bool) -> None:
+    """It knows positions; where sessions may have no consumers, it has to know that, too."""
+    setup = Setup(session_positions=session_positions)
+    await setup.gateway("other", positions=True, buckets=buckets)
+    await setup.support.begin()
+    assert setup.live.allowed is (buckets or session_positions == "consumers")
 
 
 @pytest.mark.parametrize("bound", [True, False])

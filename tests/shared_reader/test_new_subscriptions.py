@@ -14,6 +14,7 @@ from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_nats.shared_reader import new_subscriptions
 from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
 from mqtt_streams.api import ApiError
@@ -47,14 +48,12 @@ class Setup:
         monkeypatch.setattr(new_subscriptions, "save_record", self._store)
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
-        self.live.consumerless = True
+        self.live.fake_wants_records = True
         self.member = member_of(self.services, "client", *subjects)
         self.side, self.keeper = self.member.side, FakeKeeper()
         self.side.keeper = cast(PositionWriter, self.keeper)
-        record = self.member.client.record
-        assert record is not None
-        assert record.v5 is not None
-        record.v5.name_position("p")
+        self.record, self.v5 = claimed(self.member.client.record)
+        self.v5.name_position("p")
         if subjects:
             self.side.change(DeliveryEvent.JOINED)
             self.live.interest.put(self.member)
@@ -92,10 +91,7 @@ def _doubtful(setup: Setup) -> None:
 
 
 def _no_position(setup: Setup) -> None:
-    record = setup.member.client.record
-    assert record is not None
-    assert record.v5 is not None
-    record.v5.name_position("")
+    setup.v5.name_position("")
 
 
 def _refused(setup: Setup) -> None:
@@ -107,7 +103,11 @@ def _not_allowed(setup: Setup) -> None:
 
 
 def _with_consumers(setup: Setup) -> None:
-    setup.live.consumerless = False
+    setup.record.cons["a"] = live_binding("a").consumer
+
+
+def _consumers_wanted(setup: Setup) -> None:
+    setup.live.fake_wants_records = False
 
 
 CHANGES: list[Callable[[Setup], None]] = [
@@ -118,12 +118,23 @@ CHANGES: list[Callable[[Setup], None]] = [
     _refused,
     _not_allowed,
     _with_consumers,
+    _consumers_wanted,
 ]
 
 
 @pytest.mark.parametrize("subjects", [(), ("a",), ("a", "b")])
 async def test_sessions_that_no_consumer_serves(monkeypatch: pytest.MonkeyPatch, subjects: tuple[str, ...]) -> None:
     assert Setup(monkeypatch, *subjects).may_join()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_a_session_without_consumers_stays_one_while_it_is_connected(wanted: bool) -> None:
+    """Although fewer consumers exist by now."""
+    setup = Setup("a")
+    _with_consumers(setup)
+    setup.live.fake_wants_records = wanted
+    setup.v5.name_position("p", consumerless=True)
+    assert setup.may_join()
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -15,13 +15,17 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.shared_reader import new_subscriptions, sessions
+from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import Member, Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
 from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeInbox, FakeServices, as_client, as_inbox
-from tests.shared_reader.fakes import FakeReader, member_of
+from tests.shared_reader.fakes import FakeReader, FakeReaderServices, member_of
+
+if TYPE_CHECKING:
+    from mqtt_nats.config.settings import Settings
 
 
 class Head(StreamHead):
@@ -91,8 +95,12 @@ class FakeKeeper:
 class Room:
     """Stands for `SharedReaderSessions`: whether sessions may go on without consumers."""
 
-    def __init__(self, *, allowed: bool = True, consumerless: bool = True, refused: float = 0.0) -> None:
-        self.allowed, self.consumerless = allowed, consumerless
+    def __init__(
+        self, *, allowed: bool = True, refused: float = 0.0, services: FakeReaderServices | None = None
+    ) -> None:
+        self.allowed = allowed
+        self.services = services or FakeReaderServices()
+        self.choice = PositionChoice(cast("Settings", self.services.settings))
         self.reader = FakeReader()
         self.reader.refused = refused
         self.members: dict[object, Member] = {}
@@ -104,16 +112,25 @@ class Room:
 
 @pytest.mark.sources
 @pytest.mark.parametrize(
-    ("allowed", "consumerless", "refused", "admitted"),
-    [(True, True, 0.0, True), (False, True, 0.0, False), (True, False, 0.0, False), (True, True, 1.0, False)],
+    ("allowed", "refused", "admitted"), [(True, 0.0, True), (False, 0.0, False), (True, 1.0, False)]
 )
-def test_which_sessions_go_on_without_consumers(
-    allowed: bool, consumerless: bool, refused: float, admitted: bool
-) -> None:
-    """Those of gateways whose sessions have none, while JetStream takes the shared reader."""
-    room = cast("SharedReaderSessions", Room(allowed=allowed, consumerless=consumerless, refused=refused))
+def test_which_sessions_go_on_without_consumers(allowed: bool, refused: float, admitted: bool) -> None:
+    """While the shared reader may be used, and JetStream takes it."""
+    room = cast("SharedReaderSessions", Room(allowed=allowed, refused=refused))
     client = as_client(FakeClient(FakeServices()))
     assert SharedReaderSessions.admit(room, client) is admitted
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize(("consumers", "wanted"), [(999, False), (1000, True)])
+def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, wanted: bool) -> None:
+    """By the number of consumers, while all who serve sessions know such ones."""
+    services = FakeReaderServices(session_positions="auto")
+    services.stream.count_consumers(consumers)
+    room = cast("SharedReaderSessions", Room(allowed=allowed, services=services))
+    client = as_client(FakeClient(services))
+    assert SharedReaderSessions.wants_records(room, client) is (allowed and wanted)
 
 
 @pytest.mark.sources
