@@ -220,7 +220,7 @@ class ClientLimits(BaseModel):
     max_durable_consumers: Count | None = Field(
         default=10_000,
         description="Consumers of JetStream for the durable subscriptions of all these sessions together: one for a "
-        "filter at QoS 1 or 2, two for one that ends in `/#`.",
+        "filter at QoS 1 or 2, two for one that ends in `/#`. Those of sessions without consumers count, too.",
     )
     max_durable_consumers_per_gateway: Count | None = Field(
         default=100_000, description="The same for the sessions that are connected to one worker, of all users."

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`session_positions = "auto"`: sessions have consumers up to a number of them in the account, and records beyond it."""
+"""`session_positions = "auto"`: sessions have consumers up to a number of them in the account; others have records."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from functools import partial
 from itertools import count
 
 import pytest
@@ -17,7 +17,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.integration.conftest import Connector, Stored, position, until
 from tests.integration.resuming import expect_rest, received
-from tests.integration.test_session_positions import PUBCOMP, PUBREC, PUBREL, absent, consumerless, version
+from tests.integration.test_session_positions import PUBCOMP, PUBREC, PUBREL, consumerless, version
 
 BOUND = 20
 AUTO = ("--session-positions", "auto", "--session-consumers", f"{BOUND}", "--gateway-lease", "8")
@@ -34,13 +34,13 @@ def nats_server(nats_factory: NatsFactory) -> NatsServer:
 
 
 @pytest.fixture
-def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Iterator[Gateway]:
-    yield gateway_factory(nats_server, *AUTO)
+def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
+    return gateway_factory(nats_server, *AUTO)
 
 
 @pytest.fixture
-def other(nats_server: NatsServer, gateway_factory: GatewayFactory, gateway: Gateway) -> Iterator[Gateway]:
-    yield gateway_factory(nats_server, *AUTO)
+def other(nats_server: NatsServer, gateway_factory: GatewayFactory, gateway: Gateway) -> Gateway:
+    return gateway_factory(nats_server, *AUTO)
 
 
 class Others:
@@ -56,14 +56,14 @@ class Others:
             config = ConsumerConfig(durable_name=f"other{number}", filter_subject="$MQTT.msgs.other")
             await self._stored.js.add_consumer("$MQTT_msgs", config)
         for one in to:
-            await until(lambda one=one: self._new_ones_have(one, records=True))  # type: ignore[misc]
+            await until(partial(self._new_ones_have, one, records=True))
 
     async def go(self, *to: Gateway) -> None:
         """Bring the number below the bound, and wait until these gateways know it."""
         for number in range(BEYOND):
             await self._stored.js.delete_consumer("$MQTT_msgs", f"other{number}")
         for one in to:
-            await until(lambda one=one: self._new_ones_have(one, records=False))  # type: ignore[misc]
+            await until(partial(self._new_ones_have, one, records=False))
 
     async def _new_ones_have(self, to: Gateway, *, records: bool) -> None:
         """Check the kind of a new session."""
