@@ -431,6 +431,7 @@ class DurableDelivery(StatefulDelivery):
                 services.nats.link.unsubscribe_raw(attachment.sid)
                 self.machine.forget(attachment.source)
                 unmatch(self, attachment)
+                services.stream.count_consumers(-(not attachment.removed))
         # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
         self.client.delivery.feed.refresh(self.client)
         await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))

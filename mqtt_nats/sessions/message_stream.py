@@ -166,7 +166,7 @@ class StreamIdentity:
         self.floor = 0
         """Stream sequence up to which the messages are those of the stream before; 0 = none."""
         self.consumers = 0
-        """Number of consumers of the stream: as of the last check, and those that this gateway has created since."""
+        """Number of consumers of the stream: as of the last check, with what this gateway has decided on since."""
         self._identity, self._tasks, self._registry = identity, tasks, registry
         self._store = GenerationStore(nats.inbox, natstime.elapsed)
         self._replaced: list[Callable[[], None]] = []
@@ -184,7 +184,7 @@ class StreamIdentity:
         return self._store.replicas
 
     def count_consumers(self, number: int) -> None:
-        """Count consumers that this gateway is about to create, or with a negative number to remove."""
+        """Count consumers that this gateway creates, or with a negative number removes, until the next check."""
         self.consumers += number
 
     def call_on_replaced(self, replaced: Callable[[], None]) -> None:

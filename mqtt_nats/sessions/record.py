@@ -141,6 +141,8 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
     names = {entry.name for entry in leftovers(known)}
     pubrels = CONSUMER_PREFIX + client_hash
     await asyncio.gather(*(delete_consumer(inbox, MESSAGES, name) for name in names if name != pubrels))
+    if known.v5 is None or not known.v5.consumerless:
+        services.stream.count_consumers(-len(known.cons))
     groups = groups_of(known.v5.groups if known.v5 is not None else ())
     places = [(SHARED, members_subject(group, client_hash)) for group in groups]
     if known.v5 is not None and known.v5.pos:

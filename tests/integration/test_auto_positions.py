@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from itertools import count
 
 import pytest
 from nats.js.api import ConsumerConfig
@@ -47,33 +46,28 @@ class Others:
     """Consumers of others, by which the number of consumers is above the bound or below it."""
 
     def __init__(self, stored: Stored, connect: Connector, name: str) -> None:
-        self._stored, self._connect, self._name = stored, connect, name
-        self._probes = count()
+        self._stored, self._connect, self._probe = stored, connect, f"{name}-probe"
 
-    async def come(self, *to: Gateway) -> None:
-        """Bring the number above the bound, and wait until these gateways know it."""
+    async def come(self, to: Gateway) -> None:
+        """Bring the number above the bound, and wait until a gateway knows it."""
         for number in range(BEYOND):
             config = ConsumerConfig(durable_name=f"other{number}", filter_subject="$MQTT.msgs.other")
             await self._stored.js.add_consumer("$MQTT_msgs", config)
-        for one in to:
-            await until(partial(self._new_ones_have, one, records=True))
+        await until(partial(self._moves, to, records=True))
 
-    async def go(self, *to: Gateway) -> None:
-        """Bring the number below the bound, and wait until these gateways know it."""
+    async def go(self, to: Gateway) -> None:
+        """Bring the number below the bound, and wait until a gateway knows it."""
         for number in range(BEYOND):
             await self._stored.js.delete_consumer("$MQTT_msgs", f"other{number}")
-        for one in to:
-            await until(partial(self._new_ones_have, one, records=False))
+        await until(partial(self._moves, to, records=False))
 
-    async def _new_ones_have(self, to: Gateway, *, records: bool) -> None:
-        """Check the kind of a new session."""
-        probe = f"{self._name}-probe{next(self._probes)}"
-        client = await self._connect(probe, clean=False, to=to)
-        await client.subscribe(probe, qos=1)
-        found = await in_records(self._stored, probe)
+    async def _moves(self, to: Gateway, *, records: bool) -> None:
+        """Check that a session moves when its client connects."""
+        client = await self._connect(self._probe, clean=False, to=to)
+        await client.subscribe(self._probe, qos=1)
+        await self._stored.live(self._probe)
         await client.disconnect()
-        await (await self._connect(probe, to=to)).disconnect()  # the session ends
-        assert found is records
+        assert await in_records(self._stored, self._probe) is records
 
 
 @pytest.fixture
