@@ -11,155 +11,22 @@ import pytest
 from mqtt_nats.backbone import retry
 from mqtt_nats.client import grant as granting
 from mqtt_nats.client.client import Client
-from mqtt_nats.client.grant import LEVELS_EACH, OVERLAPS, RECORD_SPARE, Room, grant, known_room, replays_of, room_for
+from mqtt_nats.client.grant import LEVELS_EACH, OVERLAPS, RECORD_SPARE, Room, known_room, replays_of, room_for
 from mqtt_nats.client.subscription_change import Wish
 from mqtt_nats.codec import Subscribe, Subscription
-from mqtt_nats.config.settings import Settings
-from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import plain_filter
-from mqtt_nats.sessions.message_stream import Mark
-from mqtt_nats.sessions.quotas import Quotas
-from mqtt_nats.sessions.services import Services
-from mqtt_nats.transport.connection import Connection
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
-from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.record_size import subscription_bytes
-from mqtt_streams.sessions import PREFIX, V5, Conflict, SessionRecord, SubscriptionOptions, second_sid
+from mqtt_streams.sessions import PREFIX, Conflict, SubscriptionOptions, second_sid
 from mqtt_streams.subjects import filter_to_subjects
-from tests.delivery.fakes import (
-    FakeConnection,
-    FakeConnectionSettings,
-    FakeDeliveryServices,
-    FakeDeliverySettings,
-    FakeReceiver,
-)
-from tests.harness.doubles import stands_for
-from tests.sessions.fakes import FakeQuotas, as_client, v5_of
+from tests.client.fakes import FakeGrantSettings, FakeSubscriber
+from tests.sessions.fakes import v5_of
 
 pytestmark = pytest.mark.sources
-
-
-@stands_for(Settings)
-class FakeGrantSettings(FakeDeliverySettings):
-    """Stands for `Settings`: limits of filters of all clients together."""
-
-    max_topic_levels = 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.max_subscriptions_per_gateway: int | None = None
-
-
-@stands_for(Settings)
-class FakeGrantLimits(FakeConnectionSettings):
-    """Stands for `Settings` of the client's listener."""
-
-    max_subscriptions = 100
-
-
-@stands_for(Connection)
-class FakeGrantConnection(FakeConnection):
-    """Stands for `Connection`."""
-
-    host = "192.0.2.1"
-
-    def __init__(self) -> None:
-        self.settings: FakeGrantLimits = FakeGrantLimits()
-
-
-@stands_for(Quotas)
-class FakeGrantQuotas(FakeQuotas):
-    """Stands for `Quotas`: how many consumers may be created, and whether that is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake_most = 100
-        self.fake_known = True
-        self.fake_reserved: list[tuple[str, str, int]] = []
-        self.fake_paced: list[str] = []
-
-    async def reserve(self, key: str, quota: str, who: str, wanted: int) -> int:
-        self.fake_reserved.append((quota, who, wanted))
-        return min(wanted, self.fake_most)
-
-    def reserve_known(self, key: str, quota: str, who: str, wanted: int) -> int | None:
-        return min(wanted, self.fake_most) if self.fake_known else None
-
-    async def pace(self, key: str) -> None:
-        self.fake_paced.append(key)
-
-
-@stands_for(Services)
-class FakeGrantServices(FakeDeliveryServices):
-    """Stands for `Services`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.settings: FakeGrantSettings = FakeGrantSettings()
-        self.quotas: FakeGrantQuotas = FakeGrantQuotas()
-
-
-@stands_for(Mark)
-class FakeMark:
-    """Stands for `Mark`: a place in the stream."""
-
-    def __init__(self, sequence: int) -> None:
-        self._sequence = sequence
-
-    async def position(self, inbox: object) -> int:
-        return self._sequence
-
-
-@stands_for(Client)
-class FakeSubscriber(FakeReceiver):
-    """Stands for `Client`, which subscribes."""
-
-    def __init__(self, *, durable: bool = True, version: int = 5, quota: str = "q") -> None:
-        services = FakeGrantServices()
-        super().__init__(services, v5=V5(quota=quota, expiry=100))
-        self.services: FakeGrantServices = services
-        self.version = version
-        self.durable = durable
-        self.user: str | None = None
-        self.connection: FakeGrantConnection = FakeGrantConnection()
-        self.fake_refused: list[tuple[Mapping[str, int], str]] = []
-        if durable:
-            self.durable_side = side = DurableDelivery(as_client(self))
-            side.begin()
-
-    @property
-    def fake_side(self) -> DurableDelivery:
-        return cast("DurableDelivery", self.durable_side)
-
-    @property
-    def fake_record(self) -> SessionRecord:
-        assert self.record is not None
-        return self.record
-
-    @property
-    def fake_created(self) -> dict[str, Any]:
-        """Configurations of the consumers in JetStream, by their filters."""
-        found = self.services.fake_inbox.consumers[MESSAGES].values()
-        return {one["config"]["filter_subject"]: one["config"] for one in found}
-
-    def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
-        self.fake_refused.append((limits, why))
-
-    async def connected(self) -> None:
-        """NATS is connected."""
-
-    async def fake_grant(self, wanted: dict[str, Wish], place: int = 7, **more: Any) -> set[str]:
-        """Subscribe, as the packet came when the stream had some messages."""
-        return await grant(cast("Client", self), wanted, more.pop("replays", {}), cast("Mark", FakeMark(place)), **more)
-
-    async def fake_stored(self) -> SessionRecord:
-        found = await self.services.streams.sessions.load(self.hash, self.client_id)
-        assert found is not None
-        return found[0]
 
 
 def wish(text: str, qos: int = 1, options: Options = PLAIN, handling: int = 0, *, replay: bool = False) -> Wish:

@@ -100,6 +100,9 @@ class FakeFlushRound:
     def add(self, outlet: object) -> None:
         self.fake_added += 1
 
+    def holding(self, size: int) -> None:
+        """Count no bytes that wait."""
+
 
 @stands_for(WriteBuffer)
 class FakeBuffer:

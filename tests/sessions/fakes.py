@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
@@ -184,6 +184,9 @@ class FakeNodes:
         self.fake_renewed = 0
 
     async def fence(self, *links: FakeLink) -> None:
+        self.fake_fences += 1
+
+    async def fence_filters(self, filters: Iterable[Filter]) -> None:
         self.fake_fences += 1
 
     def renew(self, link: FakeLink) -> None:

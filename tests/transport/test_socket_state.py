@@ -76,6 +76,8 @@ def socket_of(fake: FakeTransport | None) -> ClientSocket:
         (("192.0.2.1", 5), ("192.0.2.1", 5)),
         (("2001:db8::1", 5, 0, 0), ("2001:db8::1", 5, 0, 0)),
         ("", None),  # a socket of the file system
+        ("/run/gateway.sock", None),
+        (("192.0.2.1",), None),
         (None, None),  # closed by now
         ((), None),
     ],
