@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -204,10 +204,9 @@ class FakeFeed(SharedFeed):
     def takes(self, client: object, side: object) -> bool:
         return self._taking
 
-    async def subscribe(self, client: object, place: int, put: Any, store: Any) -> None:
+    async def subscribe(self, client: object, place: int, put: Callable[[], object]) -> None:
         self.fake_places.append(place)
         put()
-        await store()
 
 
 @pytest.mark.parametrize("taking", [False, True])
@@ -216,7 +215,7 @@ async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taki
     client.delivery.feed = feed = FakeFeed(taking=taking)
     assert await client.fake_grant(wishes("a")) == set()
     assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
-    assert (await client.fake_stored()).subs == {"a": 1}
+    assert client.fake_record.subs == {"a": 1}
     assert (client.fake_side.keeper is not None) is taking
     assert client.fake_side.attachments[client.fake_record.cons["a"].durable_name].removed is taking
 
