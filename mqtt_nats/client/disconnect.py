@@ -220,9 +220,10 @@ async def _end(client: Client, will: Done | None) -> None:
         )
         client.path.link.kick()
         await removed.event.wait()
-    if client.record is not None and client.record.v5 is not None and client.record.v5.groups:
-        await leave_at_end(client)
-    _delete_record(client)
+    if claimed(client.record)[1].groups and not await leave_at_end(client):
+        set_deadline(client, natstime.now())  # a timer is handled again and again until the session is removed
+    else:
+        _delete_record(client)
     client.path.link.kick()
 
 

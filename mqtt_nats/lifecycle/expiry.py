@@ -55,8 +55,9 @@ async def expire(wills: Wills, timer: FiredTimer) -> None:
         return
     record, sequence = found
     if sequence == timer.epoch:
-        log.info("the session of %r has expired", record.client_id)
-        session(wills.services.hooks, SESSION_TERMINATED, record.client_id, sequence)
+        if record.v5 is None or record.v5.kind == "durable":  # hooks know the end of other sessions
+            log.info("the session of %r has expired", record.client_id)
+            session(wills.services.hooks, SESSION_TERMINATED, record.client_id, sequence)
         await end_session(wills, record, sequence)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(wills, record, sequence)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.pubsub.shared_filters import groups_of
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -153,17 +154,15 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
         places.append((OUT, pubrel_subject(client_hash)))
     if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
         places.append((SHARED, assigned_subjects(client_hash)))
-    ends = await asyncio.gather(*(_end(services, stream, subject, until) for stream, subject in places))
+    ends = await in_turn([partial(_end, services, stream, subject, until) for stream, subject in places])
     if not await _as_written(services, known, epoch):
         log.info("the session of %r was claimed before it was removed", known.client_id)
         return
-    for (stream, subject), end in zip(places, ends, strict=True):
-        if end:
-            if subject == assigned_subjects(client_hash):
-                await services.streams.groups.acknowledge(client_hash, end)
-            await purge(inbox, stream, subject, end)
-    for group in groups:
-        await services.streams.groups.tidy(group)
+    if assigned := dict(zip(places, ends, strict=True)).get((SHARED, assigned_subjects(client_hash))):
+        await services.streams.groups.acknowledge(client_hash, assigned)
+    found = [(*place, end) for place, end in zip(places, ends, strict=True) if end]
+    await in_turn([partial(purge, inbox, *one) for one in found])
+    await in_turn([partial(services.streams.groups.tidy, group) for group in groups])
     if pubrels in names and not until and await _as_written(services, known, epoch):
         await delete_consumer(inbox, OUT, pubrels)  # the consumer of the client's next session has the same name
     if pubrels in names:
@@ -184,14 +183,21 @@ async def leave_groups(services: Services, key: str, client_id: str, texts: Iter
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not do it.
     """
-    for text in texts:
-        for group in groups_of([text]):
-            end = await _end(services, SHARED, members_subject(group, key), 0)
-            if await _names(services, key, client_id, text):
-                continue
-            if end:
-                await purge(services.nats.inbox, SHARED, members_subject(group, key), end)
-            await services.streams.groups.tidy(group)
+    left = {group: text for text in texts for group in groups_of([text])}
+    if not left:
+        return
+    ends = await in_turn([partial(_end, services, SHARED, members_subject(group, key), 0) for group in left])
+    named = await _shared_names(services, key, client_id)
+    if named is not None:
+        found = [(group, end) for (group, text), end in zip(left.items(), ends, strict=True) if text not in named]
+        await in_turn([partial(_leave_group, services, group, key, end) for group, end in found])
+
+
+async def _leave_group(services: Services, group: str, key: str, end: int) -> None:
+    """Remove a session's registration in a group up to sequence ``end``, and the consumer without members."""
+    if end:
+        await purge(services.nats.inbox, SHARED, members_subject(group, key), end)
+    await services.streams.groups.tidy(group)
 
 
 async def take_back(
@@ -214,15 +220,15 @@ async def stored_part(client: Session) -> tuple[V5 | None, int]:
     return (found[0].v5, found[1]) if found is not None else (None, 0)
 
 
-async def _names(services: Services, key: str, client_id: str, text: str) -> bool:
-    """Whether the record at a key names a shared subscription, or is one that only others can read."""
+async def _shared_names(services: Services, key: str, client_id: str) -> Collection[str] | None:
+    """Return the shared subscriptions that the record at a key names; None: only others can read the record."""
     try:
         found = await services.streams.sessions.load(key, client_id)
     except (ForeignRecord, NewerRecord):
-        return True
+        return None
     except PoisonedRecord:
-        return False
-    return found is not None and found[0].v5 is not None and text in found[0].v5.shared
+        return ()
+    return found[0].v5.shared if found is not None and found[0].v5 is not None else ()
 
 
 async def _end(services: Services, stream: str, subject: str, until: int) -> int:

@@ -72,8 +72,7 @@ async def join(client: Session, members: list[Membership]) -> None:
             await attach_pubrels(side)
     if client.regular_side is not None:
         client.regular_side.call_on_settled(lambda token: settled(client, token))
-    for member in members:
-        await member.enter()
+    await in_turn([member.enter for member in members])
     await services.nodes.fence(services.nats.shared)
 
 
@@ -151,14 +150,20 @@ def detach(client: Session) -> None:
         member.end(all_=True)
 
 
-async def leave_at_end(client: Session) -> None:
-    """Leave the groups of a regular session that has ended, before its record is removed, which names them."""
+async def leave_at_end(client: Session) -> bool:
+    """Leave the groups of a regular session that has ended, before its record is removed, which names them.
+
+    Returns:
+        False when JetStream refuses it: the record has to stay until it is done.
+    """
     record, services = client.record, client.services
     assert record is not None
     try:
         await retry_in_background(services.nats.online, partial(discard_session, services, record, client.epoch))
     except ApiError as error:
-        log.warning("%s: it could not leave its shared subscriptions: %s", client, error)
+        log.warning("%s: it could not leave its shared subscriptions yet: %s", client, error)
+        return False
+    return True
 
 
 async def rejoin_shared(client: Session) -> None:

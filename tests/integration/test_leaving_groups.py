@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import Subscribe, Subscription, Unsubscribe
+from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.shared import CONSUMER_PREFIX, group_hash, members_subject
+from mqtt_streams.shared import CONSUMER_PREFIX, SharedStore, group_hash, members_subject
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
+from tests.harness.rawclient5 import RawClient5
+from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector5, Stored, answers, until
+from tests.integration.inprocess import running
 from tests.integration.test_late_stores import find_again, lose
 from tests.integration.test_refused_claims import refused
 
@@ -106,6 +111,29 @@ async def test_nobody_answers_at_the_end(
     await find_again(proxy, late, f"{name}-probe")
     await nothing_left(stored, name)
     await stored.gone(name)
+
+
+@pytest.mark.sources
+async def test_jetstream_refuses_it_at_the_end(
+    nats_server: NatsServer, name: str, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the session stays, and names what is left, until a timer removes both."""
+    tidy = SharedStore.tidy
+    refusals = [ApiError(500, 10074, "on purpose")]
+
+    async def refuse(self: SharedStore, group: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        await tidy(self, group)
+
+    monkeypatch.setattr(SharedStore, "tidy", refuse)
+    with running(nats=(nats_server.url,)) as found:
+        client = await RawClient5.connect5(found.port, name)
+        await client.subscribe(text_of(name), qos=1)
+        await client.disconnect5()
+        await aeventually(lambda: not refusals)
+        await nothing_left(stored, name)
+        await stored.gone(name)
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean start", "resume"])
