@@ -244,13 +244,6 @@ class AckedPublisher(PendingStores):
         self._end(token, op)
         op.failed(error)
 
-    def assume(self, token: bytes) -> None:
-        """End an acknowledgement as successful: its consumer is gone."""
-        op = self.pending.get(token)
-        if op is not None:
-            self._end(token, op)
-            op.stored(b"")
-
     def repeat(self, token: bytes) -> None:
         """Send an acknowledgement again: its consumer exists."""
         op = self.pending.get(token)
@@ -314,6 +307,8 @@ class AckedPublisher(PendingStores):
         had_no_leader = outage is not None and not outage.full
         if outage is None:
             outage = self._begin(group, stream, full=full)
+        elif not full and outage.full:
+            self._stop(group)
         if outage.note_full(full):
             log.warning("JetStream does not store: %s; publishes wait for room", reason, extra=once(reason))
         for _, op in self._of(group) if full and had_no_leader and outage.looking is None else ():
@@ -330,15 +325,19 @@ class AckedPublisher(PendingStores):
         outage = self._outages[group] = StreamOutage(stream)
         if group == MESSAGES:
             self._lost = self.now
-            if not full:
-                self._end_silences()
         self._stalled = True
         self.attempt += 1
-        if not full:  # else they might overtake one that the former leader has dropped
-            self.link.withdraw(op.frame for _, op in self._of(group))
+        if not full:
+            self._stop(group)
         if self._timed is not None and frame_group(self._timed.frame) == group:
             self._timed = None
         return outage
+
+    def _stop(self, group: bytes) -> None:
+        """Write nothing more to a group, which might overtake a frame that the former leader has dropped."""
+        if group == MESSAGES:
+            self._end_silences()
+        self.link.withdraw(op.frame for _, op in self._of(group))
 
     def elected(self, stream: str) -> None:
         """Handle the election of a stream's leader: the former one may have lost the stores that are not acknowledged.
@@ -352,6 +351,9 @@ class AckedPublisher(PendingStores):
             if not any(stream_of(op.frame) == name and not op.optional for op in self.pending.values()):
                 return
             outage = self._begin(group, name)
+        elif outage is not None and outage.full:
+            self._stop(group)
+            outage.note_full(False)
         if outage is not None and outage.looking is None:
             outage.elected(self._probe)
 
@@ -421,10 +423,6 @@ class AckedPublisher(PendingStores):
     def _send_again(self, op: PendingStore) -> None:
         self._attempt(op)
         self.resent += 1
-
-    def withhold(self, op: PendingStore) -> None:
-        """Do not send an operation, or send it again, before :meth:`let_go`."""
-        self._withheld.add(op)
 
     def let_go(self, dropped: set[PendingStore]) -> None:
         """Send the withheld operations in the order of arrival; ``dropped`` ones are removed without a callback."""

@@ -56,6 +56,9 @@ STALE = ApiError(408, 0, "the time limit for the store has passed")
 OVERTAKEN = ApiError(503, 10023, "there was no room for the message, and a later one of its publisher is stored")
 """Error of a store that has waited for room, and would now be stored out of order."""
 
+ANYBODY: Final = object()
+"""Publisher of all stores on a subject of which only the last one matters, whoever has published it."""
+
 
 class TooLarge(ValueError):
     """Error: the message with its headers exceeds the server's ``max_payload``."""
@@ -123,7 +126,7 @@ class PendingStore:
         return False
 
     def publisher(self) -> object | None:
-        """Return the client whose messages on a topic must be stored in their order; None = nobody's order matters."""
+        """Return the client whose messages on a topic must be stored in their order, or `ANYBODY`; None = no order."""
         return None
 
     def stale(self) -> bool:
@@ -229,6 +232,17 @@ class PendingStores:
         """Return the subject of a pending acknowledgement; empty when the acknowledgement has ended."""
         op = self.pending.get(token)
         return op.frame.split(b" ", 2)[1] if op is not None else b""
+
+    def assume(self, token: bytes) -> None:
+        """End an acknowledgement as successful: its consumer is gone."""
+        op = self.pending.get(token)
+        if op is not None:
+            self._end(token, op)
+            op.stored(b"")
+
+    def withhold(self, op: PendingStore) -> None:
+        """Do not send an operation, or send it again, before :meth:`let_go`."""
+        self._withheld.add(op)
 
     async def drained(self) -> None:
         """Wait until every store is acknowledged or refused."""

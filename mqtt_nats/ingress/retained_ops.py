@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending_stores import PendingStore, sequence
+from mqtt_nats.backbone.pending_stores import ANYBODY, OVERTAKEN, PendingStore, sequence
 from mqtt_nats.base.logs import log_failure
 
 if TYPE_CHECKING:
@@ -51,14 +51,21 @@ class RetainedOp(PendingStore):
         """Return whether the publish goes on waiting for room."""
         return self.parent is not None and self.parent.outlasts()
 
-    def publisher(self) -> object | None:
-        """Return the publisher, if it waits for the store: an older message must not replace its newer one."""
-        return None if self.parent is None else self.parent.publisher()
+    def publisher(self) -> object:
+        """Return `ANYBODY`: an older message, such as a will, must not replace a newer one of any publisher."""
+        return ANYBODY
 
     def failed(self, error: ApiError) -> None:
-        """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code."""
+        """Fail the whole publish; a full stream fails it only if its acknowledgement can have a reason code.
+
+        A message that a newer one has overtaken is as good as stored and replaced.
+        """
         self.stores.end(self)
         parent = self.parent
+        if error is OVERTAKEN:
+            if parent is not None:
+                parent.stored(b"")
+            return
         if error.description == NO_ROOM and not (parent is not None and parent.explains()):
             self.stores.services.counters.not_retain()
             log.debug("a message is not retained: max_retained is reached")

@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.backbone import pending_stores
 from mqtt_nats.backbone import stream_outage as outage
-from mqtt_nats.backbone.pending_stores import FULL_MOST, REASONS, Refusals, reason_of
+from mqtt_nats.backbone.pending_stores import ANYBODY, FULL_MOST, REASONS, Refusals, reason_of
 from mqtt_streams.api import ApiError
 from tests.backbone.bench import NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
@@ -80,6 +80,39 @@ async def test_what_a_later_message_of_its_publisher_has_overtaken_is_refused() 
     bench.answer("later")
     assert [cast(tuple[str, bytes], one)[0] for one in bench.log[4:]] == ["other's", "later"]
     assert not bench.stalled
+
+
+async def test_a_newer_message_of_anybody_overtakes_a_retained_one() -> None:
+    """[MQTT-3.3.1-5] (3.1.1, 5.0): a will that has waited for room would replace it."""
+    bench = Bench()
+    bench.put("will", subject=RETAINED, waits=True, outlasts=True, by=ANYBODY)
+    bench.put("elsewhere", subject=RETAINED + b"2", waits=True, outlasts=True, by=ANYBODY)
+    bench.put("newer", subject=RETAINED, by=ANYBODY)
+    bench.answer("will", FULL)
+    bench.answer("elsewhere", FULL)
+    bench.answer("newer")
+    assert bench.log == [("newer", b'{"seq":1}'), ("will", 10023)]
+
+
+@pytest.mark.parametrize("advisory", [True, False])
+async def test_a_leader_that_goes_while_there_is_no_room(advisory: bool) -> None:
+    """[MQTT-4.6.0-5] (5.0): it may have dropped a message that needs no room, and no later one overtakes that."""
+    bench = Bench()
+    bench.put("waits", waits=True)
+    bench.answer("waits", FULL)
+    bench.put("first", by="a")
+    assert bench.sent() == ["waits", "first"]
+    bench.put("second", by="a")
+    if advisory:
+        bench.store.elected("$MQTT_msgs")
+    else:
+        bench.answer("first", b"", NO_RESPONDERS)
+    bench.put("third", by="a")
+    assert bench.sent() == []
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["waits"]
+    bench.answer("waits", FULL)
+    assert bench.sent() == ["first", "second", "third"]
 
 
 async def test_what_was_refused_and_has_ended_is_forgotten() -> None:

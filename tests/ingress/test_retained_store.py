@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.backbone.pending_stores import ANYBODY, OVERTAKEN
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.ingress import retained_store
 from mqtt_nats.ingress.publish_properties import extras
@@ -127,6 +128,18 @@ def test_nobody_waits_for_a_message_at_qos_0(client: FakePublisher) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_it_waits_for_room_as_its_publish_does(client: FakePublisher, waits: bool) -> None:
     assert operation(client, Parent(waits=waits)).waits() is waits
+
+
+def test_a_message_that_a_newer_one_has_overtaken_is_replaced(client: FakePublisher) -> None:
+    """Whoever has published the newer one, and whoever waits for the older one: it is not stored any more."""
+    parent = Parent(waits=True)
+    for part in (operation(client, parent), operation(client, parent, tombstone=True), operation(client)):
+        assert part.publisher() is ANYBODY
+        client.ingress.retained.storing.add(part)
+        part.failed(OVERTAKEN)
+    assert (parent.fake_stored, parent.fake_failed) == ([b"", b""], [])
+    assert client.ingress.retained.storing == set()
+    assert client.ingress.fake_tombstones.fake_added == []
 
 
 def test_too_many_retained_messages_fail_a_publish_that_can_say_so(client: FakePublisher) -> None:
