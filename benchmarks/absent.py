@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Absent durable sessions by `session_positions`, and their return: ``python -m benchmarks.absent``.
 
-Each row begins with a fresh gateway and nats-server. Each session has one filter at QoS 1. All times are wall times:
-other work on the machine makes them longer; CPU times are those of the processes alone.
+Each row begins with a fresh gateway and fresh nats-servers. Each session has one filter at QoS 1. All times are wall
+times: other work on the machine makes them longer; CPU times are those of the processes alone. With ``--servers 3``
+streams have three replicas, and the figures of nats-server are those of one of the three, on average.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ TOPIC: Final = "bench/absent/000000/set"
 class Row(NamedTuple):
     """Figures of one row."""
 
+    servers: int
+    """nats-servers."""
     sessions: int
     positions: str
     made: float
@@ -77,7 +80,7 @@ class Row(NamedTuple):
     idle: tuple[float, float]
     """Part of a core that the gateway and nats-server take while all are absent."""
     restart: tuple[float, float]
-    """Wall time and CPU time until nats-server serves again, in seconds."""
+    """Wall time and CPU time until the first nats-server serves again, with all replicas current, in seconds."""
     alone: float
     """Seconds from connect() to CONNACK of one that returns, and has missed nothing: the median."""
     back: float
@@ -214,14 +217,37 @@ async def _stored(broker: peers.Running) -> tuple[int, int]:
         await client.close()
 
 
-def _look(broker: peers.Running) -> tuple[int, int, int]:
-    """Return bytes of nats-server's memory, of files, and of records."""
+async def _current(broker: peers.Running) -> bool:
+    """Return whether each stream has a leader, and all of its replicas are where the leader is."""
+    client = await nats.connect(f"nats://{peers.HOST}:{broker.nats_port}")
+    try:
+        for one in await client.jetstream().streams_info():
+            replicas = one.cluster.replicas or [] if one.cluster is not None else []
+            if one.cluster is not None and not (one.cluster.leader and all(each.current for each in replicas)):
+                return False
+        return True
+    except nats.errors.Error:  # JetStream has no leader yet
+        return False
+    finally:
+        await client.close()
+
+
+def _of(broker: peers.Running, program: str) -> list[int]:
+    """Return the process ids of a program."""
+    return [pid for label, pid in broker.processes.items() if label.startswith(program)]
+
+
+def _look(broker: peers.Running) -> tuple[float, float, int]:
+    """Return bytes of a nats-server's memory, of its files, and of records."""
     files = sum(one.stat().st_blocks * 512 for one in broker.data.rglob("*") if one.suffix != ".log")
-    return proc.resident_bytes(broker.processes["nats-server"]), files, asyncio.run(_stored(broker))[0]
+    servers = _of(broker, "nats-server")
+    memory = statistics.mean(map(proc.resident_bytes, servers))
+    return memory, files / len(servers), asyncio.run(_stored(broker))[0]
 
 
 def _cpu(broker: peers.Running) -> tuple[float, float]:
-    return proc.cpu_seconds(broker.processes["gateway"]), proc.cpu_seconds(broker.processes["nats-server"])
+    (gateway,) = _of(broker, "gateway")
+    return proc.cpu_seconds(gateway), statistics.mean(map(proc.cpu_seconds, _of(broker, "nats-server")))
 
 
 def _less(after: tuple[float, float], before: tuple[float, float], count: float) -> tuple[float, float]:
@@ -229,8 +255,8 @@ def _less(after: tuple[float, float], before: tuple[float, float], count: float)
 
 
 def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[float, float]]:
-    """Start nats-server again; the process, which the caller ends, and how long that took."""
-    former = broker.processes["nats-server"]
+    """Start the first nats-server again; the process, which the caller ends, and how long that took."""
+    label, former = next(each for each in broker.processes.items() if each[0].startswith("nats-server"))
     os.kill(former, signal.SIGTERM)
     while Path(f"/proc/{former}/cmdline").exists() and Path(f"/proc/{former}/cmdline").read_bytes():
         time.sleep(0.02)
@@ -241,17 +267,19 @@ def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[floa
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     while not peers.accepts(broker.nats_port):
         time.sleep(0.02)
+    while len(_of(broker, "nats-server")) > 1 and not asyncio.run(_current(broker)):
+        time.sleep(0.1)
     took = time.monotonic() - begun, proc.cpu_seconds(process.pid)
-    broker.processes["nats-server"] = process.pid
+    broker.processes[label] = process.pid
     while not peers.greets(broker.port):
         time.sleep(0.1)
     return process, took
 
 
-def measure(sessions: int, positions: str, returning: int) -> Row:
+def measure(sessions: int, positions: str, returning: int, servers: int = 1) -> Row:
     """Measure one row."""
     command = f"{peers.OURS_COMMAND} --shared-reader always --session-positions {positions} {UNLIMITED}"
-    with peers.running("ours", command) as broker:
+    with peers.running("ours", command, servers=servers) as broker:
         first = max(sessions // 10, 1)
         _make(broker, range(first))
         time.sleep(SETTLE)
@@ -277,6 +305,7 @@ def measure(sessions: int, positions: str, returning: int) -> Row:
             process.wait(30)
     made = (sessions - first) / took
     return Row(
+        servers,
         sessions,
         positions,
         made,
@@ -300,12 +329,13 @@ def document(rows: Sequence[Row], command: str) -> str:
     lines = table(
         [
             [
-                "sessions", "`session_positions`", "made per second", "CPU of each: gateway, nats-server",
+                "servers", "sessions", "`session_positions`", "made per second", "CPU of each: gateway, nats-server",
                 "nats-server's memory", "files", "of these, records", "consumers", "idle: gateway, nats-server",
                 "restart of nats-server", "one returns", "many return", "CPU of each",
             ],
             *(
                 [
+                    str(row.servers),
                     f"{row.sessions:,}",
                     row.positions,
                     f"{row.made:,.0f}",
@@ -334,12 +364,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", default="1000,20000", metavar="N[,N]", help="rows (%(default)s)")
     parser.add_argument("--positions", default="consumers,records", help="of each (%(default)s)")
     parser.add_argument("--returning", type=int, default=1000, metavar="N", help="return at once (%(default)s)")
+    parser.add_argument("--servers", type=int, default=1, metavar="N", help="nats-servers of a cluster (%(default)s)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as a part of this page")
     options = parser.parse_args(arguments)
     rows = []
     for number in map(int, options.sessions.split(",")):
         for positions in options.positions.split(","):
-            rows.append(measure(number, positions, options.returning))
+            rows.append(measure(number, positions, options.returning, options.servers))
             print(rows[-1], flush=True)
     given = sys.argv[1:] if arguments is None else list(arguments)
     text = document(rows, " ".join(["python -m benchmarks.absent", *given]))

@@ -110,6 +110,8 @@ class _Start:
     data: Path
     ports: list[dict[str, int]]
     """Of each server: `nats`, `mqtt` and `route`."""
+    split: bool = False
+    """Whether each server serves clients, ours by its own gateway, and streams have one replica; else the first one."""
     number: int = 0
     """The server that is being started."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -123,9 +125,9 @@ class _Start:
         """Whether there is more than one server."""
         return len(self.ports) > 1
 
-    def each(self) -> Iterator[None]:
-        """Turn to one server after the other."""
-        for number in range(len(self.ports)):
+    def each(self, *, serving: bool = False) -> Iterator[None]:
+        """Turn to one server after the other; ``serving``: only to those that serve clients."""
+        for number in range(1 if serving and not self.split else len(self.ports)):
             self.number = number
             yield
 
@@ -223,10 +225,10 @@ def _ours(start: _Start, command: str, plugin: str = "") -> None:
         names = "".join(f"{each} = benchmarks.hooked:{each}\n" for each in HOOKED.values())
         (installed / "entry_points.txt").write_text(f"[mqtt_nats.plugins]\n{names}")
         environment["PYTHONPATH"] = f"{start.data}:{Path(__file__).parent.parent}"
-    if start.cluster:
+    if start.split:
         words += ["--stream-replicas", "1"]
     _start_nats(start, mqtt=False)
-    for _ in start.each():
+    for _ in start.each(serving=True):
         start.spawn("gateway", [word.format(**start.values()) for word in words], **environment)
 
 
@@ -304,15 +306,17 @@ def _said(command: list[str]) -> str:
 
 
 @contextmanager
-def running(peer: str, command: str = OURS_COMMAND, *, split: bool = False) -> Iterator[Running]:
+def running(peer: str, command: str = OURS_COMMAND, *, split: bool = False, servers: int = 1) -> Iterator[Running]:
     """A fresh broker; ended, with everything it has started, when the block ends.
 
-    ``split``: two servers of one cluster; only for those of `ON_NATS`.
+    ``split``: two servers of one cluster that both serve clients; only for those of `ON_NATS`. ``servers``: so many
+    nats-servers for one gateway.
     """
-    with _starting(2 if split else 1) as start:
+    with _starting(2 if split else servers) as start:
+        start.split = split
         PEERS[peer](start, command)
         program = next(reversed(start.running.processes)).split()[0]
-        for _ in start.each():
+        for _ in start.each(serving=True):
             start.wait(program, partial(greets, start.ports[start.number]["mqtt"]))
         yield start.running
 

@@ -23,7 +23,7 @@ from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.desired_state import EVERY as FLEET_EVERY
 from mqtt_nats.lifecycle.cluster_bans import EVERY as BANS_EVERY
-from mqtt_nats.lifecycle.lease import RENEWALS, WATCHING
+from mqtt_nats.lifecycle.lease import CHECKING, RENEWALS, WATCHING
 from mqtt_nats.lifecycle.timers import AT_ONCE, WAIT
 from mqtt_nats.observability.jetstream_state import STORAGE_S
 from mqtt_nats.observability.topics import of_gateway
@@ -103,7 +103,8 @@ class Stub:
         more = {"started": time.time(), "name": self._report["name"], "process": secrets.token_hex(24)}
         self._lease = await store.hold(identity, identity, self._lease, self._settings.gateway_lease)
         self._registration = await store.register(identity, time.time(), info | more, self._registration)
-        await self._stream.look(identity)
+        if random.random() * self._number < CHECKING:
+            await self._stream.look(identity)
         if random.random() * self._number < WATCHING:
             await store.oldest()
 

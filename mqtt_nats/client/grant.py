@@ -14,7 +14,7 @@ from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.subscription_change import Wish, is_lowered
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
-from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained_replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -83,7 +83,7 @@ async def grant(
         await leave_shared_reader(client, wholly=True)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
-    if came is None and await _may_join(client, side, others):
+    if came is None and _may_join(client, side, others):
         put = partial(_put_served, side, others, replays, _Starts(side, position))
         await client.delivery.feed.subscribe(client, position, put)
         return set()
@@ -101,15 +101,14 @@ async def grant(
     return set(failed)
 
 
-async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
+def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
     """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
     feed = client.delivery.feed
     if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
         return False
     if side.keeper is None:
-        found = await retry_until_answered(client, partial(client.services.streams.positions.load, client.hash))
-        side.store_position_with(PositionWriter(client, found.sequence))
-    return feed.takes(client, side)
+        side.store_position_with(PositionWriter(client, NO_POSITION))
+    return True
 
 
 def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:

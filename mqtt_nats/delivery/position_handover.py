@@ -167,10 +167,13 @@ async def _for_listener(
     consumerless = claimed(client.record)[1].consumerless
     ledger = keeper.ledger
     start = min([*ledger.pending, ledger.reached + 1])
+    released = {} if consumerless else ledger.released
+    if not (released or consumers):
+        return
     fresh = await _ours(client)
     if fresh is None:
         return
-    for identifier, sequence in () if consumerless else ledger.released.items():
+    for identifier, sequence in released.items():
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
         services.nats.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
     services.nats.link.kick()

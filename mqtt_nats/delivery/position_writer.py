@@ -47,6 +47,11 @@ AT_ONCE: Final = 20
 """Positions written in each round; more with many sessions, so that each is written once a second."""
 
 
+NO_POSITION: Final = 0
+"""Sequence of the position of a session for which none was found. One that is stored all the same, by an earlier owner
+or for a former session, refuses the first write and is overwritten."""
+
+
 class PositionOp(PendingStore):
     """The write of one position to JetStream."""
 

@@ -49,6 +49,10 @@ WATCHING: Final = 4
 """Number of gateways that look for lapsed leases between two renewals, on average: not every gateway does, as the cost
 would grow with their number."""
 
+CHECKING: Final = 32
+"""Number of gateways that check the stream of messages between two renewals, on average. Each also checks the stream
+when JetStream tells of a change, so these checks are for advisories that were lost."""
+
 KNOWN_S: Final = 0.5
 """Seconds, for each registered gateway, in which :meth:`Lease.registered` reads all of them once.
 
@@ -190,9 +194,10 @@ class Lease:
     async def _look(self) -> None:
         """Check the stream of messages, and the oldest leases of other gateways."""
         try:
-            begun = asyncio.get_running_loop().time()
-            await self._services.stream.check()
-            if self._services.stream.has_leader:
+            stream, begun = self._services.stream, asyncio.get_running_loop().time()
+            if not stream.has_leader or self.watches(CHECKING):
+                await stream.check()
+            if stream.has_leader:
                 self.proven = begun
             if self.watches(WATCHING):
                 await self._judge()

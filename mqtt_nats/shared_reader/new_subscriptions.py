@@ -95,7 +95,7 @@ def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> Catch
         live.end_catching(side)
         if member.end_joining() is not None:
             live.remove(client)
-    elif member.filters:
+    else:
         member.begin_joining(Promotion([], reached))
     reader = CatchUpReader(live, member, reached, missed=missed)
     live.begin_catching(side, reader)

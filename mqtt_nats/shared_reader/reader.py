@@ -259,6 +259,8 @@ class SharedReader:
         """Create the reader's consumer, or create it again after :attr:`position`."""
         services = self._services
         inbox, link = services.nats.inbox, services.nats.link
+        if self.name:  # the consumer may have gone with a stream that was replaced
+            await services.stream.check()
         state = await services.head.state()
         former, self.name = self.name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"
         link.unsubscribe_raw(self._sid)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import limit_in_flight, remove_dormant, stop
-from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.delivery.resume import return_to_consumers
 from mqtt_nats.delivery.states import DeliveryEvent
@@ -346,8 +346,7 @@ class SharedReaderSessions(SharedFeed):
             self.later(client)
             return
         if side.keeper is None:
-            sequence = (await self.services.streams.positions.load(client.hash)).sequence
-            side.store_position_with(PositionWriter(client, sequence))
+            side.store_position_with(PositionWriter(client, NO_POSITION))
         before = len(member.filters)
         last = 0
         if not behind:

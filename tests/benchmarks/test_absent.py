@@ -22,3 +22,13 @@ def test_a_few_sessions(monkeypatch: pytest.MonkeyPatch, positions: str, consume
     text = absent.document([row], "command")
     assert "## Absent sessions" in text
     assert f"| {positions}" in text
+
+
+def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records have three replicas; figures of nats-server are those of one of three."""
+    monkeypatch.setattr(absent, "IDLE", 0.1)
+    monkeypatch.setattr(absent, "SETTLE", 0.5)
+    row = absent.measure(20, "records", 10, 3)
+    assert (row.servers, row.consumers, row.returned) == (3, 1, 10)
+    assert min(row.made, row.records, row.restart[0], row.back) > 0
+    assert "| 3 " in absent.document([row], "command")

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import pytest
+from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
 from mqtt_streams.hashing import name_hash
+from mqtt_streams.positions import Position
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness.gateway import Gateway
@@ -131,6 +134,52 @@ async def test_a_session_never_has_a_consumer(connect: Connector, name: str, sto
         await client.quiet()
     await stored.settled(name)
     assert new.of(name) == []
+
+
+async def test_what_a_new_session_asks_and_stores(connect: Connector, name: str, stored: Stored) -> None:
+    """One question for a session, one for retained messages; each record is written as often as it must be."""
+    key = name_hash(name)
+    found: Counter[str] = Counter()
+
+    async def count(message: Msg) -> None:
+        subject, body = message.subject, message.data.decode()
+        if key in subject or key in body or subject == "$JS.API.STREAM.INFO.$MQTT_rmsgs":
+            found[subject.replace(key, "KEY")] += 1
+
+    for subject in ("$JS.API.>", "$MQTT.>"):
+        await stored.nats.subscribe(subject, cb=count)
+    await stored.nats.flush()
+    client = await connect(name, clean=False)
+    await client.subscribe(f"{name}/+", qos=1)
+    await reads(stored, f"{name}/*")
+    await client.disconnect()
+    await aeventually(lambda: "$MQTT.timers.expiry.KEY" in found and found["$MQTT.pos.KEY"] > 1)
+    await stored.nats.flush()
+    notes = [found.pop(subject) for subject in list(found) if subject.startswith("$MQTT.shared.quota.")]
+    claims = [found.pop(subject) for subject in list(found) if subject.startswith("$MQTT.JSA.")]
+    assert notes == [2]  # none, then one consumer
+    assert claims == [1, 1]
+    assert found == {
+        "$JS.API.STREAM.MSG.GET.$MQTT_sess": 1,
+        "$MQTT.sess.KEY": 2,
+        "$JS.API.STREAM.INFO.$MQTT_rmsgs": 1,
+        "$MQTT.pos.KEY": 2,
+        "$MQTT.timers.expiry.KEY": 1,
+    }
+
+
+async def test_a_position_that_a_former_session_has_left(connect: Connector, name: str, stored: Stored) -> None:
+    """It is overwritten, although it is not read before."""
+    former = Position("former", live=["nothing"], reached=1, pending={1: 1})
+    await stored.js.publish(f"$MQTT.pos.{name_hash(name)}", former.encode())
+    client = await connect(name, clean=False)
+    await client.subscribe(name, qos=1)
+    await consumerless(stored, name)
+    assert (await position(stored.js, name)).id != "former"
+    publisher = await connect(f"{name}-publisher")
+    await publisher.deliver(name, b"new", 1)
+    assert await take(client, 1) == [b"new"]
+    await client.quiet()
 
 
 @pytest.mark.parametrize("qos", [1, 2])

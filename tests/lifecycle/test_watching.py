@@ -8,9 +8,10 @@ import random
 import pytest
 
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.lifecycle.lease import KNOWN_S, WATCHING
+from mqtt_nats.lifecycle.lease import CHECKING, KNOWN_S, WATCHING
 from mqtt_streams import stored
 from mqtt_streams.gateways import PREFIX, STREAM, Entry
+from mqtt_streams.generations import GenerationStore, Mark
 from tests.harness.inprocess import running
 from tests.harness.nats import NatsServer
 from tests.lifecycle.test_busy import lease_of
@@ -39,6 +40,38 @@ def test_a_few_of_many(
         times = 20_000
         looks = sum(lease.watches(WATCHING) for _ in range(times))
         assert least <= looks / times <= most
+
+
+@pytest.mark.parametrize(("gateways", "least", "most"), [(1, 100, 100), (CHECKING, 100, 100), (40 * CHECKING, 1, 9)])
+def test_the_stream_of_messages_is_checked_by_a_few(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, gateways: int, least: int, most: int
+) -> None:
+    """Each gateway is ready all the same; one that knows of no leader checks at each renewal."""
+    settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0", "gateway_lease": 3600})
+    with running(settings) as gateway:
+        lease, stream = lease_of(gateway), gateway.account.services.stream
+        checks: list[int] = []
+        look = GenerationStore.look
+
+        async def counted(store: GenerationStore, new_id: str, lower: int | None = None) -> Mark | None:
+            checks.append(len(checks))
+            return await look(store, new_id, lower)
+
+        async def renewals() -> None:
+            lease._gateways = float(gateways)
+            for _ in range(100):
+                await lease._look()
+
+        monkeypatch.setattr(GenerationStore, "look", counted)
+        monkeypatch.setattr(random, "random", random.Random(7).random)
+        before = lease.proven
+        gateway.run(renewals())
+        assert least <= len(checks) <= most
+        assert lease.proven > before
+        checks.clear()
+        monkeypatch.setattr(type(stream), "has_leader", False)
+        gateway.run(renewals())
+        assert len(checks) == 100
 
 
 def test_the_dead_are_found_without_reading_all(nats_server: NatsServer) -> None:

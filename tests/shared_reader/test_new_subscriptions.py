@@ -157,6 +157,17 @@ async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.Mon
     assert [since for _, since in setup.live.fake_caught_up] == [10]  # nothing is stored between
 
 
+async def test_a_first_subscription_at_the_end_of_the_stream_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is stored between its mark and the place where the shared reader has the filter."""
+    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
+    setup = Setup()
+    setup.added.source.start = 11
+    await setup.subscribe(10)
+    await setup.services.tasks.fake_settle()
+    assert [since for _, since in setup.live.fake_caught_up] == [10]
+    assert setup.services.fake_inbox.asked == []
+
+
 async def test_a_session_stops_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of the new filter that are behind that place are taken before the position is stored."""
     setup = Setup(monkeypatch, "a")

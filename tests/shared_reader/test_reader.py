@@ -170,6 +170,16 @@ async def test_a_change_of_mind_is_tried_again(how: str) -> None:
     assert one.read == ["a"]
 
 
+async def test_a_reader_that_is_made_again() -> None:
+    """Its consumer may have gone with the stream: that is looked at first, as the advisory may have been lost."""
+    one = Reading("a")
+    await one.ready()
+    assert one.services.stream.fake_checks == 0
+    one.reader.broken()
+    await one.keep()
+    assert one.services.stream.fake_checks == 1
+
+
 @pytest.mark.sources
 async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without heartbeats after an election it is made again soon; heartbeats in between do not end the suspicion."""
