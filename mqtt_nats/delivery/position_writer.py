@@ -349,12 +349,6 @@ class PositionWriters:
         self.changed: Callable[[SessionPosition], None] = self._change
         """Called when a position changes; one object for all, since a newly bound method takes memory for each."""
 
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __contains__(self, writer: PositionWriter) -> bool:
-        return self._all.get(writer.ledger) is writer
-
     def add(self, writer: PositionWriter) -> None:
         """Add a writer that begins."""
         self._all[writer.ledger] = writer

@@ -102,13 +102,16 @@ async def test_who_flushes_waits_for_a_write_that_begins_afterwards(setup: Setup
 async def test_nobody_waits_for_a_writer_that_has_given_up(setup: Setup) -> None:
     waiting = asyncio.create_task(setup.writer.flush())
     await asyncio.sleep(0)
-    assert setup.writer in setup.client.delivery.writers
+    writers = setup.client.delivery.writers
+    setup.ledger.change()
+    assert writers.following() == [setup.writer]
     setup.writer.give_up()
     assert not await waiting
     assert not await setup.writer.flush()
     assert not await setup.writer.sure()
     setup.writer.write()
-    assert (len(setup.writes), len(setup.client.delivery.writers)) == (1, 0)
+    writers.changed(setup.ledger)
+    assert (len(setup.writes), writers.following()) == (1, [])
 
 
 async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
