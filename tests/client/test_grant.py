@@ -197,7 +197,7 @@ class FakeFeed(SharedFeed):
     """A shared reader that takes sessions, or does not."""
 
     def __init__(self, *, taking: bool) -> None:
-        super().__init__(consumerless=True)
+        super().__init__()
         self._taking = taking
         self.fake_places: list[int] = []
 

@@ -128,9 +128,11 @@ async def test_sessions_that_no_consumer_serves(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_a_session_without_consumers_stays_one_while_it_is_connected(wanted: bool) -> None:
+async def test_a_session_without_consumers_stays_one_while_it_is_connected(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
     """Although fewer consumers exist by now."""
-    setup = Setup("a")
+    setup = Setup(monkeypatch, "a")
     _with_consumers(setup)
     setup.live.fake_wants_records = wanted
     setup.v5.name_position("p", consumerless=True)
@@ -159,8 +161,7 @@ async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.Mon
 
 async def test_a_first_subscription_at_the_end_of_the_stream_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is stored between its mark and the place where the shared reader has the filter."""
-    monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda side: None)
-    setup = Setup()
+    setup = Setup(monkeypatch)
     setup.added.source.start = 11
     await setup.subscribe(10)
     await setup.services.tasks.fake_settle()
