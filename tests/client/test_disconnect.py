@@ -10,38 +10,26 @@ import pytest
 
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.client.account import Account
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.disconnect import fall_silent, goodbye, handle_disconnect, leave, renew_backstops
 from mqtt_nats.codec import Disconnect, MqttError, NotAuthorized, ProtocolError, ReasonCode, UseAnotherServer, encode
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.states import DeliveryState
-from mqtt_nats.hooks.registry import Hooks
-from mqtt_nats.ingress.publish import Ingress
 from mqtt_nats.ingress.qos2 import Inbound
-from mqtt_nats.lifecycle.will import Done, Wills
+from mqtt_nats.lifecycle.will import Done
 from mqtt_nats.messages.terms import Terms
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_nats.sessions.quotas import Quotas
-from mqtt_nats.sessions.services import Services
-from mqtt_nats.sessions.takeover import Claims
-from mqtt_nats.transport.connection import Connection
-from mqtt_nats.transport.listener_settings import ConnectionSettings
 from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
-from mqtt_streams.hashing import held_token
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.wills import StoredWill
-from tests.client.fakes import FakeClientTasks
-from tests.delivery.fakes import FakeConnection, FakeDeliveryServices, FakeReceiver
-from tests.harness.doubles import stands_for
+from tests.client.fakes import FakeLeaver, FakeLeftSide
+from tests.delivery.fakes import FakeReceiver
 from tests.harness.waiting import aeventually
-from tests.ingress.fakes import FakeIngress, FakePublishingServices
 from tests.protocol.recorder import source
-from tests.sessions.fakes import FakeQuotas, FakeSide, as_client, v5_of
+from tests.sessions.fakes import as_client, v5_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,154 +40,6 @@ LIMITS = Terms()
 DELETE = b"$JS.API.STREAM.MSG.DELETE.$MQTT_sess"
 PURGE = b"$JS.API.STREAM.PURGE.$MQTT_qos2in"
 WILL = StoredWill("gateway0", "client", 7, 1, 0, 1, False, "will", b"", b"gone")
-
-
-@stands_for(ConnectionSettings)
-class FakeListenerSettings:
-    """Stands for `ConnectionSettings`."""
-
-    max_inflight = 10
-
-    def __init__(self) -> None:
-        self.durable_sessions = True
-        self.max_session_expiry_interval: int | None = None
-
-
-@stands_for(Connection)
-class FakeLeftConnection(FakeConnection):
-    """Stands for `Connection`."""
-
-    def __init__(self) -> None:
-        self.settings: Any = FakeListenerSettings()
-
-
-@stands_for(Quotas)
-class FakeLeftQuotas(FakeQuotas):
-    """Stands for `Quotas`: whose session has no connection here any more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake_left: list[str] = []
-
-    def left(self, client_hash: str) -> None:
-        self.fake_left.append(client_hash)
-
-
-class FakeLastTasks(FakeClientTasks):
-    """Tasks that the end of the gateway waits for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake_last: list[object] = []
-
-    def await_at_end(self, task: object) -> object:
-        self.fake_last.append(task)
-        return task
-
-
-@stands_for(Services)
-class FakeLeftServices(FakeDeliveryServices):
-    """Stands for `Services`, with hooks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks = Hooks(lambda work, name: None)
-        self.quotas: FakeLeftQuotas = FakeLeftQuotas()
-        self.tasks: FakeLastTasks = FakeLastTasks()
-
-
-@stands_for(Claims)
-class FakeLeftClaims:
-    """Stands for `Claims`: which connections have ended."""
-
-    def __init__(self) -> None:
-        self.fake_left: list[object] = []
-
-    def leave(self, client: object) -> None:
-        self.fake_left.append(client)
-
-
-@stands_for(Account)
-class FakeLeftAccount:
-    """Stands for `Account`."""
-
-    def __init__(self, services: FakeLeftServices) -> None:
-        self.claims = FakeLeftClaims()
-        ingress = FakeIngress(cast("FakePublishingServices", services))
-        self.wills = Wills(cast("Ingress", ingress), cast("Claims", self.claims))
-        self.presence = object()
-
-
-@stands_for(DurableDelivery)
-class FakeLeftSide(FakeSide):
-    """Stands for `DurableDelivery`: what is done with it at the end, in order."""
-
-    def __init__(self, client: FakeLeaver) -> None:
-        super().__init__(client)
-        self.keeper = None
-        self.fake_owes = False
-        """Whether records of answered PUBRELs have yet to be acknowledged."""
-        self.fake_done: list[object] = []
-
-    def detach(self) -> None:
-        self.fake_done.append("detach")
-
-    def close(self) -> bool:
-        self.fake_done.append(self.state)
-        return not self.fake_owes
-
-
-@stands_for(Client)
-class FakeLeaver(FakeReceiver):
-    """Stands for `Client`, which owns its session with epoch 9."""
-
-    def __init__(self, *, durable: bool = True, v5: V5 | None = None) -> None:
-        services = FakeLeftServices()
-        super().__init__(services, v5=v5)
-        self.services: FakeLeftServices = services
-        self.account = FakeLeftAccount(services)
-        self.connection: FakeLeftConnection = FakeLeftConnection()
-        self.durable = durable
-        self.epoch = 9
-        self.token = held_token(self.client_id, self.hash)
-        self.busy = self.greeted = self.sent_disconnect = False
-        self.will: StoredWill | None = None
-        self.qos2: Inbound | None = None
-        self.receipts: list[object] = [object()]
-
-    def hear_disconnect(self) -> None:
-        self.sent_disconnect = True
-
-    def expire_after(self, expiry: int | None) -> None:
-        self.expiry = expiry
-
-    def take_will(self) -> StoredWill | None:
-        will, self.will = self.will, None
-        return will
-
-    def release_memory(self) -> None:
-        self.fake_ended.append("memory")
-
-    def end_delivery(self) -> None:
-        self.durable_side = None
-
-    def forget_filters(self) -> None:
-        self.filters = {}
-
-    @property
-    def fake_called(self) -> list[tuple[bytes, bytes]]:
-        """Requests to JetStream that the path has sent: their subjects and bodies."""
-        return [(subject, body) for subject, body, _ in self.services.fake_store.fake_called]
-
-    async def fake_save(self) -> None:
-        """The record is stored, as the claim has left it."""
-        assert self.record is not None
-        self.epoch = await self.services.streams.sessions.save(self.record, expected=None)
-
-    async def fake_work(self) -> None:
-        """Run the jobs."""
-        for job in self.fake_jobs:
-            await job
 
 
 def disconnect(reason: int = 0, **properties: Any) -> Disconnect:
