@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mqtt_nats.admin.listener import AdminListener
     from mqtt_nats.client.account import Account
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.control.deeds import Deeds
+    from mqtt_nats.control.audit import AuditTrail
     from mqtt_nats.transport.listener import Listener
     from mqtt_nats.transport.listener_settings import Bound
 
@@ -38,8 +38,8 @@ class ServedGateway(Protocol):
         """The gateway's own account; None before it serves."""
 
     @property
-    def deeds(self) -> Deeds:
-        """Deeds of administrators over HTTP."""
+    def audit_trail(self) -> AuditTrail:
+        """AuditTrail of administrators over HTTP."""
 
     @property
     def identity(self) -> str:

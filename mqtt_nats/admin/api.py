@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mqtt_nats import __version__
-from mqtt_nats.admin.access.guard import BODY_MOST, administrator_of, begin_deed, problem, read_body
+from mqtt_nats.admin.access.guard import BODY_MOST, administrator_of, begin_action, problem, read_body
 from mqtt_nats.admin.results import result_schema
 from mqtt_nats.admin.trace import LINES, Lines
 from mqtt_nats.base.errors import StartupError, worded
-from mqtt_nats.control.deeds import DONE, Deeds
+from mqtt_nats.control.audit import DONE, AuditTrail
 from mqtt_nats.ctl.gateway_requests import run_verb
 from mqtt_nats.ctl.verb import ADMINISTRATOR, Arguments, Paged, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -68,14 +68,14 @@ class Api:
     """Answers for all verbs of a table.
 
     Args:
-        deeds: where it is noted what administrators do.
+        audit_trail: where it is noted what administrators do.
     """
 
-    def __init__(self, listener: AdminListener, verbs: Sequence[Verb], deeds: Deeds) -> None:
+    def __init__(self, listener: AdminListener, verbs: Sequence[Verb], audit_trail: AuditTrail) -> None:
         self._listener = listener
         # What a path says literally goes before what stands for anything.
         self._verbs = sorted(verbs, key=lambda one: len(one.in_path))
-        self._deeds = deeds
+        self._audit_trail = audit_trail
         self._lists = asyncio.Semaphore(LISTS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,9 +96,9 @@ class Api:
             return found
         if verb.role == "viewer":
             return await self._run(verb, values, request)
-        deed = begin_deed(self._deeds, request.scope, verb.name, values)
+        action = begin_action(self._audit_trail, request.scope, verb.name, values)
         found = await self._run(verb, values, request)
-        deed.end(DONE if found.status_code == 200 else str(orjson.loads(found.body)["error"]))
+        action.end(DONE if found.status_code == 200 else str(orjson.loads(found.body)["error"]))
         return found
 
     async def _run(self, verb: Verb, values: dict[str, Any], request: Request) -> Response:

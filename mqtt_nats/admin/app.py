@@ -80,7 +80,7 @@ def make_app(listener: AdminListener) -> ASGIApp:
         body = (files("mqtt_nats.admin") / "static" / name).read_bytes()
         return Response(body, headers={"content-type": kind})
 
-    api = Api(listener, (*VERBS, TRACE), listener.gateway.deeds)
+    api = Api(listener, (*VERBS, TRACE), listener.gateway.audit_trail)
     routes = [
         Route("/healthz", healthz),
         Route("/readyz", readyz),

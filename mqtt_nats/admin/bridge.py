@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from mqtt_nats.access.authenticator import ADMINISTRATOR, Allow, Credentials, Denied, Exchange
-from mqtt_nats.admin.access.guard import SUBPROTOCOL, administrator_of, begin_deed
+from mqtt_nats.admin.access.guard import SUBPROTOCOL, administrator_of, begin_action
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.message_hooks import entered
 from mqtt_nats.codec import (
@@ -45,7 +45,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
     validate_topic_name,
 )
-from mqtt_nats.control.deeds import DONE, Deed
+from mqtt_nats.control.audit import DONE, Action
 from mqtt_nats.transport.connection import Connection, Handler
 from mqtt_nats.transport.listener import decoder_limits
 
@@ -155,7 +155,7 @@ class Page:
         assert account is not None
         settings = listener.settings
         self._socket = socket
-        self._deeds = listener.gateway.deeds
+        self._audit_trail = listener.gateway.audit_trail
         self._waiting: deque[dict[str, Any]] = deque()
         self._more = asyncio.Event()
         self._readable = asyncio.Event()
@@ -219,22 +219,24 @@ class Page:
     def _take(self, text: str | bytes) -> None:
         try:
             asked = ASKED.validate_json(text)
-            deed = self._noted(asked)
+            action = self._noted(asked)
             try:
                 self._do(asked)
             except (MqttError, ValueError) as error:
-                deed.end(" ".join(str(error).split()))
+                action.end(" ".join(str(error).split()))
                 raise
-            deed.end(DONE)
+            action.end(DONE)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             self._tell(**{"is": "error", "text": f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"})
         except (MqttError, ValueError) as error:
             self._tell(**{"is": "error", "text": " ".join(str(error).split())})
 
-    def _noted(self, asked: Subscribing | Unsubscribing | Publishing) -> Deed:
+    def _noted(self, asked: Subscribing | Unsubscribing | Publishing) -> Action:
         """Note for the audit trail what is asked for; the page is told whether the gateway has done it."""
-        return begin_deed(self._deeds, self._socket.scope, f"dashboard.{asked.do}", asked.model_dump(exclude={"do"}))
+        return begin_action(
+            self._audit_trail, self._socket.scope, f"dashboard.{asked.do}", asked.model_dump(exclude={"do"})
+        )
 
     def _do(self, asked: Subscribing | Unsubscribing | Publishing) -> None:
         levels = self._connection.settings.max_topic_levels

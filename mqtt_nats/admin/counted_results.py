@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of verbs about what gateways count and note, as types: counters, the last hour, deeds of administrators.
+"""Answers of verbs about what gateways count and note, as types: counters, the last hour, actions of administrators.
 
 See :mod:`mqtt_nats.admin.results`, whose part this is.
 """
@@ -116,8 +116,8 @@ class History(TypedDict):
     silent: list[str]
 
 
-class AdministratorDeed(TypedDict):
-    """A deed of an administrator over HTTP; ``outcome``: empty until the end of the deed, then ``done`` or an error."""
+class AdministratorAction(TypedDict):
+    """An action of an administrator over HTTP; ``outcome``: empty until the action ends, then ``done`` or an error."""
 
     gateway: str
     time: float
@@ -130,9 +130,9 @@ class AdministratorDeed(TypedDict):
 
 
 class Audit(TypedDict):
-    """A part of the list of deeds, the newest first; ``total``: how many are known in all."""
+    """A part of the audit trail, the newest first; ``total``: how many are known in all."""
 
-    deeds: list[AdministratorDeed]
+    actions: list[AdministratorAction]
     silent: list[str]
     total: int
 

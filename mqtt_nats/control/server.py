@@ -17,10 +17,10 @@ import orjson
 
 from mqtt_nats.codec import MqttError
 from mqtt_nats.control import actions as controlrules
+from mqtt_nats.control import audit as controlaudit
 from mqtt_nats.control import clients as controlclients
-from mqtt_nats.control import deeds as controldeeds
 from mqtt_nats.control import trace as controltrace
-from mqtt_nats.control.deeds import Deeds
+from mqtt_nats.control.audit import AuditTrail
 from mqtt_nats.control.report import reported
 from mqtt_nats.control.selection import Refusal, Total
 from mqtt_nats.lifecycle.predecessor import PROCESS
@@ -43,7 +43,7 @@ ANSWERS: Final[dict[str, Answering]] = {
     **controlclients.ANSWERS,
     **controlrules.ANSWERS,
     **controltrace.ANSWERS,
-    "deeds": controldeeds.answer,
+    "audit": controlaudit.answer,
 }
 """Answering functions by the name of the question."""
 
@@ -62,8 +62,8 @@ class Powers(NamedTuple):
     """Listeners of the gateway, each with its authentication."""
     stop: Callable[[], None] | None
     """Stops the gateway in good order; None in the account of a tenant, where it is not allowed."""
-    deeds: Deeds | None = None
-    """Deeds of administrators; None in the account of a tenant."""
+    audit_trail: AuditTrail | None = None
+    """AuditTrail of administrators; None in the account of a tenant."""
     history: History | None = None
     """The last hour; None in the account of a tenant."""
 

@@ -25,7 +25,7 @@ from mqtt_nats.config.access_control import AccessControl
 from mqtt_nats.config.nats_connect import nats_access
 from mqtt_nats.config.process_limits import within_process
 from mqtt_nats.config.settings import Settings, cannot_listen
-from mqtt_nats.control.deeds import Deeds
+from mqtt_nats.control.audit import AuditTrail
 from mqtt_nats.control.report import progress
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway.account import Tenant
@@ -91,7 +91,7 @@ class Gateway:
             self.access.reload,
         ]
         """Functions that :meth:`reload` calls. Each raises StartupError when it has to keep its former state."""
-        self.deeds, self.history = Deeds(), History()
+        self.audit_trail, self.history = AuditTrail(), History()
         self.own = Tenant("", settings)
         """The gateway's own account, which serves clients without a tenant."""
         self.tenants = [self.own, *(Tenant(name, settings.of(name)) for name in settings.tenants)]
@@ -150,7 +150,7 @@ class Gateway:
     async def run(self, on_ready: Callable[[list[Bound]], None], stop: anyio.Event) -> None:
         """Serve clients until ``stop`` is set."""
         async with asyncio.TaskGroup() as tasks:
-            powers = Powers(self.doors, stop.set, self.deeds, self.history)
+            powers = Powers(self.doors, stop.set, self.audit_trail, self.history)
             accounts: dict[str, Account] = {}
             brokers = []
             for tenant in self.tenants:

@@ -21,7 +21,7 @@ from mqtt_nats.admin.api import LISTS_AT_ONCE, PREFIX, Api, _done, describe
 from mqtt_nats.admin.results import RESULTS
 from mqtt_nats.admin.trace import TRACE
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.control.deeds import Deeds
+from mqtt_nats.control.audit import AuditTrail
 from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_nats.ctl.verbs import VERBS
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -73,7 +73,7 @@ TABLE = (
 
 async def ask(method: str, path: str, obstacle: str = "", **given: Any) -> httpx.Response:
     listener = as_listener(FakeListener(obstacle=obstacle))
-    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE, Deeds()))])
+    app = Starlette(routes=[Route(f"{PREFIX}/{{path:path}}", Api(listener, TABLE, AuditTrail()))])
 
     async def let_through(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, ADMINISTRATOR: LOCAL}, receive, send)
@@ -317,7 +317,7 @@ async def test_few_lists_are_made_at_a_time() -> None:
         return {}
 
     table = (verb("pages", "GET", "/pages", Paged, counted), verb("list", "GET", "/list", Nothing))
-    api = Api(as_listener(FakeListener()), table, Deeds())
+    api = Api(as_listener(FakeListener()), table, AuditTrail())
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await api({**scope, ADMINISTRATOR: LOCAL}, receive, send)

@@ -138,29 +138,29 @@ async def test_the_bridge_is_for_administrators(url: str) -> None:
         while '"published"' not in str(await socket.recv()):
             pass
     with Admin(url, 0, ALICE).http as http:
-        found = http.get("/api/v1/audit").json()["deeds"][0]
+        found = http.get("/api/v1/audit").json()["actions"][0]
     assert (found["who"], found["operation"], found["outcome"]) == ("alice", "dashboard.publish", "done")
     assert found["arguments"] == '{"topic":"roles/a","payload":"11 characters","qos":0,"retain":false}'
 
 
-def test_deeds_are_in_the_audit_trail(roles: dict[str, Admin]) -> None:
-    """A deed has administrator, time, operation and outcome, also a refused one. What a viewer may see is no deed."""
+def test_actions_are_in_the_audit_trail(roles: dict[str, Admin]) -> None:
+    """An action has administrator, time, operation and outcome, also a refused one. To look at something is none."""
     viewer, administrator = roles["viewer"], roles["administrator"]
     assert administrator.post("/publish", topic="roles/b", payload="secret text").status_code == 200
     assert administrator.post("/clients/kick", clients=["nobody"]).status_code == 404
     assert viewer.post("/clients/kick", everybody=True).status_code == 403
     assert viewer.http.get("/about").json()["role"] == "viewer"
     found = viewer.get("/audit", limit=3)
-    assert [(one["who"], one["operation"], one["role"], one["outcome"]) for one in found["deeds"]] == [
+    assert [(one["who"], one["operation"], one["role"], one["outcome"]) for one in found["actions"]] == [
         ("grafana", "clients.kick", "viewer", "clients.kick is for administrators: grafana has the role viewer"),
         ("alice", "clients.kick", "administrator", "not connected: nobody"),
         ("alice", "publish", "administrator", "done"),
     ]
     assert found["total"] >= 3
-    assert found["deeds"][2]["arguments"] == '{"topic":"roles/b","payload":"11 characters"}'
-    assert found["deeds"][0]["time"] >= found["deeds"][2]["time"] > 1e9
-    assert {one["who"] for one in viewer.get("/audit", who="grafana")["deeds"]} == {"grafana"}
-    assert len(viewer.get("/audit", limit=1, offset=1)["deeds"]) == 1
+    assert found["actions"][2]["arguments"] == '{"topic":"roles/b","payload":"11 characters"}'
+    assert found["actions"][0]["time"] >= found["actions"][2]["time"] > 1e9
+    assert {one["who"] for one in viewer.get("/audit", who="grafana")["actions"]} == {"grafana"}
+    assert len(viewer.get("/audit", limit=1, offset=1)["actions"]) == 1
 
 
 def test_tokens_are_read_again(
@@ -228,14 +228,14 @@ def test_a_long_pattern_is_refused(roles: dict[str, Admin], path: str) -> None:
 
 
 @pytest.mark.parametrize("payload", ["5", "null", '["secret text"]', "[" * 300 + "]" * 300])
-def test_a_deed_may_be_any_json(roles: dict[str, Admin], payload: str) -> None:
-    """A deed is noted before its arguments are checked."""
+def test_an_action_may_be_any_json(roles: dict[str, Admin], payload: str) -> None:
+    """An action is noted before its arguments are checked."""
     for name in ("payload", "clients"):
         content = f'{{"topic": "a", "{name}": {payload}}}'
         answer = roles["administrator"].http.post(
             "/api/v1/publish", content=content, headers={"Content-Type": "application/json"}
         )
         assert answer.status_code == 400, answer.text
-        noted = roles["viewer"].get("/audit", limit=1)["deeds"][0]
+        noted = roles["viewer"].get("/audit", limit=1)["actions"][0]
         assert noted["operation"] == "publish"
         assert (name == "clients") or ("secret text" not in noted["arguments"])

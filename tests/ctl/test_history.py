@@ -34,5 +34,5 @@ def test_history(fleet: Fleet) -> None:
 def test_audit(fleet: Fleet) -> None:
     """Only what is done over HTTP is in it."""
     fleet.text("publish", "c-audit", "x")
-    assert fleet.json("audit") == {"deeds": [], "silent": [], "total": 0}
+    assert fleet.json("audit") == {"actions": [], "silent": [], "total": 0}
     assert fleet.text("audit") == "none\n"

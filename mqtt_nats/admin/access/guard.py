@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mqtt_nats.access.settings import is_loopback
 from mqtt_nats.admin.access.administrators import Administrator, Administrators
 from mqtt_nats.base.logs import log_failure, once
-from mqtt_nats.control.deeds import Deed, Deeds
+from mqtt_nats.control.audit import Action, AuditTrail
 
 log = logging.getLogger("mqtt_nats.admin")
 
@@ -144,7 +144,7 @@ def is_dismissed(scope: Scope, administrators: Administrators) -> bool:
     return made_by is not None and administrators.of(_presented(scope, Headers(scope=scope))) != made_by
 
 
-def begin_deed(deeds: Deeds, scope: Scope, operation: str, values: dict[str, Any]) -> Deed:
+def begin_action(audit_trail: AuditTrail, scope: Scope, operation: str, values: dict[str, Any]) -> Action:
     """Note that whoever has made a request does something. A payload is not noted, only its size.
 
     The values were not checked: they may be any JSON.
@@ -155,7 +155,7 @@ def begin_deed(deeds: Deeds, scope: Scope, operation: str, values: dict[str, Any
         arguments = orjson.dumps(told, default=str).decode(errors="replace")
     except orjson.JSONEncodeError:  # it has more levels than orjson writes, though fewer than it reads
         arguments = f"{', '.join(told)}: JSON of too many levels"
-    return deeds.begin(who.name, who.role, client[0] if client else "unknown", operation, arguments)
+    return audit_trail.begin(who.name, who.role, client[0] if client else "unknown", operation, arguments)
 
 
 def _sized(payload: object) -> str:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gateways, listeners, streams, plugins, bans, rules, deeds of administrators.
+// Gateways, listeners, streams, plugins, bans, rules, actions of administrators.
 
 import { ask } from "/ask.js";
 import { List } from "/list.js";
@@ -146,4 +146,4 @@ export const audit = new List("audit", "/audit", [
   ["Arguments", "text", (one) => named(one.arguments)],
   ["Outcome", "text", (one) => (one.outcome === "done" ? pill("done", "good") : named(one.outcome || "not ended"))],
   ["Gateway", "wide", (one) => one.gateway],
-], "No administrator has done anything since the gateways were started.", { key: "deeds", values: (form) => ({ who: form.who.value }) });
+], "No administrator has done anything since the gateways were started.", { key: "actions", values: (form) => ({ who: form.who.value }) });

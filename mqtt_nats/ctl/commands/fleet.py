@@ -114,7 +114,7 @@ def shown_history(found: dict[str, Any]) -> str:
 
 
 class Audited(Paged):
-    """Selection of deeds of administrators."""
+    """Selection of actions of administrators."""
 
     who: str = Field(default="", description="Of this administrator.", json_schema_extra={"metavar": "NAME"})
 
@@ -122,11 +122,11 @@ class Audited(Paged):
 async def audit(inbox: RequestInbox, asked: Audited) -> dict[str, Any]:
     """Return what administrators have done over HTTP, the newest first, and the gateways that have not answered."""
     most = asked.offset + asked.limit if asked.limit and not asked.reverse else 0
-    answers = await ask(inbox, "deeds", {"who": asked.who, "most": most})
+    answers = await ask(inbox, "audit", {"who": asked.who, "most": most})
     page = ListPage[dict[str, Any]](asked.offset, asked.limit, lambda one: -one["time"], reverse=asked.reverse)
     for one in answers.items:
         page.add(one)
-    return {"deeds": page.entries(), "silent": answers.silent, "total": answers.total}
+    return {"actions": page.entries(), "silent": answers.silent, "total": answers.total}
 
 
 def shown_audit(found: dict[str, Any]) -> str:
@@ -141,11 +141,11 @@ def shown_audit(found: dict[str, Any]) -> str:
             cell(one["outcome"] or "not ended"),
             one["gateway"],
         ]
-        for one in found["deeds"]
+        for one in found["actions"]
     ]
     heading = ["UTC", "who", "from", "operation", "arguments", "outcome", "gateway"]
     lines = table(heading, rows, "gateway, from")
-    return "\n".join([*lines, *missing(found["silent"], "deeds at it"), *rest(len(found["deeds"]), found["total"])])
+    return "\n".join([*lines, *missing(found["silent"], "actions at it"), *rest(len(found["actions"]), found["total"])])
 
 
 VERBS: Final = (
