@@ -83,6 +83,7 @@ async def grant(
         await leave_shared_reader(client, wholly=True)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
+    await client.services.quotas.pace(client.hash)
     if came is None and _may_join(client, side, others):
         put = partial(_put_served, side, others, replays, _Starts(side, position))
         await client.delivery.feed.subscribe(client, position, put)
@@ -213,7 +214,6 @@ class _Starts:
 
 async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> list[ApiError | None]:
     """Create consumers; returns for each one JetStream's error, or None."""
-    await client.services.quotas.pace(client.hash)
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
