@@ -136,15 +136,17 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
     keeper.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
     consumers = [one.consumer for one in side.dormant if not one.removed]
-    client.delivery.handover.add(
-        client.hash, services.tasks.spawn(_farewell(client, keeper, consumers), f"position of {client.client_id}")
-    )
+    # Begun at once: in the task, a write of changed positions might come before it.
+    work = _farewell(client, keeper, consumers, keeper.begin_flush())
+    client.delivery.handover.add(client.hash, services.tasks.spawn(work, f"position of {client.client_id}"))
 
 
-async def _farewell(client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef]) -> None:
+async def _farewell(
+    client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef], flushed: asyncio.Future[bool]
+) -> None:
     try:
         written = asyncio.get_running_loop().time()
-        if await keeper.flush() and not client.taken:
+        if await flushed and not client.taken:
             async with client.delivery.handover.turns:
                 await _for_listener(client, keeper, consumers, written + SETTING)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:

@@ -306,13 +306,18 @@ class PositionWriter:
 
     async def flush(self) -> bool:
         """Write the position, and wait until it is stored; False when it cannot be stored: see :attr:`moved`."""
-        if self.lost:
-            return False
+        return await self.begin_flush()
+
+    def begin_flush(self) -> asyncio.Future[bool]:
+        """Write the position now; return a future with the result of :meth:`flush`."""
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self.lost:
+            waiter.set_result(False)
+            return waiter
         self._waiters.append(waiter)
         self.ledger.change()
         self.write()
-        return await waiter
+        return waiter
 
     async def sure(self) -> bool:
         """Whether the session is this connection's: proved by a recent write, or by writing now with :meth:`flush`."""

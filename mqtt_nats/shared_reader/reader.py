@@ -56,11 +56,11 @@ LEAST: Final = 0.7
 SAMPLE: Final = 2000
 """Minimum number of stored messages over which the wanted fraction is measured."""
 
-FEW: Final = 128
-"""Number of filters up to which they may be changed at any time."""
+CHANGE_PAUSE_LEAST: Final = 0.01
+"""Least seconds from one change of the filters to the next: sessions that subscribe meanwhile share the next one."""
 
 CHANGE_PAUSE: Final = 0.6e-6
-"""Seconds from one change of more filters to the next, by the square of their number: nats-server works a twentieth."""
+"""The same with many filters, by the square of their number: nats-server works a twentieth of the time."""
 
 NARROWING: Final = 5.0
 """Least seconds between two looks for fewer filters, while more than half of the messages are not wanted."""
@@ -175,10 +175,11 @@ class SharedReader:
         self._waiting = [one for one in self._waiting if not one[1].done()]
         self._turning = self._turned() or self._turning
         loop = asyncio.get_running_loop()
-        if not self._broken and loop.time() < self._changeable:
+        fits = bool(self._filters) and not self._turning and (not self._waiting or self._covers_wanted())
+        if not (fits or self._broken) and loop.time() < self._changeable:
             loop.call_at(self._changeable, self._wake.set)
             return  # whoever waits shares the next change with those that come until then
-        filters = self._choice()
+        filters = self._filters if fits else self._choice()
         if self._broken:
             await self._make(filters)
         elif filters != self._filters:
@@ -192,9 +193,7 @@ class SharedReader:
                 self._wake.set()
 
     def _choice(self) -> tuple[str, ...]:
-        """Return the filters to read: the present ones, unless more is wanted of them, or they have to change."""
-        if not self._turning and (not self._waiting or self._covers_wanted()) and self._filters:
-            return self._filters
+        """Return the filters to read, by what is wanted now."""
         return EVERYTHING if self._everything else chosen(self.wanted) or NOTHING
 
     def _covers_wanted(self) -> bool:
@@ -209,7 +208,7 @@ class SharedReader:
     def _note(self, filters: tuple[str, ...]) -> None:
         """Note the filters that the consumer has."""
         self._filters, self._read, self._covered = filters, FilterSet(filters), set()
-        pause = CHANGE_PAUSE * len(filters) ** 2 if len(filters) > FEW else 0.0
+        pause = max(CHANGE_PAUSE_LEAST, CHANGE_PAUSE * len(filters) ** 2)
         self._changeable = asyncio.get_running_loop().time() + pause
 
     async def _change(self, filters: tuple[str, ...]) -> None:

@@ -99,6 +99,16 @@ async def test_who_flushes_waits_for_a_write_that_begins_afterwards(setup: Setup
     assert await waiting
 
 
+async def test_a_flush_begins_at_once(setup: Setup) -> None:
+    """Writes of changed positions have nothing left to do then."""
+    flushed = setup.writer.begin_flush()
+    assert not setup.ledger.dirty
+    assert len(setup.writes) == 1
+    setup.answer(6)
+    assert await flushed
+    assert len(setup.writes) == 1
+
+
 async def test_nobody_waits_for_a_writer_that_has_given_up(setup: Setup) -> None:
     waiting = asyncio.create_task(setup.writer.flush())
     await asyncio.sleep(0)

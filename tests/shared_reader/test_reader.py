@@ -15,7 +15,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.shared_reader import reader as reading
 from mqtt_nats.shared_reader.filters import FILTERS_MOST, FilterSet
-from mqtt_nats.shared_reader.reader import LEAST, MOST, NARROWING, SAMPLE, SharedReader
+from mqtt_nats.shared_reader.reader import CHANGE_PAUSE, LEAST, MOST, NARROWING, SAMPLE, SharedReader
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 from tests.harness.doubles import stands_for
@@ -97,6 +97,13 @@ class Reading:
     @property
     def read(self) -> list[str]:
         return [one.removeprefix(PREFIX) for one in self.server.fake_filters]
+
+
+@pytest.fixture(autouse=True)
+def pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few filters may be changed at any time."""
+    monkeypatch.setattr(reading, "CHANGE_PAUSE_LEAST", 0.0)
+    monkeypatch.setattr(reading, "CHANGE_PAUSE", 0.0)
 
 
 async def test_what_is_wanted_decides() -> None:
@@ -257,6 +264,7 @@ async def test_a_filter_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_many_filters_are_not_changed_for_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change costs nats-server the square of their number; those that come meanwhile share one."""
+    monkeypatch.setattr(reading, "CHANGE_PAUSE", CHANGE_PAUSE)
     one = Reading(*(f"device{number}" for number in range(FILTERS_MOST - 3)))
     assert (await one.ready()).done()
     assert len(one.read) == FILTERS_MOST - 3
@@ -271,6 +279,25 @@ async def test_many_filters_are_not_changed_for_each_one(monkeypatch: pytest.Mon
     await asyncio.sleep(0)
     assert all(each.done() for each in asked)
     assert len(one.read) == FILTERS_MOST
+
+
+async def test_sessions_that_subscribe_at_the_same_time_share_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose filters are read already do not wait for it."""
+    monkeypatch.setattr(reading, "CHANGE_PAUSE_LEAST", 60.0)
+    one = Reading("a")
+    assert (await one.ready()).done()
+    assert (await one.ready()).done()
+    asked = []
+    for name in "bc":
+        one.reader.wanted[PREFIX + name] = 1
+        asked.append(await one.ready())
+    assert not any(each.done() for each in asked)
+    assert one.read == ["a"]
+    monkeypatch.setattr(one.reader, "_changeable", 0.0)
+    await one.keep()
+    await asyncio.sleep(0)
+    assert all(each.done() for each in asked)
+    assert one.read == ["a", "b", "c"]
 
 
 async def test_a_reader_with_many_filters_is_made_again_at_once() -> None:
