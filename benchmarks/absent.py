@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -276,9 +277,9 @@ def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[floa
     return process, took
 
 
-def measure(sessions: int, positions: str, returning: int, servers: int = 1) -> Row:
-    """Measure one row."""
-    command = f"{peers.OURS_COMMAND} --shared-reader always --session-positions {positions} {UNLIMITED}"
+def measure(sessions: int, positions: str, returning: int, servers: int = 1, ours: str = peers.OURS_COMMAND) -> Row:
+    """Measure one row; ``ours`` is the command that starts our gateway."""
+    command = f"{ours} --shared-reader always --session-positions {positions} {UNLIMITED}"
     with peers.running("ours", command, servers=servers) as broker:
         first = max(sessions // 10, 1)
         _make(broker, range(first))
@@ -324,8 +325,8 @@ def measure(sessions: int, positions: str, returning: int, servers: int = 1) -> 
     )
 
 
-def document(rows: Sequence[Row], command: str) -> str:
-    """The part of the page."""
+def document(rows: Sequence[Row], command: str, ours: str = peers.OURS_COMMAND) -> str:
+    """The part of the page; ``ours`` is the command that starts our gateway."""
     lines = table(
         [
             [
@@ -354,7 +355,7 @@ def document(rows: Sequence[Row], command: str) -> str:
             ),
         ]
     )  # fmt: skip
-    about = f"{machine(['ours', 'nats'])}  \n`{command}`"
+    about = f"{machine(['ours', 'nats'], ours)}  \n`{command}`"
     return "\n".join(["## Absent sessions", "", about, "", *lines])
 
 
@@ -364,16 +365,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sessions", default="1000,20000", metavar="N[,N]", help="rows (%(default)s)")
     parser.add_argument("--positions", default="consumers,records", help="of each (%(default)s)")
     parser.add_argument("--returning", type=int, default=1000, metavar="N", help="return at once (%(default)s)")
+    parser.add_argument("--ours", default=peers.OURS_COMMAND, metavar="COMMAND", help="default: %(default)s")
     parser.add_argument("--servers", type=int, default=1, metavar="N", help="nats-servers of a cluster (%(default)s)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as a part of this page")
     options = parser.parse_args(arguments)
     rows = []
     for number in map(int, options.sessions.split(",")):
         for positions in options.positions.split(","):
-            rows.append(measure(number, positions, options.returning, options.servers))
+            rows.append(measure(number, positions, options.returning, options.servers, options.ours))
             print(rows[-1], flush=True)
     given = sys.argv[1:] if arguments is None else list(arguments)
-    text = document(rows, " ".join(["python -m benchmarks.absent", *given]))
+    command = shlex.join(["python", "-m", "benchmarks.absent", *given]).replace(str(Path.cwd()), "$PWD")
+    text = document(rows, command, options.ours)
     print("\n" + text)
     if options.report:
         page.put(options.report, "How cost grows", "growth absent", text)

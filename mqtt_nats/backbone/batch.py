@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of concurrent requests for one session."""
+"""Batches of concurrent requests for one session, and requests that sessions share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -49,3 +49,31 @@ async def in_turn(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
     await all_done([work() for _ in range(min(AT_ONCE, len(requests)))])
     return [results[place] for place in range(len(requests))]
+
+
+class SharedRequest(Generic[T]):
+    """Request whose answer is shared by those that want it at the same time.
+
+    Args:
+        ask: makes the request.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        self._ended = 0
+        self._answers: list[T] = []
+        """The last answer; empty before the first one."""
+
+    async def answer(self) -> T:
+        """Return the answer to a request that is made after the call; errors are those of ``ask``."""
+        wanted = self._begun + 1
+        while self._ended < wanted:
+            async with self._lock:
+                if self._ended < wanted:
+                    self._begun += 1
+                    turn = self._begun
+                    self._answers = [await self._ask()]
+                    self._ended = turn
+        return self._answers[0]

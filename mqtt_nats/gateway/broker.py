@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from mqtt_nats.access.acl import Rules
+from mqtt_nats.backbone.batch import SharedRequest
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.doubtful_stores import DoubtfulStores, find_stored
 from mqtt_nats.base.bucket import MemoryBudget
@@ -158,6 +159,7 @@ def _services(
     fanout = Fanout(table, link, round_)
     counters = Counters(fanout.sent, fanout.sent_bytes)
     store.call_on_timed(counters.stored.observe)
+    streams.retained.read_info_by(SharedRequest(streams.retained.info).answer)
     counted = counters.received, counters.received_bytes
     path = Path(link, store, table, fanout, round_, *counted, MessageIds(secrets.randbits(48)), memory)
     return Services(

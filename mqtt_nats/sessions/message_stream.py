@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.batch import parts
+from mqtt_nats.backbone.batch import SharedRequest, parts
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
 from mqtt_nats.base import server_clock as natstime
@@ -96,10 +96,7 @@ class StreamHead:
 
     def __init__(self, inbox: RequestInbox) -> None:
         self._inbox = inbox
-        self._lock = asyncio.Lock()
-        self._begun = 0
-        self._ended = 0
-        self._state: dict[str, Any] = {}
+        self._shared = SharedRequest(self._look)
         self.replicated = True
         """Whether the stream has more than one replica, as far as is known."""
 
@@ -109,15 +106,7 @@ class StreamHead:
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        wanted = self._begun + 1
-        while self._ended < wanted:
-            async with self._lock:
-                if self._ended < wanted:
-                    self._begun += 1
-                    turn = self._begun
-                    self._state = await self._look()
-                    self._ended = turn
-        return self._state
+        return await self._shared.answer()
 
     async def _look(self) -> dict[str, Any]:
         inbox = self._inbox

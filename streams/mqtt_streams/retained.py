@@ -6,7 +6,7 @@ and notice no other removal; the gateway that wrote the tombstone deletes it.
 """
 
 from base64 import b64decode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -177,10 +177,19 @@ class RetainedStore:
     def __init__(self, js: JetStream) -> None:
         self._js = js
         self.replicated = False
+        self._info: Callable[[], Awaitable[dict[str, Any]]] = self.info
 
     def read_replicas(self, replicated: bool) -> None:
         """Set whether the stream has replicas, which may lag."""
         self.replicated = replicated
+
+    async def info(self) -> dict[str, Any]:
+        """Return JetStream's answer to `STREAM.INFO`."""
+        return await call(self._js, f"STREAM.INFO.{STREAM}")
+
+    def read_info_by(self, info: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        """Have `matching` read the state of the stream by `info`, whose answer is later than the call."""
+        self._info = info
 
     async def get(self, subject: str) -> RetainedMessage | None:
         """Return the retained message of one subject (no wildcards), None without one."""
@@ -206,7 +215,7 @@ class RetainedStore:
                 yield [message]
             return
         everything = starts_with_wildcard(filter_subject)
-        info = await call(self._js, f"STREAM.INFO.{STREAM}")
+        info = await self._info()
         last_seq = info["state"]["last_seq"]
         seq = max(start_seq, 1)
         tail = max(seq, last_seq - _TAIL + 1)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from mqtt_nats.backbone.batch import AT_ONCE, in_turn
+from mqtt_nats.backbone.batch import AT_ONCE, SharedRequest, in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -88,3 +88,30 @@ async def test_who_is_cancelled_asks_no_more() -> None:
         await task
     assert all(answer.cancelled() for answer in server.answers.values())
     assert server.asked == list(range(AT_ONCE))
+
+
+async def test_a_request_is_shared_by_those_that_come_while_another_one_is_under_way() -> None:
+    """Their answer is later than their question; after an error the next one asks."""
+    asked: list[asyncio.Future[int]] = []
+
+    async def ask() -> int:
+        asked.append(asyncio.get_running_loop().create_future())
+        return await asked[-1]
+
+    shared = SharedRequest(ask)
+    first = asyncio.create_task(shared.answer())
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(shared.answer()) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert len(asked) == 1
+    asked[0].set_result(1)
+    assert await first == 1
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in others)
+    asked[1].set_exception(ValueError("refused"))
+    await asyncio.wait(others[:1])
+    assert isinstance(others[0].exception(), ValueError)
+    await asyncio.sleep(0)
+    asked[2].set_result(3)
+    assert await asyncio.gather(*others[1:]) == [3] * 4
+    assert len(asked) == 3

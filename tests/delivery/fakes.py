@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.client.client import Client
@@ -47,7 +48,14 @@ class FakeReconciling:
 
 @stands_for(PositionHandover)
 class FakeHandover:
-    """Stands for `PositionHandover`: no session is being handed over."""
+    """Stands for `PositionHandover`: which sessions are being handed over; none is waited for."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(1)
+        self.fake_added: list[str] = []
+
+    def add(self, client_hash: str, task: asyncio.Task[None]) -> None:
+        self.fake_added.append(client_hash)
 
     async def over(self, client_hash: str) -> None:
         """Nothing is under way."""

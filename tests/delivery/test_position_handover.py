@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from mqtt_nats.backbone.connect import Phase
-from mqtt_nats.delivery.position_handover import PositionHandover
+from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.position_handover import PositionHandover, leave_position
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_streams.api import NoResponders
 from mqtt_streams.gateway_subjects import LEFT
+from mqtt_streams.positions import decode
+from mqtt_streams.sessions import V5
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side, as_receiver
 from tests.sessions.fakes import FakeServices, as_services
 
 
@@ -53,3 +60,25 @@ async def test_a_dead_gateway_does_not_answer() -> None:
     services = Gateway()
     assert not await PositionHandover(as_services(services)).elsewhere("client", "another0")
     assert services.fake_asked == [f"{LEFT}another0"]
+
+
+@pytest.mark.sources
+async def test_the_last_position_is_written_once() -> None:
+    """A round of changed positions may come before the task that hands the session over."""
+    services = FakeDeliveryServices()
+    client = FakeReceiver(services, v5=V5(pos="position"))
+    writer = PositionWriter(as_receiver(client), 5)
+    writer.ledger.take(7, 1)
+    leave_position(as_receiver(client), cast(DurableDelivery, Side(keeper=writer)))
+    for changed in client.delivery.writers.following():
+        changed.write()
+    ((_, _, payload, operation),) = services.fake_store.fake_put
+    found = decode(payload)
+    assert found is not None
+    assert (found.clean, found.pending) == (True, {7: 1})
+    operation.stored(b'{"stream":"$MQTT_pos","seq":6}')
+    await services.tasks.fake_settle()
+    assert len(services.fake_store.fake_put) == 1
+    assert writer.lost
+    assert client.delivery.handover.fake_added == [client.hash]
+    assert services.fake_inbox.asked == []

@@ -168,6 +168,24 @@ async def test_what_a_new_session_asks_and_stores(connect: Connector, name: str,
     }
 
 
+async def test_sessions_that_subscribe_at_the_same_time_share_a_question(
+    connect: Connector, name: str, stored: Stored
+) -> None:
+    """The state of the stream of retained messages is read after each SUBSCRIBE, not once for each."""
+    asked: list[str] = []
+
+    async def count(message: Msg) -> None:
+        asked.append(message.subject)
+
+    await stored.nats.subscribe("$JS.API.STREAM.INFO.$MQTT_rmsgs", cb=count)
+    await stored.nats.flush()
+    clients = [await connect(f"{name}-{number}", clean=False) for number in range(20)]
+    answers = await asyncio.gather(*(one.subscribe(f"{name}/{at}/+", qos=1) for at, one in enumerate(clients)))
+    assert answers == [(1,)] * 20
+    await stored.nats.flush()
+    assert 0 < len(asked) < 20
+
+
 async def test_a_position_that_a_former_session_has_left(connect: Connector, name: str, stored: Stored) -> None:
     """It is overwritten, although it is not read before."""
     former = Position("former", live=["nothing"], reached=1, pending={1: 1})
