@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 import nats
 import orjson
 import pytest
 
+from mqtt_streams import hashing
 from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.hashing import name_hash, second_key
 from mqtt_streams.sessions import STREAM, V5_SECOND
@@ -25,6 +27,9 @@ from tests.harness.waiting import aeventually, eventually
 
 PAIRS = (("device-1954068", "device-21015175"), ("device-4763190", "device-8723357"))
 """Found by trying: each is one hash."""
+
+THREE = ("device-a", "device-b", "device-c")
+"""Nobody has found three: `one_hash` has them collide."""
 
 KEPT = prop(SESSION_EXPIRY, 600)
 
@@ -53,10 +58,44 @@ def test_the_pairs_collide() -> None:
         assert len({name_hash(one), second_key(one, ""), second_key(other, ""), second_key(other, "ann")}) == 4
 
 
+@pytest.fixture
+def one_hash(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The client ids of `THREE` have one hash; their second keys stay as they are."""
+    same = {client_id.encode() for client_id in THREE}
+    with monkeypatch.context() as patch:
+        patch.setattr(hashing, "sha256", lambda data: sha256(b"same" if data in same else data))
+        name_hash.cache_clear()
+        assert len({name_hash(client_id) for client_id in THREE}) == 1
+        yield
+        for client_id in THREE:
+            Raw5.open(port, client_id).close()
+    name_hash.cache_clear()
+
+
+@pytest.mark.sources
+@pytest.mark.usefixtures("one_hash")
+def test_three_sessions(port: int) -> None:
+    """Each is as two are; and who comes when the first key is free gets it, and keeps it."""
+    each_has_its_own(port, THREE)
+    for client_id in (THREE[1], THREE[2]):
+        assert present(port, client_id)
+        Raw5.open(port, client_id).close()
+    for client_id in reversed(THREE):
+        eventually(lambda client_id=client_id: not present(port, client_id))
+        Raw5.open(port, client_id, KEPT).close()
+    for client_id in THREE:
+        assert present(port, client_id)
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_two_sessions(port: int, pair: tuple[str, str]) -> None:
     """Both are durable, have messages of their own that wait and are half-way, and end by themselves."""
-    for client_id in pair:
+    each_has_its_own(port, pair)
+
+
+def each_has_its_own(port: int, ids: tuple[str, ...]) -> None:
+    """Sessions of client ids that have one hash; that of the first one has ended then."""
+    for client_id in ids:
         with Raw5.open(port, client_id, KEPT) as client, Raw5.open(port) as publisher:
             assert client.subscribed((f"to/{client_id}", 2), ("to/both", 1), ("$share/g/to/group", 1)) == (2, 1, 1)
             publisher.deliver(f"to/{client_id}", b"half-way", qos=2)
@@ -66,25 +105,26 @@ def test_two_sessions(port: int, pair: tuple[str, str]) -> None:
     with Raw5.open(port) as other:
         other.subscribed(("from/#", 0))
         other.deliver("to/both", b"waits")
-        for client_id in (*pair, *pair):
+        for client_id in (*ids, *ids):
             with Raw5.open(port, client_id, KEPT, clean=False) as client:
                 assert client.present
                 sent = client.message(b"half-way")
                 assert sent.dup
                 client.message(b"waits")
-        for client_id in pair:
+        for client_id in ids:
             with Raw5.open(port, client_id, KEPT, clean=False) as client:
                 client.receive_message(b"half-way")
                 client.receive_message(b"waits")
                 client.send(raw5.ack(raw5.PUBREL, 9))
                 client.answer(raw5.PUBCOMP, 9, 0)
                 other.message(client_id.encode())
-        Raw5.open(port, pair[0]).close()
-        with Raw5.open(port, pair[1], KEPT, clean=False) as client:
-            assert client.present  # although the place that it did not get is free now
-            settled(client)
-            other.deliver("to/both", b"more")
-            client.receive_message(b"more")
+        Raw5.open(port, ids[0]).close()
+        for client_id in ids[1:]:
+            with Raw5.open(port, client_id, KEPT, clean=False) as client:
+                assert client.present  # although the place that it did not get is free now
+                settled(client)
+                other.deliver(f"to/{client_id}", b"more")
+                client.receive_message(b"more")
 
 
 def settled(client: Raw5) -> None:
