@@ -29,7 +29,7 @@ from mqtt_nats.config import systemd
 from mqtt_nats.config.accounts import AccountSettings
 from mqtt_nats.config.admin_settings import free_dashboard_address, is_free
 from mqtt_nats.config.build_info import build
-from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, logged_in, seed_for
+from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, find_server, logged_in, seed_for
 from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
 from mqtt_nats.config.settings import ENV_PREFIX, Settings, env_name
@@ -191,7 +191,7 @@ _NATS = ("nats", *(name for name in AccountSettings.model_fields if name.startsw
 @click.pass_context
 def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
-    context.obj = find_login(Settings.load_nats(flags, config))
+    context.obj = find_server(Settings.load_nats(flags, config))
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
 
 

@@ -2,6 +2,7 @@
 """The command: what it says, how it exits, what it leaves behind."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -415,6 +416,18 @@ def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory:
     assert not [child for child in children if alive(child)]
     log = (tmp_path / "data" / "nats-server.log").read_text(encoding="utf-8")
     assert "Server Exiting" in log  # it closed its store in an orderly way
+
+
+def test_ctl_finds_an_embedded_server_at_any_port(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
+    """By its data directory, while it runs; then the error names the options."""
+    data = ["--data", str(tmp_path / "data")]
+    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", *data)
+    done = run("ctl", *data, "status", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["gateways"]) == 1
+    gateway.process.interrupt()
+    assert gateway.wait() == 0
+    assert_refused(run("ctl", *data, "status"), "nats://127.0.0.1:4222", "--nats", "--data")
 
 
 def test_embedded_ends_with_one_line_when_nats_server_dies(tmp_path: Path, gateway_factory: GatewayFactory) -> None:

@@ -7,6 +7,8 @@ the owner of the data directory can read it. The seed is never sent: it signs th
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from pathlib import Path
@@ -26,6 +28,9 @@ SEED: Final = "nats.nk"
 
 CONTEXT: Final = "nats.json"
 """Context file in the data directory for the nats CLI (``--context FILE``), with URL and login of nats-server."""
+
+LOCK: Final = "lock"
+"""File in the data directory that is locked while a gateway, or its embedded nats-server, uses the directory."""
 
 PORT: Final = 4222
 
@@ -111,10 +116,35 @@ def logged_in(url: str, login: Login) -> dict[str, Any]:
     return {**dict.fromkeys(WAYS), "nats": (url,), "nats_nkey": login.seed}
 
 
+def find_server(settings: Settings) -> Settings:
+    """Return the settings of an operator's command, with the embedded nats-server that runs in ``data``, at any port.
+
+    Settings that name ``nats`` or a login keep their ``nats``.
+    """
+    given = "nats" in settings.model_fields_set or any(getattr(settings, name) is not None for name in WAYS)
+    if not given and _runs(settings.data):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            url = str(orjson.loads((settings.data / CONTEXT).read_bytes())["url"])
+            settings = settings.model_copy(update={"nats": (url,)})
+    return find_login(settings)
+
+
+def _runs(data: Path) -> bool:
+    """Whether a gateway, or its embedded nats-server, has the lock of a data directory."""
+    try:
+        with (data / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def find_login(settings: Settings) -> Settings:
     """Return the settings with the login of the data directory, if they have none and ``nats`` is that nats-server.
 
-    So `mqtt-nats ctl` and a second gateway find the login at the embedded nats-server of another gateway.
+    So a second gateway finds the login at the embedded nats-server of another gateway.
     """
     if any(getattr(settings, name) is not None for name in WAYS):
         return settings

@@ -280,7 +280,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         """
         found = gather(flags, config)
         values = {name: value for name, value in found.values.items() if name in NatsSettings.model_fields}
-        return cls.model_construct(**dict(_checked(NatsSettings, Sources(values, found.origins, found.unknown))))
+        checked = _checked(NatsSettings, Sources(values, found.origins, found.unknown))
+        return cls.model_construct(checked.model_fields_set, **dict(checked))
 
 
 class Sources(NamedTuple):

@@ -32,7 +32,12 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
         inbox.renew()
         link.go_online()
 
-    link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
+    try:
+        link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
+    except StartupError as error:
+        if "nats" in settings.model_fields_set or "--data" in str(error):
+            raise
+        raise StartupError(f"{error}, or --data to the directory of an embedded one") from None
     inbox = RequestInbox(link)
     try:
         yield inbox

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config.embedded_login import PRIVATE, Login, make_login, write_context, write_private
+from mqtt_nats.config.embedded_login import LOCK, PRIVATE, Login, make_login, write_context, write_private
 from mqtt_nats.gateway.full_disk import FullDisk
 
 HOST: Final = "127.0.0.1"
@@ -206,7 +206,7 @@ async def _lock(data: Path) -> IO[str]:
 def _open_lock(data: Path) -> IO[str]:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return (data / "lock").open("a+", encoding="ascii")
+        return (data / LOCK).open("a+", encoding="ascii")
     except OSError as error:
         raise StartupError(f"cannot use the data directory {data} (--data): {error.strerror}") from None
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import pytest
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import _hints
-from mqtt_nats.config.embedded_login import CONTEXT, SEED, find_login, make_login, seed_for
+from mqtt_nats.config.embedded_login import CONTEXT, LOCK, SEED, find_login, find_server, make_login, seed_for
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.embedded import SERVER_NAME, run_server
 from pyspark_mqtt_nats.jobs import flags
@@ -136,6 +137,30 @@ def test_a_login_that_somebody_else_may_have_made(tmp_path: Path, what: str) -> 
         make_login(tmp_path)
     assert str(login.seed) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_finds_the_server_that_runs(tmp_path: Path) -> None:
+    """At any port, while somebody has the lock; where a server or a login is given, that counts."""
+    login = make_login(tmp_path)
+    url = "nats://127.0.0.1:4333"
+
+    def found(**given: Any) -> tuple[tuple[str, ...], Path | None]:
+        settings = find_server(Settings.load_nats({"data": str(tmp_path), **given}))
+        return settings.nats, settings.nats_nkey
+
+    default = ("nats://127.0.0.1:4222",), None
+    assert found() == default
+    (tmp_path / CONTEXT).write_text(json.dumps({"url": url, "nkey": str(login.seed)}), encoding="utf-8")
+    (tmp_path / LOCK).touch()
+    assert found() == default, "it does not run"
+    with (tmp_path / LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert found() == ((url,), login.seed)
+        assert found(nats="nats://nats.example") == (("nats://nats.example",), None)
+        assert found(nats="nats://127.0.0.1:4222") == default
+        assert found(nats_user="u")[0] == default[0]
+        (tmp_path / CONTEXT).write_text("[]", encoding="utf-8")
+        assert found() == default
 
 
 def test_who_finds_the_login(tmp_path: Path) -> None:
