@@ -172,7 +172,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text = f"stream {name} has another message at {start.next - 1} than the checkpoint: it was restored"
         else:
             return start
-        loss(self.options, text, max(0, found.first - 1), "give a new checkpointLocation, or ")
+        loss(self.options, text, max(0, found.first - 1), "give a new checkpoint (option checkpointLocation), or ")
         return Offset(found.created, found.first, found.first, turn=start.turn + 1)
 
     def _first(self, connection: Connection, start: Offset, found: Snapshot) -> Offset:
@@ -192,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _own(self, place: dict[str, Any]) -> Offset:
         """Return an offset of the checkpoint; raises OptionError when it is of another stream or other topics."""
         found = Offset.of(place)
-        anew = "give a new checkpointLocation to begin anew"
+        anew = "give a new checkpoint (option checkpointLocation) to begin anew"
         if found.stream not in ("", self.options.stream):
             text = f"stream = {self.options.stream!r}: the checkpoint is of stream {found.stream}; {anew}"
             raise OptionError(text, "stream")

@@ -146,6 +146,29 @@ def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:
         archive.run(spark, Archive(**{**vars(job), "checkpoint": "nowhere://x"}), quiet())
 
 
+def test_an_archive_with_one_batch_needs_the_checkpoint_that_has_planned_it(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Spark leaves out the first batch of a new checkpoint, since the archive has a batch of its number."""
+    output, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
+
+    def compare() -> None:
+        storage.Checkpoint(spark, str(checkpoint), str(output), {"job": "archive", "--format": "parquet"})
+
+    def number(directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "0").touch()
+
+    compare()
+    number(output / "_spark_metadata")
+    with pytest.raises(JobError, match="do not belong together"):
+        compare()
+    number(checkpoint / "offsets")  # it was killed before Spark has noted the batch
+    compare()
+    number(checkpoint / "commits")
+    compare()
+
+
 def reports(spark: "SparkSession", job: Archive, tmp_path: Path, sent: list[tuple[str, bytes]]) -> None:
     """The store and the archive have the same to tell."""
     source = {"servers": job.source["servers"]}

@@ -92,7 +92,8 @@ class Captured(Exception):
         ),
         (
             Exception(MKDIRS),
-            "IOException: Mkdirs failed to create file:/proc/x (exists=false); --log FILE has the whole story",
+            "IOException: Mkdirs failed to create file:/proc/x (exists=false); change --output or --checkpoint; "
+            "--log FILE has the whole story",
         ),
         (
             Exception(
@@ -127,6 +128,16 @@ class Captured(Exception):
         (
             Exception("[TABLE_OR_VIEW_NOT_FOUND] There is no view `x`. SQLSTATE: 42P01; line 1 pos 14"),
             "There is no view `x`; the views are messages, retained and sessions, and those of --stream",
+        ),
+        (
+            Exception("x\n: java.io.IOException: No space left on device\n\tat java.io.X(Y:1)\n"),
+            "IOException: No space left on device; make room, or change --output, --checkpoint or "
+            "--conf spark.local.dir=DIR; --log FILE has the whole story",
+        ),
+        (
+            Exception("[INTERNAL_ERROR] Found the unresolved operator: 'InsertIntoStatement LogicalRDD [sequence#1L]"),
+            "INSERT INTO needs a view with the columns that are written: use CREATE TEMPORARY VIEW name (topic STRING, "
+            "payload STRING) USING mqtt_nats OPTIONS (servers '...'), in `mqtt-nats spark shell`",
         ),
         (KeyError("what"), "KeyError: 'what'; --log FILE has the whole story"),
         (

@@ -161,11 +161,12 @@ def test_typed_columns(spark: SparkSession, store: Store) -> None:
 @pytest.mark.parametrize("extension", ["parquet", "csv", "json"])
 def test_one_file(spark: SparkSession, store: Store, tmp_path: Path, extension: str) -> None:
     output = tmp_path / f"result.{extension}"
-    query = f"SELECT sequence, topic FROM {store.stream} WHERE sequence <= 3 ORDER BY sequence DESC"
+    query = f"SELECT sequence, topic, payload FROM {store.stream} WHERE sequence <= 3 ORDER BY sequence DESC"
     (line,) = lines(spark, store, query, output=str(output))
     assert line.startswith(f"3 rows in {output} (")
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".crc")] == [output.name]
-    expected = [{"sequence": 3, "topic": "a/2"}, {"sequence": 2, "topic": "a/1"}, {"sequence": 1, "topic": "a/0"}]
+    texts = [b"2", b"1", b"0"] if extension == "parquet" else ["Mg==", "MQ==", "MA=="]
+    expected = [{"sequence": 3 - n, "topic": f"a/{2 - n}", "payload": text} for n, text in enumerate(texts)]
     if extension == "parquet":
         rows = pyarrow.parquet.read_table(output).to_pylist()
     elif extension == "csv":

@@ -155,6 +155,6 @@ def test_a_stream_that_lost_messages_or_was_made_anew(
         store.put(range(5))
         with pytest.raises(StreamingQueryException) as told:
             lenient.run(store.load_stream(spark, **options))
-        assert "; give a new checkpointLocation, or set failOnDataLoss to false" in complaint(told.value)
+        assert "(option checkpointLocation), or set failOnDataLoss to false" in complaint(told.value)
         assert lenient.run(store.load_stream(spark, **forgiving)) == [5]
         assert lenient.rows() == sorted([*range(1, 101), *range(151, 201), *range(1, 6)])

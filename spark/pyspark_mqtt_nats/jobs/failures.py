@@ -15,6 +15,12 @@ from pyspark_mqtt_nats.jobs import JobError
 OURS: Final = (JobError, OptionError, SourceError, JavaError)
 """Exceptions whose text is for users."""
 
+OWN_VIEW: Final = (
+    "CREATE TEMPORARY VIEW name (topic STRING, payload STRING) USING mqtt_nats OPTIONS (servers '...'), "
+    "in `mqtt-nats spark shell`"
+)
+"""Statement that makes a view into which INSERT INTO publishes."""
+
 MORE: Final = "; --log FILE has the whole story"
 """What ends a text that need not be enough to know what to do."""
 
@@ -42,6 +48,11 @@ _WRAPPERS: Final = (
 
 _CONCURRENT: Final = re.compile("Multiple streaming queries are concurrently using|another writer already committed")
 
+_INSERT: Final = re.compile("unresolved operator: 'InsertIntoStatement")
+
+_NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded|File too large")
+_NO_PLACE: Final = re.compile("Mkdirs failed to create|Permission denied|Read-only file system")
+
 _HINTS: Final = {
     "PATH_NOT_FOUND": "change --input",
     "UNABLE_TO_INFER_SCHEMA": "there is nothing to read in --input, or --format is another",
@@ -49,6 +60,7 @@ _HINTS: Final = {
     "PATH_ALREADY_EXISTS": "change --output, or give --overwrite",
     "DATA_SOURCE_NOT_FOUND": "change --format, or add its package by --conf spark.jars.packages=...",
     "TABLE_OR_VIEW_NOT_FOUND": "the views are messages, retained and sessions, and those of --stream",
+    "UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE": "leave it out, CAST it, take to_json() of it, or change --output",
     "CONCURRENT_STREAM_LOG_UPDATE": "another run uses the same --checkpoint",
     "CONCURRENT_QUERY": "another run uses the same --checkpoint",
 }
@@ -65,6 +77,8 @@ def explain(error: BaseException) -> str:
         return str(found[-1]).strip()
     if _CONCURRENT.search(text):
         return "another run writes there at the same time; wait for it, or change --output and --checkpoint"
+    if _INSERT.search(text):
+        return f"INSERT INTO needs a view with the columns that are written: use {OWN_VIEW}"
     conditions = [(name, message) for name, message in _CONDITION.findall(text) if name not in _WRAPPERS]
     if conditions:
         name, message = conditions[-1]
@@ -74,8 +88,15 @@ def explain(error: BaseException) -> str:
     for pattern in (_PYTHON, _JAVA):
         if found := pattern.findall(text):
             kind, message = found[-1]
-            return f"{kind}: {_short(_STATE.sub('', message)).rstrip('.')}{MORE}"
+            return f"{kind}: {_short(_STATE.sub('', message)).rstrip('.')}{_where(text)}{MORE}"
     return f"{type(error).__name__}: {_short(text)}{MORE}"
+
+
+def _where(text: str) -> str:
+    """Return what to change where a directory cannot be written, "" for other errors."""
+    if _NO_ROOM.search(text):
+        return "; make room, or change --output, --checkpoint or --conf spark.local.dir=DIR"
+    return "; change --output or --checkpoint" if _NO_PLACE.search(text) else ""
 
 
 def _full_text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural, terminal_width
@@ -107,6 +108,8 @@ def _write(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress) 
     if place.has(path.name) and not job.overwrite:
         raise JobError(f"--output {job.output} is there already; give another one, or --overwrite")
     observed = Observation()
+    if path.suffix == ".csv":
+        frame = _without_bytes(frame)
     counted = frame.observe(observed, F.count(F.lit(1)).alias("rows")).coalesce(1)
     parts = f".{path.name}.{secrets.token_hex(4)}"
     try:
@@ -116,6 +119,12 @@ def _write(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress) 
     finally:
         place.remove(parts)
     return int(observed.get["rows"])
+
+
+def _without_bytes(frame: DataFrame) -> DataFrame:
+    """Return a result with bytes in base64, as JSON has them; Spark would write them as [31 32]."""
+    names = [field.name for field in frame.schema.fields if isinstance(field.dataType, BinaryType)]
+    return frame.withColumns({name: F.base64(F.col(f"`{name.replace('`', '``')}`")) for name in names})
 
 
 def _plot(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress) -> str:

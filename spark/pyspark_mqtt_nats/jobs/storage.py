@@ -203,9 +203,11 @@ class Checkpoint:
     def compare(self, last: int, output: str) -> None:
         """Raise JobError unless `last`, the last batch in the output, is the one that the checkpoint has, or the next.
 
-        The output has a batch before the checkpoint says so.
+        The output has a batch before the checkpoint says so, and after the checkpoint has planned it: a new checkpoint
+        would leave out all that is in its first batch.
         """
-        if last - max(self._place.batches("commits"), default=-1) not in (0, 1):
+        complete, planned = (max(self._place.batches(name), default=-1) for name in ("commits", "offsets"))
+        if last - complete not in (0, 1) or last > planned:
             self.refuse(output)
 
     def refuse(self, output: str) -> NoReturn:
