@@ -139,6 +139,11 @@ class Captured(Exception):
             "INSERT INTO needs a view with the columns that are written: use CREATE TEMPORARY VIEW name (topic STRING, "
             "payload STRING) USING mqtt_nats OPTIONS (servers '...'), in `mqtt-nats spark shell`",
         ),
+        (
+            Exception("[STREAM_FAILED] Query terminated: Python worker failed to connect back. SQLSTATE: XXKST"),
+            "Python worker failed to connect back: the machine is busy; run it again later, or with fewer tasks by "
+            "--master local[2]",
+        ),
         (KeyError("what"), "KeyError: 'what'; --log FILE has the whole story"),
         (
             Py4JNetworkError("Answer from Java side is empty"),

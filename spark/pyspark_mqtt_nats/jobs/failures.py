@@ -48,6 +48,9 @@ _WRAPPERS: Final = (
 
 _CONCURRENT: Final = re.compile("Multiple streaming queries are concurrently using|another writer already committed")
 
+NO_WORKER: Final = "Python worker failed to connect back"
+"""What Spark says when a worker has not come up within ten seconds."""
+
 _INSERT: Final = re.compile("unresolved operator: 'InsertIntoStatement")
 
 _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded|File too large")
@@ -77,6 +80,8 @@ def explain(error: BaseException) -> str:
         return str(found[-1]).strip()
     if _CONCURRENT.search(text):
         return "another run writes there at the same time; wait for it, or change --output and --checkpoint"
+    if NO_WORKER in text:
+        return f"{NO_WORKER}: the machine is busy; run it again later, or with fewer tasks by --master local[2]"
     if _INSERT.search(text):
         return f"INSERT INTO needs a view with the columns that are written: use {OWN_VIEW}"
     conditions = [(name, message) for name, message in _CONDITION.findall(text) if name not in _WRAPPERS]

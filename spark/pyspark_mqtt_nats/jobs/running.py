@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.failures import NO_WORKER
 from pyspark_mqtt_nats.jobs.progress import Progress, count, rate
 
 T = TypeVar("T")
@@ -22,8 +23,6 @@ _POLL: Final = 0.2  # seconds
 
 ATTEMPTS: Final = 5
 """Times that a query is started whose workers do not come up."""
-
-_NO_WORKER: Final = "Python worker failed to connect back"
 
 
 def tasks(spark: SparkSession) -> str:
@@ -139,7 +138,7 @@ def run_round(spark: SparkSession, writer: DataStreamWriter, progress: Progress,
             run_query(spark, writer.trigger(availableNow=True), progress, tally)
             break
         except StreamingQueryException as error:
-            if _NO_WORKER not in str(error) or attempt == ATTEMPTS or progress.stopping:
+            if NO_WORKER not in str(error) or attempt == ATTEMPTS or progress.stopping:
                 raise
             progress.say("a Python worker of Spark has not come up in time; once more")
 
