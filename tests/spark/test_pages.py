@@ -152,7 +152,7 @@ published.selectExpr("qos", "content_type", "topic", "string(payload) AS payload
 """
     found = site.python(program)
     assert re.search(r"\|home/door *\|\d{4}-.*\|1 *\|device *\|shut *\|", found)
-    assert re.search(r"\| +10\| +10\| +10\| +10\| +3\|", found), found
+    assert re.search(r"\| +10\| +10\| +10\| +10\| +2\|", found), found
     assert "STREAMED 32" in found
     assert re.search(r"\|site/1/temp\| +4\.5\|", found)
     assert re.search(r'\|2 +\|application/json\|alerts/site/1/temperature\|{"celsius":81\.0,"timestamp":".*"}\|', found)
@@ -160,7 +160,9 @@ published.selectExpr("qos", "content_type", "topic", "string(payload) AS payload
 
 def test_the_queries_of_the_page(site: Site) -> None:
     mean, retained, hours, follow = blocks(SPARK, "sh", "A query")[0].splitlines()
-    assert re.fullmatch(r"topic +avg\(number\)\nsite/1/report .*\n(.*\n)*\d rows \(.* s\)\n", site.job(mean))
+    found = site.job(mean)
+    assert re.match(r"topic +avg\(number\)\n", found)
+    assert re.search(r"^site/1/temp +4\.5$", found, re.MULTILINE)
     assert site.job(retained).startswith("1 row in retained.parquet (")
     assert site.job(hours).endswith(" drawn in hours.html\n")
     assert (site.directory / "hours.html").read_text(encoding="utf-8").startswith("<!doctype html>")
@@ -174,7 +176,7 @@ def test_the_queries_of_the_page(site: Site) -> None:
         assert process.wait(60) == 0
     finally:
         process.discard()
-    assert re.search(r"^2 messages in 1 batch$", process.text, re.MULTILINE), process.text
+    assert re.search(r"^2 messages in \d batch(es)?$", process.text, re.MULTILINE), process.text
     shell, _ = blocks(SPARK, "sh", "A query")[1].splitlines()
     shown = site.job(shell, "SHOW VIEWS;\nDESCRIBE messages;\nSELECT count(*) AS number FROM messages;\nexit\n")
     assert re.search(r"\bretained\b", shown)
@@ -192,7 +194,7 @@ def test_the_jobs_of_the_page(site: Site) -> None:
     assert found.split("\n")[0].split() == heading.split()
     assert "1 message with no number in sensor.temp, such as sequence " in found
     _, replay, _ = blocks(SPARK, "sh", "replay")[0].splitlines()
-    assert re.match(r"44 messages published", site.job(replay)), replay
+    assert re.match(r"44 messages of .*/messages published in ", site.job(replay))
     page, of_archive = blocks(SPARK, "sh", "report")[0].splitlines()
     site.job(page)
     assert (site.directory / "report.html").exists()
@@ -229,17 +231,22 @@ def test_the_first_rule_of_the_page(site: Site, rules: LoggedProcess) -> None:
     started, message = blocks(RULES, "text")
     (sub, pub) = next(block.splitlines() for block in blocks(RULES, "sh") if "mqtt-nats sub" in block)
     says(rules, started.splitlines()[1])
-    assert masked(started) in masked(rules.text)
+    assert all(masked(line) in masked(rules.text) for line in started.splitlines())
     subscriber = site.shell.start(sub)
+
+    def heard() -> bool:
+        site.publish([("alerts/ready", b"x")])
+        return "alerts/ready x" in subscriber.text
+
+    eventually(heard, PATIENCE)
     site.shell.run(pub)
     expected = re.sub(r"\d{4}-\d.*Z", "TIME", message)
-    eventually(lambda: re.sub(r"\d{4}-\d.*Z", "TIME", subscriber.text) == expected or not rules.alive, PATIENCE)
+    eventually(lambda: expected in re.sub(r"\d{4}-\d.*Z", "TIME", subscriber.text) or not rules.alive, PATIENCE)
     more = "".join(blocks(RULES, "toml"))
     site.publish([("limits/site/7/temp", b"20")], RETAIN)
     (site.directory / "rules.toml").write_text(more, encoding="utf-8")
     for name in ("above-limit", "unreadable"):
         says(rules, f"rule: rule {name}: it runs")
     site.publish([("site/7/temp", b"25"), ("site/7/temp", b"hot")])
-    eventually(lambda: "alerts/site/7/temp" in subscriber.text.partition("\n")[2] or not rules.alive, PATIENCE)
+    eventually(lambda: '"number":25.0,"most":20.0' in subscriber.text or not rules.alive, PATIENCE)
     assert rules.alive, rules.text
-    assert '"number":25.0,"most":20.0' in subscriber.text

@@ -159,7 +159,7 @@ def test_a_stream_that_was_made_anew(store: Store, messages: int, caplog: pytest
     assert strict.batch() == lenient.batch() == list(range(1, 11))
     store.recreate()
     store.put(range(messages))
-    advice = "; give a new checkpoint (option checkpointLocation), or set failOnDataLoss to false"
+    advice = r"; give a new checkpoint \(option checkpointLocation\), or set failOnDataLoss to false"
     with pytest.raises(DataLossError, match=rf"checkpoint is of a stream made at .*{advice}"):
         strict.plan()
     lenient.start()
