@@ -72,8 +72,8 @@ class SharedFeed:
         """Return whether a session is to have no consumers while the shared reader serves it (`session_positions`)."""
         return False
 
-    def admit(self, client: Receiver) -> bool:
-        """Return whether the shared reader can serve a session that is resumed."""
+    def admit(self) -> bool:
+        """Return whether the shared reader can serve sessions without consumers."""
         return False
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:

@@ -179,7 +179,7 @@ def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool
     left = denied or v5.draining or v5.replay or side.replaced is not None
     # Only a consumer says how many messages exceed the limit.
     unlimited = client.services.settings.max_backlog is None
-    return unlimited and not left and client.delivery.feed.admit(client)
+    return unlimited and not left and client.delivery.feed.admit()
 
 
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:

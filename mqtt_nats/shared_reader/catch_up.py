@@ -60,7 +60,12 @@ TOO_MUCH: Final = b"MaxBytes"
 
 
 class CatchUpReader:
-    """Reader that brings one session its missed messages, in order and none twice."""
+    """Reader that brings one session its missed messages, in order and none twice.
+
+    Args:
+        position: stream sequence after which the reader begins.
+        missed: whether such messages are stored; else that is asked first.
+    """
 
     def __init__(self, live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
         self.position = position
@@ -373,14 +378,3 @@ class CatchUpReader:
                 if not self._over:
                     live.remove(member.client)
                     self.broken()
-
-
-def catch_up(live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
-    """Have a session read the messages after stream sequence ``position``, until the shared reader serves it.
-
-    Args:
-        missed: whether there are such messages; else that is asked first.
-    """
-    reader = CatchUpReader(live, member, position, missed=missed)
-    live.begin_catching(member.side, reader)
-    reader.begin()

@@ -17,7 +17,6 @@ from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import save_record
-from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Member, Promotion
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.shared_reader.catch_up import CatchUpReader
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 
 
@@ -35,8 +35,7 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
     record = client.record
     attachments = side.attachments.values()
     return (
-        live.allowed
-        and not live.reader.refused
+        live.admit()
         and client.alive
         and record is not None
         and record.v5 is not None
@@ -97,9 +96,7 @@ def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> Catch
             live.remove(client)
     else:
         member.begin_joining(Promotion([], reached))
-    reader = CatchUpReader(live, member, reached, missed=missed)
-    live.begin_catching(side, reader)
-    return reader
+    return live.catch_up(member, reached, missed=missed)
 
 
 async def _take_passed(live: SharedReaderSessions, member: Member, added: ConsumerBinding, reached: int) -> None:

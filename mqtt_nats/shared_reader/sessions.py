@@ -21,7 +21,7 @@ from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import claimed
-from mqtt_nats.shared_reader.catch_up import CatchUpReader, catch_up
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
 from mqtt_nats.shared_reader.position_choice import PositionChoice
@@ -399,7 +399,7 @@ class SharedReaderSessions(SharedFeed):
         if member.client not in self.renewals:
             self.renewals.put(member.client, self.services.clock.now + RENEWAL)
         if joining.behind:
-            catch_up(self, member, joining.since)
+            self.catch_up(member, joining.since).begin()
         else:
             self._settle(member)
         log.debug("%s is live from sequence %d", member.client, joining.since)
@@ -428,8 +428,8 @@ class SharedReaderSessions(SharedFeed):
         having = v5.consumerless, len(record.cons)
         return self.allowed and self.choice.wants_records(*having, stream.consumers, stream.replicas)
 
-    def admit(self, client: Receiver) -> bool:
-        """Return whether the shared reader can serve a session that is resumed."""
+    def admit(self) -> bool:
+        """Return whether the shared reader can serve sessions without consumers."""
         return self.allowed and not self.reader.refused
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
@@ -438,7 +438,7 @@ class SharedReaderSessions(SharedFeed):
         if member is None or side.keeper is None:
             return
         side.change(DeliveryEvent.JOINED)
-        catch_up(self, member, side.keeper.ledger.reached, missed=False)
+        self.catch_up(member, side.keeper.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
 
     def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
@@ -459,10 +459,11 @@ class SharedReaderSessions(SharedFeed):
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 
-    def begin_catching(self, side: DurableDelivery, reader: CatchUpReader) -> None:
-        """Have a catch-up reader bring the messages of a session."""
-        side.change(DeliveryEvent.FAR_BEHIND)
-        self.catching[side] = reader
+    def catch_up(self, member: Member, position: int, *, missed: bool = True) -> CatchUpReader:
+        """Return the catch-up reader that brings a session's messages from now on; see :class:`CatchUpReader`."""
+        member.side.change(DeliveryEvent.FAR_BEHIND)
+        reader = self.catching[member.side] = CatchUpReader(self, member, position, missed=missed)
+        return reader
 
     def end_catching(self, side: DurableDelivery) -> None:
         """Stop a session's catch-up reader."""

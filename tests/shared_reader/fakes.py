@@ -13,6 +13,7 @@ from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
-    from mqtt_nats.shared_reader.catch_up import CatchUpReader
 
 
 @stands_for(Settings)
@@ -145,9 +145,14 @@ class FakeSessions:
     def reached(self, side: FakeSide) -> int:
         return self.reader.position
 
-    def begin_catching(self, side: DurableDelivery, reader: CatchUpReader) -> None:
-        side.change(DeliveryEvent.FAR_BEHIND)
-        self.catching[side] = reader
+    def admit(self) -> bool:
+        return self.allowed and not self.reader.refused
+
+    def catch_up(self, member: Member, position: int, *, missed: bool = True) -> CatchUpReader:
+        member.side.change(DeliveryEvent.FAR_BEHIND)
+        reader = CatchUpReader(as_sessions(self), member, position, missed=missed)
+        self.catching[member.side] = reader
+        return reader
 
     def end_catching(self, side: DurableDelivery) -> None:
         self.fake_ended += 1

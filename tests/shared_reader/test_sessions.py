@@ -14,7 +14,8 @@ from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
-from mqtt_nats.shared_reader import new_subscriptions, sessions
+from mqtt_nats.shared_reader import new_subscriptions
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import Member, Promotion, left
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -91,6 +92,14 @@ class FakeKeeper:
         self.ledger = SessionPosition()
 
 
+@stands_for(CatchUpReader)
+class FakeCatchUpReader:
+    """Stands for `CatchUpReader`: nothing was missed."""
+
+    def begin(self) -> None:
+        """Read nothing."""
+
+
 @stands_for(SharedReaderSessions)
 class Room:
     """Stands for `SharedReaderSessions`: whether sessions may go on without consumers."""
@@ -106,6 +115,9 @@ class Room:
         self.members: dict[object, Member] = {}
         self.registry: Registry[Any] = Registry()
 
+    def catch_up(self, member: Member, position: int, *, missed: bool) -> FakeCatchUpReader:
+        return FakeCatchUpReader()
+
     def _member(self, client: object) -> Member:
         return self.members[client]
 
@@ -117,8 +129,7 @@ class Room:
 def test_which_sessions_go_on_without_consumers(allowed: bool, refused: float, admitted: bool) -> None:
     """While the shared reader may be used, and JetStream takes it."""
     room = cast("SharedReaderSessions", Room(allowed=allowed, refused=refused))
-    client = as_client(FakeClient(FakeServices()))
-    assert SharedReaderSessions.admit(room, client) is admitted
+    assert SharedReaderSessions.admit(room) is admitted
 
 
 @pytest.mark.sources
@@ -137,7 +148,6 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, 
 @pytest.mark.parametrize("lost", [False, True])
 def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     """A session without consumers may have moved meanwhile: the check after the reconnect lets its messages go."""
-    monkeypatch.setattr(sessions, "catch_up", lambda *_, **__: None)
     monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda _: None)
     room = Room()
     member = member_of(FakeServices(), "c", "a")
