@@ -146,23 +146,15 @@ def brought(
 
 
 def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Mark an ended subscription as drained, except for redeliveries of messages that were pending."""
+    """Note that an ended subscription has no message left, except for redeliveries of messages that were pending."""
     attachment.exhaust()
-    if not (attachment.redelivering or attachment.missed):
-        _pass_on(side, attachment)
-        finish(side, attachment)
+    written(side, attachment)
+    finish(side, attachment)
 
 
 def returned(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Note that all messages that were pending when the consumer was attached have come again, or are gone."""
     attachment.end_redelivery()
-    if attachment.through:
-        _pass_on(side, attachment)
-
-
-def _pass_on(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    """Mark an ended subscription as drained, and let the subscriptions go on that wait for it."""
-    attachment.drain()
     written(side, attachment)
 
 

@@ -75,7 +75,7 @@ class ConsumerBinding:
         self.handover_limits: dict[SubscriptionState, int] = {}
         """Stream sequences up to which overlapping subscriptions left messages to this one, which has ended."""
         self.drained = True
-        """Drained: no undelivered message of this consumer matches a remaining filter. Set by `delivery.draining`."""
+        """Drained: no undelivered message of this consumer matches a remaining filter."""
         self.through = False
         """Drained, except for redeliveries of messages that were pending when the subscription ended."""
         self.redelivering = False
@@ -140,6 +140,7 @@ class ConsumerBinding:
     def end_redelivery(self) -> None:
         """Note that the pending messages have come again, or are gone."""
         self.redelivering = False
+        self.drained = self.drained or self.through
 
     def miss(self) -> None:
         """Note that a delivery was lost on its way: no delivery is taken until it has come again."""
@@ -203,10 +204,7 @@ class ConsumerBinding:
     def exhaust(self) -> None:
         """Note that no message is left but redeliveries."""
         self.through = True
-
-    def drain(self) -> None:
-        """Note that no message is left that a remaining filter matches."""
-        self.drained = True
+        self.drained = self.drained or not (self.redelivering or self.missed)
 
     def lowered(self, gates: list[Gate]) -> None:
         """Mark the subscription as lowered to QoS 0; messages of core NATS wait in ``gates``."""
