@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.delivery.position_recovery import renew_dormant
 from mqtt_nats.shared_reader.promotion import RENEWAL, settled, wholly_live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
+    from collections.abc import Iterator, Set
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
@@ -58,19 +58,21 @@ def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     _renew(live, now)
     if refused or not live.services.nats.online.is_set():
         return
-    _each(live.candidates.due(now), partial(_promote, live, now))
+    for client in live.candidates.due(now):
+        with _checking(client):
+            _promote(live, client, now)
 
 
-def _each(clients: Iterable[Receiver], check: Callable[[Receiver], None]) -> None:
-    """Run a check of each session, also after the check of one has failed."""
-    for client in clients:
-        try:
-            check(client)
-        except Exception:
-            log.exception("%s: the check of its delivery failed", client)
+@contextmanager
+def _checking(client: Receiver) -> Iterator[None]:
+    """Log the failure of a session's check: the checks of the other sessions follow."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s: the check of its delivery failed", client)
 
 
-def _promote(live: SharedReaderSessions, now: float, client: Receiver) -> None:
+def _promote(live: SharedReaderSessions, client: Receiver, now: float) -> None:
     """Promote a session that may become live; it remains a candidate until it is wholly live."""
     side = client.durable_side
     if side is None or not client.alive or wholly_live(side):
@@ -85,48 +87,40 @@ def _promote(live: SharedReaderSessions, now: float, client: Receiver) -> None:
 
 
 def _demote_all(live: SharedReaderSessions) -> None:
-    def demote(client: Receiver) -> None:
-        side = live.members[client].side
-        if side.live and len(live.returning) < RETURNING_MOST:
-            live.give_back(client, side)
-
-    _each(list(live.members), demote)
+    for client, member in list(live.members.items()):
+        if len(live.returning) >= RETURNING_MOST:
+            return
+        with _checking(client):
+            if member.side.live:
+                live.give_back(client, member.side)
 
 
 def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
     """Demote sessions for which many messages wait, if there are too many in all; tell the others what was read."""
     crowd = sum(side.machine.crowd for side in crowded)
-
-    def demote(client: Receiver) -> None:
-        nonlocal crowd
-        side = sides[client]
-        machine = side.machine
-        if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
-            if len(live.returning) < RETURNING_MOST:
-                crowd -= machine.crowd
-                live.give_back(client, side)
-        elif (reached := live.reached(side)) > machine.reached:
-            machine.read_to(reached)
-            machine.pump()
-
-    sides = {side.client: side for side in crowded}
-    _each(sides, demote)
+    for side in crowded:
+        with _checking(side.client):
+            machine = side.machine
+            if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
+                if len(live.returning) < RETURNING_MOST:
+                    crowd -= machine.crowd
+                    live.give_back(side.client, side)
+            elif (reached := live.reached(side)) > machine.reached:
+                machine.read_to(reached)
+                machine.pump()
 
 
 def _renew(live: SharedReaderSessions, now: float) -> None:
     """Renew the dormant consumers of the sessions for which it is time."""
     renewed = 0
-
-    def renew(client: Receiver) -> None:
-        nonlocal renewed
-        side = client.durable_side
-        if side is None or not side.live:
-            return
-        live.renewals.put(client, now + RENEWAL)
-        if renewed >= RENEWED_MOST or not settled(client):
-            live.renewals.put(client, now)
-            return
-        renewed += 1
-        client.do(renew_dormant(client, side))
-
-    _each(live.renewals.due(now), renew)
+    for client in live.renewals.due(now):
+        with _checking(client):
+            side = client.durable_side
+            if side is None or not side.live:
+                continue
+            live.renewals.put(client, now + RENEWAL)
+            if renewed >= RENEWED_MOST or not settled(client):
+                live.renewals.put(client, now)
+                continue
+            renewed += 1
+            client.do(renew_dormant(client, side))
