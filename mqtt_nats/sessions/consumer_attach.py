@@ -148,11 +148,7 @@ async def _adopt_start(side: SessionConsumers, attachment: ConsumerBinding) -> b
     )
     if found is None or found.start_seq == consumer.start_seq:
         return False
-    attachment.reconfigure(replace(consumer, start_seq=found.start_seq))
-    record = side.session.record
-    if record is not None and attachment.key in record.cons:
-        record.cons[attachment.key] = attachment.consumer
-        side.change_record()
+    side.reconfigure(attachment, replace(consumer, start_seq=found.start_seq))
     return True
 
 
@@ -174,12 +170,8 @@ async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -
     source.hold(source.REPLAYING)  # new messages come before the redeliveries, and have to wait
     link.unsubscribe_raw(attachment.sid)
     source.await_delivery(0)
-    attachment.reconfigure(replace(attachment.consumer, deliver_subject=found.deliver_subject))
+    side.reconfigure(attachment, replace(attachment.consumer, deliver_subject=found.deliver_subject))
     attachment.listen(link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment)), link.wire)
-    record = side.session.record
-    if record is not None and attachment.key in record.cons:
-        record.cons[attachment.key] = attachment.consumer
-        side.change_record()
     try:
         return await send_again(services, MESSAGES, attachment.consumer, lambda: source.again)
     finally:
@@ -220,11 +212,9 @@ async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> Cons
         start = None
     log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
     consumer = replace(consumer, start_seq=start)
-    attachment.reconfigure(consumer)
+    side.reconfigure(attachment, consumer)
     if attachment.key in record.cons:
-        record.cons[attachment.key] = consumer
         v5.start[attachment.key] = source.start
-        side.change_record()
     return await create_again(services.nats.inbox, consumer)
 
 

@@ -331,6 +331,14 @@ class SessionConsumers:
 
     # -- the record -----------------------------------------------------------------------------
 
+    def reconfigure(self, attachment: ConsumerBinding, consumer: ConsumerRef) -> None:
+        """Take a consumer as it is configured now, also into the record if the record names it."""
+        attachment.reconfigure(consumer)
+        record = self.session.record
+        if record is not None and attachment.key in record.cons:
+            record.cons[attachment.key] = consumer
+            self.change_record()
+
     def change_record(self) -> None:
         """Note that the record has to be written."""
         self.kept = True
