@@ -105,7 +105,7 @@ async def grant(
 def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
     """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
     feed = client.delivery.feed
-    if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
+    if not feed.takes(client, side) or not any(_new_keys(client, wanted)) or not await feed.announce():
         return False
     if side.keeper is None:
         side.store_position_with(PositionWriter(client, NO_POSITION))

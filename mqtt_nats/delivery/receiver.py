@@ -31,10 +31,24 @@ class SharedFeed:
     def __init__(self) -> None:
         self.allowed = False
         """Whether positions may be stored."""
+        self._announce: Callable[[], Awaitable[None]] | None = None
 
     def allow(self, allowed: bool) -> None:
         """Allow that positions are stored, or forbid it."""
         self.allowed = allowed
+
+    def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
+        """Announce records of sessions without consumers by a function, which raises TimeoutError."""
+        self._announce = announce
+
+    async def announce(self) -> bool:
+        """Return whether other gateways know that this one may write records of sessions without consumers."""
+        try:
+            if self._announce is not None:
+                await self._announce()
+        except TimeoutError:
+            return False
+        return self._announce is not None
 
     def reached(self, side: DurableDelivery) -> int:
         """Return the stream sequence up to which a session has been given every message."""

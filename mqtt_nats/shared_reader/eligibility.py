@@ -58,6 +58,9 @@ class Registration(Protocol):
     def may_write(self, version: int) -> None:
         """Say that the gateway may write session records of a version."""
 
+    async def writes(self, version: int) -> None:
+        """Say so before the first record of a version is written; raises TimeoutError."""
+
     async def told(self) -> None:
         """Wait until all gateways can know what this gateway writes."""
 
@@ -78,13 +81,12 @@ class PositionSupport:
         """Gateways whose claims do not name the bucket, as last seen."""
         self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
-        self._version = V5_CONSUMERLESS if live.choice.may_want_records else V5_POSITION
-        """Version of the records of sessions that the shared reader serves."""
         self._why = ""
         self._since = 0.0
         self._older: list[str] = []
         """Gateways that cannot resume sessions with a position, as last seen."""
         self._heard = asyncio.Event()
+        live.announce_by(partial(lease.writes, V5_CONSUMERLESS))
         live.services.nats.reconnect.register(Phase.REQUESTS, self._doubt)
 
     def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -128,7 +130,7 @@ class PositionSupport:
             self._live.services.nats.reconnect.subscribe(HERE, self._connected)
         await ask_once_for_all(partial(self._look, everybody=True))
         if not self._why:
-            self._lease.may_write(self._version)
+            self._lease.may_write(V5_POSITION)
             self._live.allow(True)
 
     async def keep(self) -> None:
@@ -145,7 +147,7 @@ class PositionSupport:
                 if self._why:
                     self._live.allow(False)
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
-                    self._lease.may_write(self._version)
+                    self._lease.may_write(V5_POSITION)
                     await self._lease.told()
                     await self._look(everybody=True)
                     self._live.allow(not self._why)
@@ -199,7 +201,7 @@ class PositionSupport:
     def _can_resume(self, registration: dict[str, Any]) -> bool:
         """Whether a gateway can resume the sessions that this one leaves, by its registration."""
         # Gateways whose claims name the bucket know records of version `V5_CONSUMERLESS`, too.
-        knows = registration.get(CLAIM_BUCKETS) or self._version < V5_CONSUMERLESS
+        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_records
         return bool(registration.get(POSITIONS) and knows)
 
     async def _have_gone(self) -> bool:

@@ -310,7 +310,8 @@ class SharedReaderSessions(SharedFeed):
             if client.durable_side is not side or not self._may_join(client, side):
                 return
             # A session that has dormant consumers keeps them until its next connection.
-            await name_position(client, consumerless=not side.dormant and self.wants_records(client))
+            records = not side.dormant and self.wants_records(client) and await self.announce()
+            await name_position(client, consumerless=records)
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:

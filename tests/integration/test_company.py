@@ -192,8 +192,10 @@ def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None
 def test_sessions_without_consumers_beside_an_older_gateway(auto: Inside) -> None:
     """It knows positions and not such sessions. They get consumers, and new ones have some, until it has gone."""
     with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
+        assert records(auto) == 2
         assert client.subscribe(("company", 1)) == [1]
         eventually(lambda: in_records(auto, "watched"), PATIENCE)
+        assert records(auto) == V5_CONSUMERLESS
         deliver(writer, client, b"1")
         do(auto, registered(auto, {"version": "0.0.1", "records": 2, POSITIONS: True}))
         eventually(lambda: not in_records(auto, "watched"), PATIENCE)

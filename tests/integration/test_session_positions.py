@@ -149,7 +149,7 @@ async def test_what_waits_for_an_absent_client_comes(
     else:
         assert len(await stored.session_consumers(name)) == 2
         assert await version(stored, name) <= V5_SECOND
-        assert (await told(stored)).count(V5_CONSUMERLESS) > 2  # it has written one such record
+        assert (await told(stored)).count(V5_CONSUMERLESS) > 1  # it has written one such record
     await publisher.deliver(f"{name}", b"later", qos)
     (one,) = await received(client, 1)
     assert one.payload == b"later"

@@ -25,6 +25,8 @@ from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
@@ -82,6 +84,7 @@ class FakeSessions:
         self.allowed = True
         self.choice = PositionChoice(cast("Settings", services.settings))
         self.fake_wants_records = False
+        self.fake_announce: Callable[[], Awaitable[None]] | None = None
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
@@ -105,6 +108,9 @@ class FakeSessions:
 
     def allow(self, allowed: bool) -> None:
         self.allowed = allowed
+
+    def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
+        self.fake_announce = announce
 
     def wants_records(self, client: FakeClient) -> bool:
         return self.fake_wants_records

@@ -38,6 +38,9 @@ class FakeLease:
         self.fake_told = 0
         self.fake_watches = False
 
+    async def writes(self, version: int) -> None:
+        self.fake_versions.append(version)
+
     def may_write(self, version: int) -> None:
         self.fake_versions.append(version)
 
@@ -86,15 +89,16 @@ class Setup:
         self.services.fake_inbox.consumers[RETAINED][f"{RETAINED}_x"] = {"push_bound": bound}
 
 
-@pytest.mark.parametrize(
-    ("session_positions", "version"),
-    [("consumers", V5_POSITION), ("records", V5_CONSUMERLESS), ("auto", V5_CONSUMERLESS)],
-)
-async def test_alone(session_positions: str, version: int) -> None:
+@pytest.mark.parametrize("session_positions", ["consumers", "records", "auto"])
+async def test_alone(session_positions: str) -> None:
+    """Others are told of records of sessions without consumers before the first one."""
     setup = Setup(session_positions=session_positions)
     await setup.support.begin()
     assert setup.live.allowed
-    assert setup.lease.fake_versions == [version]
+    assert setup.lease.fake_versions == [V5_POSITION]
+    assert setup.live.fake_announce is not None
+    await setup.live.fake_announce()
+    assert setup.lease.fake_versions == [V5_POSITION, V5_CONSUMERLESS]
 
 
 @pytest.mark.parametrize(

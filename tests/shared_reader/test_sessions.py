@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions import message_stream
@@ -142,6 +143,20 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, 
     room = cast("SharedReaderSessions", Room(allowed=allowed, services=services))
     client = as_client(FakeClient(services))
     assert SharedReaderSessions.wants_records(room, client) is (allowed and wanted)
+
+
+@pytest.mark.parametrize("answered", [True, False, None])
+async def test_others_are_told_of_sessions_without_consumers(answered: bool | None) -> None:
+    """Where that is not possible, or not stored in time, sessions have consumers."""
+    feed = SharedFeed()
+
+    async def announce() -> None:
+        if not answered:
+            raise TimeoutError
+
+    if answered is not None:
+        feed.announce_by(announce)
+    assert await feed.announce() is bool(answered)
 
 
 @pytest.mark.sources
