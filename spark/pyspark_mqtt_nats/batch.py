@@ -27,16 +27,20 @@ class Part(InputPartition):
         """Credentials by attribute of Options that have changed since the query was started."""
 
 
-def parts(options: Options, snapshot: Snapshot, renewed: Mapping[str, Any] | None = None) -> list[Part]:
-    """Return the range of a snapshot as one part per task; empty when the range is empty.
+def number_of_parts(options: Options, length: int, size: int) -> int:
+    """Return the number of parts of a range of `length` sequences, with messages of `size` bytes on average.
 
     Without `numPartitions` there are as many as the driver has processors, but a part has at least about as many
     messages as one record batch: a task costs more than to read a few messages.
     """
-    number = options.num_partitions
-    if number is None:
-        length, full = snapshot.end - snapshot.start, Bounds()
-        number = min(os.cpu_count() or 1, max(1, length // full.rows, length * snapshot.size // full.bytes))
+    if options.num_partitions is not None:
+        return options.num_partitions
+    full = Bounds()
+    return min(os.cpu_count() or 1, max(1, length // full.rows, length * size // full.bytes))
+
+
+def parts(snapshot: Snapshot, number: int, renewed: Mapping[str, Any] | None = None) -> list[Part]:
+    """Return the range of a snapshot as one part per task, at most `number`; empty when the range is empty."""
     return [Part(snapshot, part, renewed) for part in split(snapshot, number)]
 
 
@@ -59,7 +63,8 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of sequences, one for each task."""
-        return parts(self.options, self.snapshot)
+        found = self.snapshot
+        return parts(found, number_of_parts(self.options, found.end - found.start, found.size))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one range."""

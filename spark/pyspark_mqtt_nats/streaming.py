@@ -11,6 +11,9 @@ its first batch, and each time the stream may have another end. The end of the f
 is no place yet while the time to begin with, `since`, is in the future: the stream's content then is not known. A
 sequence to begin with that is in the future is a place.
 
+A batch that is run again has the tasks of the first attempt, because a sink tells messages by their partition. So the
+number of them, `parts`, is in the offset: the average size of messages is another one later, and so may be processors.
+
 Spark calls `commit` for a batch only when it plans the next one, so never for the last one. But Spark asks for the
 `latestOffset` after a start only when everything before that start is complete, also after a restart. So that is where
 an interest stream is told which messages it may remove.
@@ -49,8 +52,8 @@ class Offset(NamedTuple):
     """Place in a stream, as the module's documentation says. `time`: ns since 1970; NOTHING: no message; 0: not known.
 
     `turn`: how often the query has begun again because the stream had become another one. `since`: time in ns since
-    1970 at which the query is to begin. `topics`: a hash of the topic filters. Earlier versions wrote neither `stream`
-    nor `topics`: "" is not known.
+    1970 at which the query is to begin. `topics`: a hash of the topic filters. `parts`: of the batch that ends here.
+    Earlier versions wrote neither `stream` nor `topics` nor `parts`: "" and 0 are not known.
     """
 
     created: str
@@ -61,6 +64,7 @@ class Offset(NamedTuple):
     since: int = 0
     stream: str = ""
     topics: str = ""
+    parts: int = 0
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self:
@@ -68,9 +72,9 @@ class Offset(NamedTuple):
         try:
             created, first, then = str(found["created"]), int(found["first"]), int(found["next"])
             # Earlier versions wrote none of these.
-            time, turn, since = (int(found.get(name, 0)) for name in ("time", "turn", "since"))
+            time, turn, since, parts = (int(found.get(name, 0)) for name in ("time", "turn", "since", "parts"))
             stream, topics = (str(found.get(name, "")) for name in ("stream", "topics"))
-            return cls(created, first, then, time, turn, since, stream, topics)
+            return cls(created, first, then, time, turn, since, stream, topics, parts)
         except (AttributeError, KeyError, TypeError, ValueError):
             text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]
             raise SourceError(text, "checkpointLocation") from None
@@ -153,7 +157,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             until = admit(connection, self.options, found.between(until, end), limits)
         if until > begin.next or begin != start:
             time_before = _time_before(connection, found, until)
-            offer = begin._replace(next=until, time=time_before, stream=self.options.stream, topics=self._topics)
+            parts = batch.number_of_parts(self.options, until - begin.next, found.size)
+            offer = begin._replace(
+                next=until, time=time_before, stream=self.options.stream, topics=self._topics, parts=parts
+            )
         if until == self._last.next:
             self._last = offer
         return offer
@@ -259,7 +266,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = self.options.renewed()
         renewed = {name: getattr(self.options, name) for name, _ in self.options.files}
         changed = {name: value for name, value in renewed.items() if value != getattr(self._given, name)}
-        return batch.parts(self.options, replace(found, start=first, end=until.next, floating=floating), changed)
+        number = until.parts or batch.number_of_parts(self.options, until.next - first, found.size)
+        return batch.parts(replace(found, start=first, end=until.next, floating=floating), number, changed)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the record batches of one range."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from pyspark_mqtt_nats.batch import Part
 from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError
 from pyspark_mqtt_nats.nats.jetstream import api
 from pyspark_mqtt_nats.options import Options
+from pyspark_mqtt_nats.reading.ranges import Range
 from pyspark_mqtt_nats.reading.selection import FILTERS_MOST
 from pyspark_mqtt_nats.source import MqttNatsSource
 from tests.backbone.certificates import USER, Authority, nkey
@@ -181,3 +183,27 @@ def test_as_many_topics_as_nats_evaluates(store: Store) -> None:
     assert reading.sequences() == list(range(11, 31))
     (report,) = reading.reports
     assert report.rows == 20
+
+
+def test_a_batch_that_is_run_again_has_the_parts_of_the_first_attempt(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink tells messages by their partition: in other parts they would be published twice."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    large = [("large", b"x" * 900_000)] * 20
+    store.put_payloads(large)
+    query = Query(store, startingOffsets="earliest")
+    end = query.plan()
+
+    def ranges() -> list[Range]:
+        return [one.part for one in query.reader.partitions(query.begin, end) if isinstance(one, Part)]
+
+    before = ranges()
+    assert len(before) == 4
+    store.put(range(1000))  # the average is smaller now
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    query.start()
+    assert ranges() == before
+    query.checkpoint = {name: value for name, value in end.items() if name != "parts"}
+    query.start()
+    assert query.batch() == list(range(31, 1031))  # as earlier versions wrote it

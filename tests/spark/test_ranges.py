@@ -213,7 +213,8 @@ def test_parts_are_not_smaller_than_a_batch(
     """Of rows or of bytes, unless a number of parts is asked for."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     found = Snapshot("S", "", 1, length, 1, length + 1, "limits", (), size=size)
-    assert len(batch.parts(store.options(**numbers), found)) == expected
+    number = batch.number_of_parts(store.options(**numbers), length, size)
+    assert len(batch.parts(found, number)) == expected
 
 
 def test_the_size_of_messages_is_an_average(store: Store) -> None:
