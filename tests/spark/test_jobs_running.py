@@ -2,6 +2,7 @@
 """What jobs share: progress, what is told about batches, errors as one line, settings of a session. Without Spark."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from pyspark_mqtt_nats.jobs import JobError, progress
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate, size
 from pyspark_mqtt_nats.jobs.running import ATTEMPTS, Tally, rounds, run_round
-from pyspark_mqtt_nats.jobs.session import Log, Setup, settings
+from pyspark_mqtt_nats.jobs.session import Log, Setup, settings, told
 
 PYTHON = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -387,3 +388,10 @@ def test_a_query_that_cannot_run_fails(ends: list[str], started: int) -> None:
     with pytest.raises(StreamingQueryException):
         run_round(Any, writer, Progress("archive", io.StringIO()), Tally())  # type: ignore[arg-type]
     assert writer.started == started
+
+
+@pytest.mark.parametrize(("path", "shown"), [("/venv/py4j/java_gateway.py", False), ("/venv/mqtt/read.py", True)])
+def test_no_stack_trace_of_py4j_is_logged_when_the_jvm_has_ended(path: str, shown: bool) -> None:
+    """It logs one without the name of a logger, so by a logger that is everybody's."""
+    record = logging.LogRecord("root", logging.ERROR, path, 1, "Exception while sending command.", None, None)
+    assert told(record) == shown

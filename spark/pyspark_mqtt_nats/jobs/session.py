@@ -82,6 +82,7 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
     # They repeat with stack traces what the exceptions say.
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(told)
     builder = SparkSession.builder
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -102,6 +103,11 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 spark.stop()
+
+
+def told(record: logging.LogRecord) -> bool:
+    """Whether the user is to see what was logged without a name: py4j does so where the JVM has ended."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 class Log:
