@@ -84,7 +84,7 @@ async def grant(
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     await client.services.quotas.pace(client.hash)
-    if came is None and _may_join(client, side, others):
+    if came is None and await _may_join(client, side, others):
         put = partial(_put_served, side, others, replays, _Starts(side, position))
         await client.delivery.feed.subscribe(client, position, put)
         return set()
@@ -102,10 +102,12 @@ async def grant(
     return set(failed)
 
 
-def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
+async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
     """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
     feed = client.delivery.feed
-    if not feed.takes(client, side) or not any(_new_keys(client, wanted)) or not await feed.announce():
+    if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
+        return False
+    if not (await feed.announce() and feed.takes(client, side)):
         return False
     if side.keeper is None:
         side.store_position_with(PositionWriter(client, NO_POSITION))

@@ -13,7 +13,7 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover

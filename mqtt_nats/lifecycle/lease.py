@@ -314,6 +314,7 @@ class Lease:
                 )
                 # Between two renewals every gateway writes its lease and its registration.
                 self._gateways = max(1.0, (self._sequence - former) / 2) if former else 1.0
+                services.stream.share(self._gateways)
                 alive, told = converted(begun[1]), self.info["records"]
                 self._registration = await self.store.register(identity, alive, self.info, self._registration)
                 self._announced = told

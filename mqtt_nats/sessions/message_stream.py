@@ -155,7 +155,8 @@ class StreamIdentity:
         self.floor = 0
         """Stream sequence up to which the messages are those of the stream before; 0 = none."""
         self.consumers = 0
-        """Number of consumers of the stream: as of the last check, with what this gateway has decided on since."""
+        """Number of consumers of the stream: as of the last check, with what gateways may have decided on since."""
+        self._gateways = 1.0
         self._identity, self._tasks, self._registry = identity, tasks, registry
         self._store = GenerationStore(nats.inbox, natstime.elapsed)
         self._replaced: list[Callable[[], None]] = []
@@ -173,8 +174,15 @@ class StreamIdentity:
         return self._store.replicas
 
     def count_consumers(self, number: int) -> None:
-        """Count consumers that this gateway creates, or with a negative number removes, until the next check."""
-        self.consumers += number
+        """Count consumers that this gateway creates, or with a negative number removes, until the next check.
+
+        Every other gateway is taken to do the same meanwhile, so that all together do not pass a bound by much.
+        """
+        self.consumers += round(number * self._gateways)
+
+    def share(self, gateways: float) -> None:
+        """Note an estimate of how many gateways use the stream, this one included."""
+        self._gateways = gateways
 
     def call_on_replaced(self, replaced: Callable[[], None]) -> None:
         """Call ``replaced`` when the stream was replaced, before the connections of durable sessions end."""

@@ -196,27 +196,33 @@ async def test_messages_wait_for_retained_ones() -> None:
 class FakeFeed(SharedFeed):
     """A shared reader that takes sessions, or does not."""
 
-    def __init__(self, *, taking: bool) -> None:
+    def __init__(self, *, taking: bool, told: bool = True) -> None:
         super().__init__()
-        self._taking = taking
+        self._taking, self._told = taking, told
         self.fake_places: list[int] = []
 
     def takes(self, client: object, side: object) -> bool:
         return self._taking
+
+    async def announce(self) -> bool:
+        return self._told
 
     async def subscribe(self, client: object, place: int, put: Callable[[], object]) -> None:
         self.fake_places.append(place)
         put()
 
 
-@pytest.mark.parametrize("taking", [False, True])
-async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool) -> None:
+@pytest.mark.parametrize(("taking", "told"), [(False, True), (True, True), (True, False)])
+async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool, told: bool) -> None:
+    """If it takes the session, and other gateways are told of such records before."""
     client = FakeSubscriber()
-    client.delivery.feed = feed = FakeFeed(taking=taking)
+    client.delivery.feed = feed = FakeFeed(taking=taking, told=told)
+    taking = taking and told
     assert await client.fake_grant(wishes("a")) == set()
     assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
     assert client.fake_record.subs == {"a": 1}
     assert (client.fake_side.keeper is not None) is taking
+    assert client.services.stream.consumers == (not taking)
     assert client.fake_side.attachments[client.fake_record.cons["a"].durable_name].removed is taking
 
 

@@ -24,7 +24,12 @@ def test_a_few_of_many(
     """How many there are follows from what is written between two renewals: nobody asks for it."""
     settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0"})
     with running(settings) as gateway:
-        lease = lease_of(gateway)
+        lease, stream = lease_of(gateway), gateway.account.services.stream
+
+        async def consumers_counted() -> int:
+            before = stream.consumers
+            stream.count_consumers(100)
+            return stream.consumers - before
 
         async def others_renew() -> None:
             for number in range(gateways - 1):
@@ -40,6 +45,7 @@ def test_a_few_of_many(
         times = 20_000
         looks = sum(lease.watches(WATCHING) for _ in range(times))
         assert least <= looks / times <= most
+        assert 90 * gateways <= gateway.run(consumers_counted()) <= 110 * gateways  # others create as many
 
 
 @pytest.mark.parametrize(("gateways", "least", "most"), [(1, 100, 100), (CHECKING, 100, 100), (40 * CHECKING, 1, 9)])

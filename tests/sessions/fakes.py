@@ -166,6 +166,7 @@ class FakeIdentity:
         self.floor = 0
         self.consumers = 0
         self.replicas = 1
+        self.fake_gateways = 0.0
         self.fake_checks = 0
 
     async def check(self) -> None:
@@ -173,6 +174,9 @@ class FakeIdentity:
 
     def count_consumers(self, number: int) -> None:
         self.consumers += number
+
+    def share(self, gateways: float) -> None:
+        self.fake_gateways = gateways
 
 
 @stands_for(Nodes)

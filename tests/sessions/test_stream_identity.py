@@ -56,6 +56,22 @@ async def test_the_first_look_ends_nobody() -> None:
     assert client.fake_ended == []
 
 
+async def test_the_number_of_consumers() -> None:
+    """As of the last look, with what this gateway and, as is assumed, each other one decide on until the next."""
+    services = FakeServices()
+    services.fake_inbox.consumers[MESSAGES] |= {f"c{number}": {} for number in range(5)}
+    found = await looked(services)
+    assert (found.consumers, found.replicas) == (5, 1)
+    found.count_consumers(3)
+    found.count_consumers(-1)
+    assert found.consumers == 7
+    found.share(4.0)
+    found.count_consumers(10)
+    assert found.consumers == 47
+    await found.check()
+    assert found.consumers == 5
+
+
 async def test_the_same_stream() -> None:
     services = FakeServices()
     found = await looked(services)
