@@ -11,7 +11,7 @@ from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.will import settle_wills
-from mqtt_nats.sessions.record import discard_session, leftovers
+from mqtt_nats.sessions.record import discard_expired, discard_session, last_sequences, leftovers
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import (
     V5,
@@ -26,6 +26,8 @@ from mqtt_streams.sessions import (
 
 if TYPE_CHECKING:
     from mqtt_nats.lifecycle.will import Wills
+    from mqtt_nats.sessions.record import Exchanges
+    from mqtt_nats.sessions.services import Services
     from mqtt_streams.timers import FiredTimer
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -37,13 +39,23 @@ POSTPONED: Final = 15.0
 """Seconds after which a timer that only a newer gateway can handle fires again."""
 
 
-async def expire(wills: Wills, timer: FiredTimer) -> None:
+async def expire(wills: Wills, timer: FiredTimer, exchanges: Exchanges | None) -> None:
     """End a session whose deadline has passed, unless its record was written after the timer was set.
 
     After an interruption the timer is delivered again, and all is done again from the start.
+
+    Args:
+        exchanges: listed since the timer was taken; None = not known.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
     """
+    sessions = wills.services.streams.sessions
+    record = await sessions.written_at(timer.key, timer.epoch)
+    if record is not None and await _end_expired(wills, record, timer.epoch, exchanges):
+        return
     try:
-        found = await wills.services.streams.sessions.load(timer.key)
+        found = await sessions.load(timer.key)
     except NewerRecord as error:  # a gateway that can read the record may take the timer when it fires again
         log.debug("a session whose deadline has passed is left to a newer gateway: %s", error)
         await postpone(wills, timer)
@@ -55,12 +67,27 @@ async def expire(wills: Wills, timer: FiredTimer) -> None:
         return
     record, sequence = found
     if sequence == timer.epoch:
-        if record.v5 is None or record.v5.kind == "durable":  # hooks know the end of other sessions
-            log.info("the session of %r has expired", record.client_id)
-            session(wills.services.hooks, SESSION_TERMINATED, record.client_id, sequence)
-        await end_session(wills, record, sequence)
+        await _end_expired(wills, record, sequence, exchanges)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(wills, record, sequence)
+
+
+async def _end_expired(wills: Wills, record: SessionRecord, epoch: int, exchanges: Exchanges | None) -> bool:
+    """End a session whose deadline has passed; False when its record was replaced since it had sequence ``epoch``."""
+    ends = None if exchanges is None else await last_sequences(wills.services, record, exchanges)
+    ended = await _claim(wills, record, epoch)
+    if ended is None:
+        return False
+    if record.v5 is None or record.v5.kind == "durable":  # hooks know the end of other sessions
+        log.info("the session of %r has expired", record.client_id)
+        session(wills.services.hooks, SESSION_TERMINATED, record.client_id, epoch)
+    if exchanges is None or ends is None:
+        await _remove(wills, *ended)
+        return True
+    await _settle(wills, *ended)
+    await discard_expired(wills.services, *ended, ends, exchanges)
+    await _forget(wills.services, *ended)
+    return True
 
 
 async def postpone(wills: Wills, timer: FiredTimer) -> None:
@@ -78,25 +105,42 @@ async def end_session(wills: Wills, record: SessionRecord, sequence: int) -> boo
 
     The session is claimed first, as by a client: a client that connects at this moment keeps it or gets a new one.
     """
+    ended = await _claim(wills, record, sequence)
+    if ended is None:
+        return False
+    await _remove(wills, *ended)
+    return True
+
+
+async def _claim(wills: Wills, record: SessionRecord, sequence: int) -> tuple[SessionRecord, int] | None:
+    """Replace the record of a session that ends; return the new record and its sequence, None when it was claimed."""
     identity = wills.services.identity
     record = ended_record(record, identity.id, sequence)
     reply = claim_subject(record.key, identity.id, identity.new_nuid())
     try:
         with wills.claims.hearing(record.key):
-            sequence = await wills.services.streams.sessions.save(record, expected=sequence, reply=reply)
+            return record, await wills.services.streams.sessions.save(record, expected=sequence, reply=reply)
     except Conflict:
-        return False
-    await _remove(wills, record, sequence)
-    return True
+        return None
 
 
 async def _remove(wills: Wills, record: SessionRecord, sequence: int) -> None:
-    """Remove all that an ended session has stored; the end of the session also ends the delay of its will."""
+    """Remove all that an ended session has stored."""
+    await _settle(wills, record, sequence)
+    await discard_session(wills.services, record, sequence)
+    await _forget(wills.services, record, sequence)
+
+
+async def _settle(wills: Wills, record: SessionRecord, sequence: int) -> None:
+    """Publish the wills of an ended session: its end also ends their delay."""
     assert record.v5 is not None
     await settle_wills(wills, record.key, record.v5.wills, sequence, continued=False)
-    await discard_session(wills.services, record, sequence)
-    if await wills.services.streams.sessions.delete(sequence):
-        await wills.services.quotas.forget(record)
+
+
+async def _forget(services: Services, record: SessionRecord, sequence: int) -> None:
+    """Remove the record of an ended session, which goes last, and the session from its quota."""
+    if await services.streams.sessions.delete(sequence):
+        await services.quotas.forget(record)
 
 
 def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRecord:

@@ -12,12 +12,14 @@ from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.ingress.scheduled import message_due
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
+from mqtt_nats.sessions.record import list_exchanges
 from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
 
 if TYPE_CHECKING:
     from mqtt_nats.lifecycle.will import Wills
+    from mqtt_nats.sessions.record import Exchanges
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -27,7 +29,7 @@ WAIT: Final = 30.0
 LATER: Final = b'-NAK {"delay":250000000}'
 """Answer to a timer that cannot be handled now: it is delivered again after the delay in nanoseconds, not AckWait."""
 
-AT_ONCE: Final = 64
+AT_ONCE: Final = 256
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
 PAUSE: Final = 0.25
@@ -43,8 +45,7 @@ async def take_timers(wills: Wills) -> None:
             if not ready:
                 await wills.services.streams.timers.ensure_consumer()
                 ready = True
-            timers = await wills.services.streams.timers.fetch(WAIT, AT_ONCE)
-            await asyncio.gather(*(_handle(wills, timer) for timer in timers))
+            await _handle_all(wills, await wills.services.streams.timers.fetch(WAIT, AT_ONCE))
         except OthersWait:
             await asyncio.sleep(WAIT * random.random())
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -53,11 +54,22 @@ async def take_timers(wills: Wills) -> None:
             await asyncio.sleep(PAUSE)
 
 
-async def _handle(wills: Wills, timer: FiredTimer) -> None:
+async def _handle_all(wills: Wills, timers: list[FiredTimer]) -> None:
+    """Handle timers at the same time; sessions that end together share what is read of all sessions."""
+    exchanges = None
+    if any(timer.kind == EXPIRY for timer in timers):
+        try:
+            exchanges = await list_exchanges(wills.services)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("QoS 2 messages under way are not listed: %s", error)
+    await asyncio.gather(*(_handle(wills, timer, exchanges) for timer in timers))
+
+
+async def _handle(wills: Wills, timer: FiredTimer, exchanges: Exchanges | None) -> None:
     """Handle a timer by its kind; after an interruption JetStream delivers it again, to any gateway."""
     try:
         if timer.kind == EXPIRY:
-            await expire(wills, timer)
+            await expire(wills, timer, exchanges)
         elif timer.kind == WILL:
             await will_due(wills, timer)
         elif timer.kind == MESSAGE:

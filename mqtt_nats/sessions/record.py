@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
@@ -19,7 +19,9 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.positions import position_subject
 from mqtt_streams.pubrel import CONSUMER_PREFIX, pubrel_subject
+from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
+from mqtt_streams.qos2 import PREFIX as HELD_PREFIX
 from mqtt_streams.qos2 import STREAM as HELD
 from mqtt_streams.qos2 import held_subjects
 from mqtt_streams.sessions import (
@@ -32,9 +34,9 @@ from mqtt_streams.sessions import (
     SessionRecord,
     claim_subject,
 )
+from mqtt_streams.shared import ASSIGNED, MEMBERS, assigned_subjects, members_subject
 from mqtt_streams.shared import STREAM as SHARED
-from mqtt_streams.shared import assigned_subjects, members_subject
-from mqtt_streams.stored import get_last, purge, scan
+from mqtt_streams.stored import delete, direct_get_last, get_last, purge, scan, subjects_of
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
@@ -42,6 +44,22 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.session import Session
 
 STREAM_NOT_FOUND: Final = 10059
+
+Place = tuple[str, str]
+"""A stream, and the subject or filter subject of one session's messages in it."""
+
+Ends = dict[Place, int]
+"""Sequence of the last message in each place; 0 = no message."""
+
+
+class Exchanges(NamedTuple):
+    """Which sessions have QoS 2 messages under way: held publishes, owed PUBRELs, assignments; as the leaders say."""
+
+    subjects: frozenset[str]
+    """Subjects of these messages, and the filter subjects that have `*` in place of the last token."""
+    pubrel_consumers: bool
+    """Whether any session has a consumer of PUBRELs."""
+
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -137,36 +155,126 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
         until: nanoseconds since 1970 at which the session in its place was claimed, which a client may have used
             since: newer messages stay; 0 = no client has used it.
     """
-    inbox = services.nats.inbox
-    client_hash = known.key
-    names = {entry.name for entry in leftovers(known)}
-    pubrels = CONSUMER_PREFIX + client_hash
-    await asyncio.gather(*(delete_consumer(inbox, MESSAGES, name) for name in names if name != pubrels))
-    if known.v5 is None or not known.v5.consumerless:
-        services.stream.count_consumers(-len(known.cons))
-    groups = groups_of(known.v5.groups if known.v5 is not None else ())
-    places = [(SHARED, members_subject(group, client_hash)) for group in groups]
-    if known.v5 is not None and known.v5.pos:
-        places.append((POSITIONS, position_subject(client_hash)))
-    if known.clean or known.v5 is None or known.v5.q2:
-        places.append((HELD, held_subjects(held_token(known.client_id, client_hash))))
-    if pubrels in names:
-        places.append((OUT, pubrel_subject(client_hash)))
-    if pubrels in names or groups:  # [MQTT-4.8.2-5] (5.0)
-        places.append((SHARED, assigned_subjects(client_hash)))
+    await _delete_consumers(services, known)
+    places = _places(known)
     ends = await in_turn([partial(_end, services, stream, subject, until) for stream, subject in places])
     if not await _as_written(services, known, epoch):
         log.info("the session of %r was claimed before it was removed", known.client_id)
         return
-    if assigned := dict(zip(places, ends, strict=True)).get((SHARED, assigned_subjects(client_hash))):
-        await services.streams.groups.acknowledge(client_hash, assigned)
-    found = [(*place, end) for place, end in zip(places, ends, strict=True) if end]
-    await in_turn([partial(purge, inbox, *one) for one in found])
-    await in_turn([partial(services.streams.groups.tidy, group) for group in groups])
-    if pubrels in names and not until and await _as_written(services, known, epoch):
-        await delete_consumer(inbox, OUT, pubrels)  # the consumer of the client's next session has the same name
-    if pubrels in names:
-        await services.streams.timers.cancel(EXPIRY, client_hash, epoch)
+    await _remove_up_to(services, known, dict(zip(places, ends, strict=True)))
+    if _has_pubrels(known):
+        if not until:
+            await _delete_pubrel_consumer(services, known, epoch)
+        await services.streams.timers.cancel(EXPIRY, known.key, epoch)
+
+
+async def list_exchanges(services: Services) -> Exchanges | None:
+    """Return which sessions have QoS 2 messages under way: three requests for any number of sessions that end.
+
+    None: so many have some that nats-server does not name them all in one answer.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
+    """
+    patterns = ((HELD, HELD_PREFIX + ">"), (OUT, PUBREL_PREFIX + ">"), (SHARED, ASSIGNED + ">"))
+    found = await asyncio.gather(*(subjects_of(services.nats.inbox, *one) for one in patterns))
+    subjects: set[str] = set()
+    for one in found:
+        if one is None:
+            return None
+        subjects.update(one[0])
+        subjects.update(name.rpartition(".")[0] + ".*" for name in one[0])
+    _, owed, _ = found
+    return Exchanges(frozenset(subjects), bool(owed is not None and owed[1]))
+
+
+async def last_sequences(services: Services, known: SessionRecord, exchanges: Exchanges) -> Ends:
+    """Return the last sequence of all that a session without a connection has stored, for `discard_expired`.
+
+    They are read before the record is written that ends the session: up to them all messages are this session's.
+
+    Args:
+        exchanges: listed since the session's connection has ended.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
+    """
+    ends: Ends = {}
+    for stream, subject in _places(known):
+        if stream == POSITIONS:
+            ends[stream, subject] = await _position(services, subject)
+        elif subject in exchanges.subjects or subject.startswith(MEMBERS):
+            ends[stream, subject] = await _end(services, stream, subject, 0)
+    return ends
+
+
+async def discard_expired(
+    services: Services, known: SessionRecord, epoch: int, ends: Ends, exchanges: Exchanges
+) -> None:
+    """Remove consumers and messages of a session whose deadline has passed, with fewer requests; see `discard_session`.
+
+    Args:
+        epoch: sequence of the record write that has ended the session.
+        ends: last sequences, read before that write.
+        exchanges: as given to `last_sequences`.
+    """
+    await _delete_consumers(services, known)
+    place = POSITIONS, position_subject(known.key)
+    position = ends.pop(place, 0)
+    if position and not await delete(services.nats.inbox, POSITIONS, position):  # a replica that lags has named it
+        await discard_session(services, known, epoch)
+        return
+    await _remove_up_to(services, known, ends)
+    if exchanges.pubrel_consumers and _has_pubrels(known):
+        await _delete_pubrel_consumer(services, known, epoch)
+
+
+async def _delete_consumers(services: Services, known: SessionRecord) -> None:
+    """Delete the consumers of messages; a consumer's name is never used again."""
+    names = {entry.name for entry in leftovers(known)} - {CONSUMER_PREFIX + known.key}
+    await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
+    if known.v5 is None or not known.v5.consumerless:
+        services.stream.count_consumers(-len(known.cons))
+
+
+async def _delete_pubrel_consumer(services: Services, known: SessionRecord, epoch: int) -> None:
+    """Delete the consumer of PUBRELs unless the client has a new session: its consumer has the same name."""
+    if await _as_written(services, known, epoch):
+        await delete_consumer(services.nats.inbox, OUT, CONSUMER_PREFIX + known.key)
+
+
+def _has_pubrels(known: SessionRecord) -> bool:
+    """Whether a session may have a consumer of PUBRELs."""
+    return any(entry.name == CONSUMER_PREFIX + known.key for entry in leftovers(known))
+
+
+def _groups(known: SessionRecord) -> list[str]:
+    """Return the hashes of the groups that a session's record names."""
+    return groups_of(known.v5.groups if known.v5 is not None else ())
+
+
+def _places(known: SessionRecord) -> list[Place]:
+    """Return where a session may have messages of its own; its last sequences are read in this order."""
+    groups = _groups(known)
+    places = [(SHARED, members_subject(group, known.key)) for group in groups]
+    if known.v5 is not None and known.v5.pos:
+        places.append((POSITIONS, position_subject(known.key)))
+    if known.clean or known.v5 is None or known.v5.q2:
+        places.append((HELD, held_subjects(held_token(known.client_id, known.key))))
+    if _has_pubrels(known):
+        places.append((OUT, pubrel_subject(known.key)))
+    if _has_pubrels(known) or groups:  # [MQTT-4.8.2-5] (5.0)
+        places.append((SHARED, assigned_subjects(known.key)))
+    return places
+
+
+async def _remove_up_to(services: Services, known: SessionRecord, ends: Ends) -> None:
+    """Remove the messages of a session up to the last sequence in each place, and tidy its groups."""
+    if assigned := ends.get((SHARED, assigned_subjects(known.key))):
+        await services.streams.groups.acknowledge(known.key, assigned)
+    inbox = services.nats.inbox
+    await in_turn([partial(purge, inbox, stream, subject, end) for (stream, subject), end in ends.items() if end])
+    await in_turn([partial(services.streams.groups.tidy, group) for group in _groups(known)])
 
 
 async def leave_groups(services: Services, key: str, client_id: str, texts: Iterable[str]) -> None:
@@ -242,6 +350,15 @@ async def _end(services: Services, stream: str, subject: str, until: int) -> int
     if found is None or not until or found.time_ns <= until:
         return 0 if found is None else found.seq
     return max([one.seq async for one in scan(services.nats.inbox, stream, subject) if one.time_ns <= until], default=0)
+
+
+async def _position(services: Services, subject: str) -> int:
+    """Return the sequence of a position, 0 = none; it may be replaced by now, as a replica that lags may answer."""
+    try:
+        found = await direct_get_last(services.nats.inbox, POSITIONS, subject)
+    except (ApiError, NoResponders):
+        found = None
+    return await _end(services, POSITIONS, subject, 0) if found is None else found.seq
 
 
 async def _as_written(services: Services, known: SessionRecord, epoch: int) -> bool:

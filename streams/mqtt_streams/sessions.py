@@ -14,7 +14,7 @@ from typing import Final, get_args
 import orjson
 
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, JetStream, publish
+from mqtt_streams.api import ApiError, JetStream, NoResponders, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
 from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject, is_token
 from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
@@ -421,6 +421,22 @@ class SessionStore:
             raise
         record.time_ns = message.time_ns
         return record, message.seq
+
+    async def written_at(self, client_hash: str, sequence: int) -> SessionRecord | None:
+        """Return the record that a write has stored with this sequence, by direct get.
+
+        It may be replaced by now: a replica that lags may answer. None: it is not there, cannot be read, or direct gets
+        are not answered; `load` tells more. Raises RequestTimeout.
+        """
+        try:
+            message = await stored.direct_get(self._js, STREAM, sequence)
+            if message is None or message.subject != self.subject(client_hash):
+                return None
+            record = decode(message.payload, key=client_hash)
+        except (ApiError, NoResponders, PoisonedRecord):
+            return None
+        record.time_ns = message.time_ns
+        return record
 
     async def any_second(self) -> bool:
         """Whether any record has a second key."""

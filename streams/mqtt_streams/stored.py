@@ -167,6 +167,15 @@ async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMes
     return message
 
 
+async def direct_get(js: JetStream, stream: str, seq: int) -> StoredMessage | None:
+    """Return the message with this stream sequence by direct get, None when the replica that answers has none."""
+    reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", orjson.dumps({"seq": seq}))
+    message = _from_direct(reply)
+    if message is None:
+        _expect(reply, 404)
+    return message
+
+
 async def direct_page(
     js: JetStream, stream: str, subject: str, start: dict[str, Any], *, messages: int, size: int
 ) -> tuple[list[StoredMessage], bool]:
@@ -202,6 +211,16 @@ async def count_from(js: JetStream, stream: str, subject: str, start_seq: int) -
     finally:
         await answers.aclose()
     return 0
+
+
+async def subjects_of(js: JetStream, stream: str, pattern: str) -> tuple[list[str], int] | None:
+    """Return the subjects of messages (`pattern` may have wildcards), and how many consumers the stream has.
+
+    The leader answers. None: there are more subjects than nats-server names in one answer (100,000).
+    """
+    info = await call(js, f"STREAM.INFO.{stream}", {"subjects_filter": pattern})
+    subjects = list(info["state"].get("subjects") or ())
+    return None if len(subjects) < info.get("total", 0) else (subjects, info["state"].get("consumer_count", 0))
 
 
 async def delete(js: JetStream, stream: str, seq: int) -> bool:

@@ -156,7 +156,8 @@ class TimerStore:
         return found
 
     async def done(self, timer: FiredTimer) -> bool:
-        """Remove a fired timer after it was dealt with: it is not redelivered. False when it was removed before."""
-        removed = await stored.delete(self._js, STREAM, timer.seq)
-        await self._js.request(timer.ack, b"+ACK")
-        return removed
+        """Remove a fired timer after it was dealt with; False when it was removed before.
+
+        It is not redelivered: nats-server takes the removal of a pending message for its acknowledgement.
+        """
+        return await stored.delete(self._js, STREAM, timer.seq)

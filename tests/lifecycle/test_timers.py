@@ -58,7 +58,7 @@ async def test_a_timer_without_an_answer_comes_again_soon(
 
     monkeypatch.setattr(timers, "expire", expire)
     monkeypatch.setattr(wills.services.streams.timers, "done", settle)
-    await timers._handle(cast(Wills, wills), TIMER)
+    await timers._handle_all(cast(Wills, wills), [TIMER])
     assert done == ([] if error else [TIMER])
     assert wills.services.fake_link.out == (
         [b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()] if soon else []

@@ -5,7 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.sessions.record import discard_session, leftovers, save_record, unfinished
+from mqtt_nats.sessions.record import (
+    Exchanges,
+    discard_expired,
+    discard_session,
+    last_sequences,
+    leftovers,
+    list_exchanges,
+    save_record,
+    unfinished,
+)
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import held_token, name_hash
@@ -188,3 +197,83 @@ async def test_only_what_is_older_than_the_claim() -> None:
     await discard_session(as_services(stored.services), known(), stored.epoch, until)
     assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
     assert PUBRELS in stored.js.consumers[OUT]
+
+
+# -- what a session leaves whose deadline has passed --------------------------------------------------
+
+
+async def expire(stored: Stored) -> None:
+    """Remove the session as its deadline does: the last sequences are read before the record that ends it."""
+    services = as_services(stored.services)
+    exchanges = await list_exchanges(services)
+    assert exchanges is not None
+    ends = await last_sequences(services, known(), exchanges)
+    epoch = stored.js.put(PREFIX + KEY, known().encode())
+    await discard_expired(services, known(), epoch, ends, exchanges)
+
+
+async def test_all_of_an_expired_session_goes() -> None:
+    stored = Stored()
+    await expire(stored)
+    assert stored.left == {}
+    assert stored.js.consumers[OUT] == {}
+    assert not [name for name in stored.js.consumers[MESSAGES] if name.startswith(KEY)]
+
+
+async def test_nothing_is_asked_about_what_no_session_has() -> None:
+    """A session with a position only: the position is read and removed, beside three requests for all sessions."""
+    stored = FakeServices()
+    js = stored.fake_inbox
+    record = SessionRecord("client", v5=V5(pos="p", q2=True))
+    js.put("$MQTT.pos." + KEY)
+    js.put(held_subject(held_token("another", name_hash("another")), 1))
+    js.put(pubrel_subject(name_hash("another")))
+    js.put(assigned_subject(name_hash("another"), "group", 1))
+    services = as_services(stored)
+    exchanges = await list_exchanges(services)
+    assert exchanges is not None
+    assert len(js.asked) == 3
+    ends = await last_sequences(services, record, exchanges)
+    await discard_expired(services, record, js.put(PREFIX + KEY, record.encode()), ends, exchanges)
+    assert js.asked[3:] == ["$JS.API.DIRECT.GET.$MQTT_pos", "$JS.API.STREAM.MSG.DELETE.$MQTT_pos"]
+    assert js.messages["$MQTT_pos"] == []
+    assert [len(js.messages[name]) for name in (HELD, OUT, SHARED)] == [1, 1, 1]
+
+
+async def test_a_position_of_which_a_replica_knows_too_little() -> None:
+    """What a replica that lags has named is replaced: the leader is asked for the last one."""
+    stored = Stored()
+    services = as_services(stored.services)
+    exchanges = Exchanges(frozenset(), False)
+    (position,) = stored.js.messages["$MQTT_pos"]
+    stored.js.messages["$MQTT_pos"] = [position._replace(seq=position.seq + 1)]
+    epoch = stored.js.put(PREFIX + KEY, known().encode())
+    place = ("$MQTT_pos", "$MQTT.pos." + KEY)
+    await discard_expired(services, known(), epoch, {place: position.seq}, exchanges)
+    assert stored.left == {}
+
+
+async def test_what_comes_after_the_end_is_the_next_sessions() -> None:
+    stored = Stored()
+
+    def put_once(subject: str) -> None:
+        if ".STREAM.MSG.DELETE.$MQTT_pos" in subject:
+            stored.js.before = lambda subject: None
+            stored.put()
+            stored.js.put(PREFIX + KEY, known().encode())
+
+    stored.js.before = put_once
+    await expire(stored)
+    assert stored.left == {HELD: 1, OUT: 1, SHARED: 1, "$MQTT_pos": 1}
+    assert PUBRELS in stored.js.consumers[OUT], "the next session's consumer has the same name"
+
+
+async def test_so_many_exchanges_that_one_answer_does_not_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = FakeServices()
+    info = services.fake_inbox._info
+
+    def short(name: str, body: dict[str, object]) -> dict[str, object]:
+        return info(name, body) | {"total": 100_001}
+
+    monkeypatch.setattr(services.fake_inbox, "_info", short)
+    assert await list_exchanges(as_services(services)) is None
