@@ -104,6 +104,7 @@ growth: $(VENV)/.bench $(BUILT)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.reading --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.listing --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.absent $(OURS) --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.mass expiry killed rolling --report docs/growth.md)
 	$(BIN)/python -m benchmarks.matching --docs docs
 
 # Every broker that is here; hooks; how cost grows with sessions, filters, connections, retained messages and payload; sizes.

@@ -21,7 +21,7 @@ from mqtt_nats.mqtt_clients.load import answers, packets
 from mqtt_nats.mqtt_clients.load.answers import RefusedError, packet_at
 from mqtt_nats.mqtt_clients.load.clients import Connection, LoadError, Loop
 
-START_S: Final = 60.0
+START_S: Final = 180.0
 """Seconds in which a gateway serves clients, or has ended."""
 
 RETRY_S: Final = 0.1

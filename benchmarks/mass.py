@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -34,8 +35,8 @@ from mqtt_nats.mqtt_clients.load.packets import Layout
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.timers import STREAM as TIMERS
 
-LIMITS: Final = ("--max-sessions", "10000000", "--max-durable-consumers", "10000000")
-"""Arguments without which one address has 10,000 sessions at most."""
+OPTIONS: Final = ("--max-sessions", "10000000", "--max-durable-consumers", "10000000", "--shared-reader", "always")
+"""Arguments of gateways; without the limits one address has 10,000 sessions at most."""
 
 RATE: Final = 300.0
 """Sessions that are made in a second at least: they are due after all are made."""
@@ -91,6 +92,7 @@ class Return(NamedTuple):
 
     event: str
     clients: int
+    positions: str
     gateways: int
     took: float
     """Seconds from the event until all clients are served and have had their messages."""
@@ -228,10 +230,9 @@ def _less(after: tuple[float, float], before: tuple[float, float], count: int) -
 
 def expiry(sessions: int, positions: str, number: int) -> Expiry:
     """Measure the expiry of so many sessions at so many gateways."""
-    options = [*LIMITS, "--session-positions", positions, "--shared-reader", "always"]
     with (
         peers.monitored_nats_server() as (url, _, server),
-        crowd.gateways(number, url, options) as gateways,
+        crowd.gateways(number, url, [*OPTIONS, "--session-positions", positions]) as gateways,
     ):
         by = Bystander(gateways[0].port)
         by.start()
@@ -273,9 +274,9 @@ def _deliver(devices: crowd.Crowd, sender: Sender, begun: float) -> None:
             raise TimeoutError(f"{devices.waiting} clients are not served, {late} have not had their messages")
 
 
-def returning(event: str, clients: int, number: int, drain: float) -> Return:
+def returning(event: str, clients: int, positions: str, number: int, drain: float) -> Return:
     """Measure the return of so many clients: `killed`, all of one gateway, or `rolling`, those of all gateways."""
-    options = [*LIMITS, "--drain-time", str(drain)]
+    options = [*OPTIONS, "--session-positions", positions, "--drain-time", str(drain)]
     with (
         peers.monitored_nats_server() as (url, _, server),
         crowd.gateways(number, url, options) as gateways,
@@ -301,8 +302,9 @@ def returning(event: str, clients: int, number: int, drain: float) -> Return:
             _deliver(devices, Sender(greeting), begun)
             took, waits = time.monotonic() - begun, devices.waits
             effort = _less((crowd.cpu_seconds(gateways), proc.cpu_seconds(server)), spent, len(waits))
+            longest = devices.longest()
             return Return(
-                event, clients, number, took, statistics.median(waits), devices.longest(), devices.again, effort
+                event, clients, positions, number, took, statistics.median(waits), longest, devices.again, effort
             )
         finally:
             devices.close()
@@ -340,13 +342,15 @@ def document_return(rows: Sequence[Return], command: str) -> str:
     lines = table(
         [
             [
-                "event", "clients", "gateways", "all back in", "one waited (median)", "longest", "refused or lost",
+                "event", "clients", "`session_positions`", "gateways", "all back in", "one waited (median)", "longest",
+                "refused or lost",
                 "CPU of each return: gateways, nats-server",
             ],
             *(
                 [
                     EVENTS[row.event],
                     f"{row.clients:,}",
+                    row.positions,
                     str(row.gateways),
                     f"{row.took:.1f} s",
                     f"{row.median:.1f} s",
@@ -380,19 +384,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = " ".join(["python -m benchmarks.mass", *given])
-    if "expiry" in options.event:
-        ends = []
-        for sessions in map(int, options.sessions.split(",")):
-            for positions in options.positions.split(","):
-                ends.append(expiry(sessions, positions, options.gateways or 1))
-                print(ends[-1], flush=True)
+    positions = options.positions.split(",")
+    ends = []
+    for sessions, each in product(map(int, options.sessions.split(",")), positions):
+        if "expiry" in options.event:
+            ends.append(expiry(sessions, each, options.gateways or 1))
+            print(ends[-1], flush=True)
+    if ends:
         _put(options.report, "growth expiry", document_expiry(ends, command))
     returns = []
-    for event in EVENTS:
+    for event, clients, each in product(EVENTS, map(int, options.clients.split(",")), positions):
         if event in options.event:
-            for clients in map(int, options.clients.split(",")):
-                returns.append(returning(event, clients, options.gateways or GATEWAYS[event], options.drain))
-                print(returns[-1], flush=True)
+            returns.append(returning(event, clients, each, options.gateways or GATEWAYS[event], options.drain))
+            print(returns[-1], flush=True)
     if returns:
         _put(options.report, "growth return", document_return(returns, command))
 

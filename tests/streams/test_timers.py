@@ -47,6 +47,12 @@ async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> 
     await store.done(timer)
     info = await js.client.jetstream().stream_info("$MQTT_timers")
     assert info.state.messages == 0
+
+    async def acknowledged() -> bool:
+        info = await js.client.jetstream().consumer_info("$MQTT_timers", "gateways")
+        return info.num_ack_pending == 0
+
+    await eventually(acknowledged)
     assert await store.cancel(EXPIRY, "A4a1Bsn5", 17) is False
 
 

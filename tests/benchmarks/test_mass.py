@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of events that concern many sessions, with a few of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import mass
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("positions", ["records", "consumers"])
+def test_sessions_expire(monkeypatch: pytest.MonkeyPatch, positions: str) -> None:
+    monkeypatch.setattr(mass, "SPARE_S", 12.0)
+    row = mass.expiry(20, positions, 1)
+    assert (row.sessions, row.positions, row.gateways) == (20, positions, 1)
+    assert 0 < row.took < 60
+    assert 0 < row.before < row.longest
+    assert row.delay <= row.longest
+    text = mass.document_expiry([row], "command")
+    assert "## Expiry of sessions" in text
+    assert f"| 20       | {positions}" in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("event", "gateways"), [("killed", 2), ("rolling", 2)])
+def test_clients_come_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], event: str, gateways: int
+) -> None:
+    """All are served again and have their messages; each has lost its connection."""
+    monkeypatch.setattr(mass, "SETTLE_S", 0.5)
+    report = tmp_path / "growth.md"
+    arguments = [event, "--clients", "10", "--positions", "records", "--gateways", str(gateways)]
+    mass.main([*arguments, "--report", str(report)])
+    (row,) = [line for line in report.read_text().splitlines() if line.startswith(f"| {mass.EVENTS[event]}")]
+    cells = [cell.strip() for cell in row.split("|")][2:]
+    assert cells[:3] == ["10", "records", "2"]
+    took, median, longest = (float(cell.removesuffix(" s")) for cell in cells[3:6])
+    assert 0 <= median <= longest <= took
+    assert "## Return of many clients" in capsys.readouterr().out
+
+
+def test_percentile() -> None:
+    assert mass.percentile([]) == 0
+    assert mass.percentile([0.5]) == 0.5
+    assert mass.percentile([1.0] * 99 + [9.0]) == pytest.approx(1.08)
