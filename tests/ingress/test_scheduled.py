@@ -253,6 +253,7 @@ async def test_the_expiry_counts_from_the_time_at_which_a_message_is_due() -> No
         assert b"Nmqtt-Answer" not in headers
         assert headers.count(SENDER) == 1
     assert gateway.path.out[0].startswith(b"HPUB a.b answers ")
+    assert gateway.path.out[0].count(b"Nmqtt-Retain:1\r\n") == 1
 
 
 async def test_properties_that_may_not_be_answered_name_no_reply_subject() -> None:

@@ -155,6 +155,16 @@ async def test_a_lease_that_was_renewed_needs_no_probe(monkeypatch: pytest.Monke
         await gateway.looked(1)
 
 
+async def test_a_renewed_lease_ends_what_the_last_probe_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "EVERY", 60.0)
+    gateway = Gateway()
+    gateway.js.before = fail(NoResponders("nobody"))
+    async with gateway.kept():
+        await aeventually(lambda: gateway.reason == "JetStream is not there")
+        gateway.lease.proven = asyncio.get_running_loop().time()
+        await aeventually(lambda: gateway.reason == "")
+
+
 async def test_streams_that_do_not_store_are_probed_too() -> None:
     gateway = Gateway()
     gateway.store.outages = [MESSAGES, "$MQTT_out"]
