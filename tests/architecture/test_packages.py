@@ -6,7 +6,6 @@ The tests compare both ways: an exception that the source no longer has must lea
 
 import ast
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -115,18 +114,28 @@ def test_the_checks_themselves(text: str, foreign: list[str], private: list[str]
     assert sorted(private_names(ast.parse(text))) == private
 
 
-TESTED = {"sessions": "*", "delivery": "*", "shared_reader": "*", "ingress": "retained_*"}
-"""Modules that have tests of their own each, in the folder of their package."""
+def imported_by(folder: Path) -> set[str]:
+    """Modules of the gateway, and names from them, that the tests of a folder import."""
+    nodes = (node for path in folder.rglob("test_*.py") for node in ast.walk(parsed(path)))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return found
 
 
-@pytest.mark.parametrize(("name", "pattern"), TESTED.items())
-def test_each_module_of_delivery_has_tests_of_its_own(name: str, pattern: str) -> None:
-    """Not only by whole gateways, which take long and do not come to every corner."""
-    texts = [path.read_text(encoding="utf-8") for path in (TESTS / name).glob("test_*.py")]
-    imported = {one for text in texts for one in re.findall(rf"from mqtt_nats\.{name}\.(\w+) import", text)}
-    imported |= {one for text in texts for one in re.findall(rf"from mqtt_nats\.{name} import (\w+)", text)}
-    wanted = {path.stem for path in (SOURCE / name).glob(f"{pattern}.py") if any(map(_decides, parsed(path).body))}
-    assert sorted(wanted - imported) == []
+def test_each_module_has_tests_of_its_own() -> None:
+    """In the folder of its package, not only by whole gateways, which take long and do not come to every corner."""
+    imported = {name: imported_by(TESTS / name) for name in PACKAGES}
+    found = {
+        short(name)
+        for name, path in modules().items()
+        if package(name) and path.stem != "__init__" and any(map(_decides, parsed(path).body))
+        if name not in imported[package(name)]
+    }
+    listed: dict[str, str] = EXCEPTIONS["without_tests"]
+    assert found == set(listed), SHRINK
+    assert all(listed.values())
 
 
 def _decides(node: ast.stmt) -> bool:
