@@ -29,9 +29,17 @@ from tests.spark.storing import Store
 
 PAGE: Final = (ROOT / "docs" / "spark-lakehouse.md").read_text(encoding="utf-8")
 AFTER: Final = date(2999, 1, 1)
+OF_SPARK: Final = (
+    *("org.slf4j", "org.apache.logging.log4j", "org.apache.hadoop", "org.apache.parquet", "org.xerial.snappy"),
+    *("io.airlift", "com.github.luben", "commons-pool", "commons-logging", "com.fasterxml.jackson.core"),
+    "org.roaringbitmap",
+)
+"""Groups of jars that Spark has itself: a local cache need not have the versions that a connector names."""
+
 OPTIONS: Final = (
     "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false --conf spark.driver.bindAddress=127.0.0.1 "
-    "--conf spark.driver.host=127.0.0.1 pyspark-shell"
+    f"--conf spark.driver.host=127.0.0.1 --conf spark.jars.excludes={','.join(f'{one}:*' for one in OF_SPARK)} "
+    "pyspark-shell"
 )
 MAINTENANCE: Final = {
     "delta": "spark.sql('OPTIMIZE delta.`/data/delta`')",

@@ -45,6 +45,7 @@ def run(spark: SparkSession, job: RuleJob, progress: Progress) -> Ran:
 
     Raises JobError for a file that cannot be put in force at the start.
     """
+    progress.show("planning")
     rules = Ruleset(spark, job.file, job.reads, progress.say)
     with contextlib.ExitStack() as ending:
         page = None
