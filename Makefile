@@ -8,7 +8,7 @@ VENV := .venv
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 
-.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-archive clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-spark clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
 run: $(VENV)/.run
@@ -25,7 +25,7 @@ test: $(VENV)/.test lint
 test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest --unit -n $(UNIT_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# What takes minutes of CPU each: Spark archives while everything is killed, a Spark cluster.
+# What takes minutes of CPU each: jobs of Spark while everything is killed, a Spark cluster.
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
@@ -60,9 +60,11 @@ conformance: $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.weather $(DEMO_ARGS)
 
-# Twenty kills of driver, executors and nats-server while Spark archives; `make test-long` has three.
-kill-archive: $(VENV)/.test
-	$(BIN)/python -m pytest tests/spark/test_archive_kills.py -s --kills 20
+# Twenty kills of driver, workers and nats-server while a streaming query, aggregate, rules and archives run; `make test-long`
+# has four. KIND=stream, aggregate, rule, archive, parquet, delta or iceberg for some.
+KILLS ?= 20
+kill-spark: $(VENV)/.test
+	$(BIN)/python -m pytest tests/spark/test_query_kills.py tests/spark/test_archive_kills.py -s --kills $(KILLS) -k "$(KIND)"
 
 # The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test` has short ones.
 chaos: $(VENV)/.test

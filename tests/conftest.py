@@ -54,7 +54,7 @@ class GatewayFactory(Protocol):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Choose how nats-server runs, and for how long tests go on that can go on for long."""
     parser.addoption("--unit", action="store_true", help="only tests that start no process; one that does so fails")
-    parser.addoption("--kills", type=int, default=3, help="processes that are killed while Spark archives")
+    parser.addoption("--kills", type=int, default=4, help="processes that are killed while a job of Spark runs")
     parser.addoption("--rounds", type=int, default=50, help="rounds of each test of the order of packets")
     parser.addoption(
         "--load", action="store_true", help="these rounds beside a process for each processor that computes"
