@@ -52,8 +52,10 @@ MISSED: Final = 10
 ALONE: Final = 20
 """Sessions that return one after the other."""
 
-UNLIMITED: Final = "--max-sessions 10000000 --max-durable-consumers 10000000 --consumer-rate 1000000"
-"""Arguments without which one address has 10,000 sessions at most, and begins 500 subscriptions a second."""
+UNLIMITED: Final = (
+    "--max-sessions 10000000 --max-durable-consumers 10000000 --consumer-rate 1000000 --connect-rate 1000000"
+)
+"""Arguments without which one address has 10,000 sessions at most, and connects and subscribes less often."""
 
 TOPIC: Final = "bench/absent/000000/set"
 """Of messages; the digits are the session."""
