@@ -96,7 +96,7 @@ class World:
         return await self.wills.services.streams.sessions.save(record, expected=None)
 
     async def expire(self, epoch: int) -> None:
-        await expire(cast("Wills", self.wills), FiredTimer(EXPIRY, KEY, epoch, 1, b"", b"client", "ack"))
+        await expire(cast("Wills", self.wills), FiredTimer(EXPIRY, KEY, epoch, 1, b"", b"client", "ack"), None)
 
     @property
     def records(self) -> list[str]:

@@ -50,7 +50,7 @@ async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> 
 
     async def acknowledged() -> bool:
         info = await js.client.jetstream().consumer_info("$MQTT_timers", "gateways")
-        return info.num_ack_pending == 0
+        return bool(info.num_ack_pending == 0)
 
     await eventually(acknowledged)
     assert await store.cancel(EXPIRY, "A4a1Bsn5", 17) is False
