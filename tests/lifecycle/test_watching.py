@@ -22,7 +22,7 @@ def test_a_few_of_many(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, gateways: int, least: float, most: float
 ) -> None:
     """How many there are follows from what is written between two renewals: nobody asks for it."""
-    settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0"})
+    settings = Settings.model_validate({"nats": nats_server.url, "listen": "127.0.0.1:0", "gateway_lease": 3600})
     with running(settings) as gateway:
         lease, stream = lease_of(gateway), gateway.account.services.stream
 
