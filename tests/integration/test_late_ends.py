@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import Publish
+from mqtt_streams.hashing import subject_token
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
@@ -86,7 +87,8 @@ async def test_a_clean_start_that_nobody_has_finished(
     publisher = await connect5(f"{name}-publisher")
     await half_way(client, publisher, name)
     client.drop()
-    trap = proxy.set("up", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in", Action.HOLD)
+    own_records = subject_token(name).encode()  # the gateway may end other sessions meanwhile
+    trap = proxy.set("up", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in", Action.HOLD, part=own_records)
     connecting = asyncio.create_task(connect5(name, to=late, **OPTIONS))
     await asyncio.wait_for(trap.sprung.wait(), 30)
     proxy.crash()

@@ -60,10 +60,11 @@ class Trap:
         prefix: how its subject begins.
         action: what is done then.
         nth: which of the frames that match; 1 is the first.
+        part: bytes that the frame contains.
     """
 
-    def __init__(self, way: str, prefix: str, action: Action, nth: int = 1) -> None:
-        self.way, self.prefix, self.action, self.nth = way, prefix, action, nth
+    def __init__(self, way: str, prefix: str, action: Action, nth: int = 1, part: bytes = b"") -> None:
+        self.way, self.prefix, self.action, self.nth, self.part = way, prefix, action, nth, part
         self.alter: Callable[[dict[str, Any]], None] = lambda answer: None
         """Changes what JetStream answers."""
         self.frame: Frame | None = None
@@ -74,7 +75,7 @@ class Trap:
 
     def matches(self, frame: Frame) -> bool:
         """Whether this is the frame; counts those before it."""
-        if frame.way != self.way or not frame.subject.startswith(self.prefix):
+        if frame.way != self.way or not frame.subject.startswith(self.prefix) or self.part not in frame.data:
             return False
         self._seen += 1
         return self._seen == self.nth
@@ -264,9 +265,9 @@ class NatsProxy:
         """URL for the gateway."""
         return f"nats://{HOST}:{self.port}"
 
-    def set(self, way: str, prefix: str, action: Action, nth: int = 1) -> Trap:
+    def set(self, way: str, prefix: str, action: Action, nth: int = 1, part: bytes = b"") -> Trap:
         """Wait for a frame from now on."""
-        trap = Trap(way, prefix, action, nth)
+        trap = Trap(way, prefix, action, nth, part)
         self.traps.append(trap)
         return trap
 
