@@ -378,7 +378,7 @@ class AckedPublisher(PendingStores):
         op.probe(self.now)
         self.link.out.append(op.frame)
         self.link.kick()
-        outage.try_(token, self._probe)
+        outage.note_probe(token, self._probe)
 
     def _resume(self, group: bytes | None) -> None:
         """Send the unacknowledged frames of a group, or all (None), again in order, and allow new publishes."""

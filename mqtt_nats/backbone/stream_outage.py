@@ -65,7 +65,7 @@ class StreamOutage:
         self._elected = True
         self._probe = asyncio.get_running_loop().call_soon(self._due, probe)
 
-    def try_(self, token: bytes, probe: Callable[[StreamOutage], None]) -> None:
+    def note_probe(self, token: bytes, probe: Callable[[StreamOutage], None]) -> None:
         """Note a probe; without an answer the next probe follows after `patience`."""
         self.probed = token
         self.unanswered = True

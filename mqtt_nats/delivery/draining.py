@@ -171,7 +171,7 @@ def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
 
 
 def written_of(side: DurableDelivery, source: SubscriptionState) -> None:
-    """Call `written` for each lowered subscription that waits for messages of ``source``."""
+    """Let lowered subscriptions go on that wait for messages of ``source``, of which one was sent."""
     for attachment in list(side.attachments.values()):
         if attachment.source.whole and source in (attachment.source, side.past):
             written(side, attachment)

@@ -192,7 +192,7 @@ class DurableDelivery(StatefulDelivery):
             self.machine.look_again(source)
 
     def waits(self) -> None:
-        """Have the messages that wait looked after."""
+        """Note that messages of this session wait, so that the periodic check looks at it."""
         self.client.delivery.waiting.add(self)
 
     def written(self, source: SubscriptionState) -> None:

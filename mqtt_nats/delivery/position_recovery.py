@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that leave the shared reader, and sessions that are resumed: in which stream, and from which position.
+"""Set the consumers of a session by its position, when it leaves the shared reader or is resumed.
 
 A dormant consumer is set to begin after the last message that was taken; then a position is stored that no longer
 speaks for the consumer; then the consumer is attached. See docs/internals/delivery.md#positions.
@@ -66,7 +66,7 @@ ROUNDS: Final = 10
 WINDOW: Final = 32768
 
 
-def stop(side: DurableDelivery) -> None:
+def leave_reader(side: DurableDelivery) -> None:
     """Stop taking messages of the session from the shared reader, and note how far the session has come."""
     keeper = side.keeper
     if keeper is None or not side.live:

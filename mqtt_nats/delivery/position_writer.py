@@ -151,7 +151,7 @@ class PositionWriter:
         self.strict = False
 
     def go_on(self) -> None:
-        """Let the position speak no more for a connection that has ended in order."""
+        """Remove from the position what the orderly end of a connection has noted there: the session goes on."""
         self.clean, self.unsent = False, []
 
     def speak_for_none(self) -> None:

@@ -18,10 +18,10 @@ from mqtt_nats.delivery.position_recovery import (
     continue_in_stream,
     end_suspicion,
     fetch_in_flight,
+    leave_reader,
     limit_in_flight,
     remove_dormant,
     restore_position,
-    stop,
     store_positions_in_consumers,
 )
 from mqtt_nats.delivery.pubrels import gone
@@ -105,8 +105,8 @@ def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) 
             log.warning("%s: its subscription %r is not resumed: %s", client, subject, error)
 
 
-async def note_kept(client: Receiver, side: DurableDelivery) -> None:
-    """Write the record if `kept` is set; nats-server's listener needs the deliver subjects that consumers have."""
+async def write_changed_record(client: Receiver, side: DurableDelivery) -> None:
+    """Write the session record if it has changed; nats-server's listener needs the deliver subjects of consumers."""
     if side.take_record_change():
         try:
             await save_record(client, client.epoch)
@@ -167,7 +167,7 @@ async def resume(
 def _is_in_records(client: Receiver) -> bool:
     """Whether a session has no consumers, and is to have none; consumers that it gets otherwise are counted."""
     record, v5 = claimed(client.record)
-    wanted = v5.consumerless and client.delivery.feed.wants_records(client)
+    wanted = v5.consumerless and client.delivery.feed.wants_no_consumers(client)
     if v5.consumerless and not wanted:
         client.services.stream.count_consumers(len(record.cons))
     return wanted
@@ -210,8 +210,8 @@ async def _attach(
     await in_turn([partial(side.attach, attachment) for attachment in attachments])
     _, v5 = claimed(client.record)
     if with_consumers:
-        _keep_consumers(side, v5)
-    await note_kept(client, side)
+        _note_consumers(side, v5)
+    await write_changed_record(client, side)
     end_suspicion(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
@@ -224,8 +224,8 @@ async def _attach(
     await fetch_in_flight(client, side)
 
 
-def _keep_consumers(side: DurableDelivery, v5: V5) -> None:
-    """Note in the record that all consumers of a session exist, if it has been without."""
+def _note_consumers(side: DurableDelivery, v5: V5) -> None:
+    """Note in the record that the consumers of a session exist, if the record says that it has none."""
     if v5.consumerless:
         v5.keep_consumers()
         side.change_record()
@@ -363,7 +363,7 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
             client.delivery.reconciling.due(client, attachment.consumer.durable_name)
 
     await in_turn([partial(attach, attachment) for attachment in idle])
-    await note_kept(client, side)
+    await write_changed_record(client, side)
     side.machine.pump()
 
 
@@ -433,7 +433,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
             finish(side, attachment)
         else:
             client.delivery.reconciling.due(client, consumer.durable_name)
-    await note_kept(client, side)
+    await write_changed_record(client, side)
     side.machine.pump()
 
 
@@ -445,7 +445,7 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     in_records = _is_in_records(client)
     if await store_positions_in_consumers(client, side):
         if not in_records:
-            _keep_consumers(side, claimed(client.record)[1])
+            _note_consumers(side, claimed(client.record)[1])
         side.change(DeliveryEvent.CONSUMERS_SET)
         try:
             await rebind_consumers(client, side)
@@ -466,7 +466,7 @@ async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None
         return
     if side.live and not wholly and all(one.source.live for one in side.attachments.values()):
         return
-    stop(side)
+    leave_reader(side)
     if not side.stalled:
         await return_to_consumers(client, side)
     elif side.dormant:

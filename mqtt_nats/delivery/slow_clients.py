@@ -20,8 +20,13 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.delivery.draining import returned
-from mqtt_nats.delivery.position_recovery import fetch_in_flight, limit_in_flight, stop, store_positions_in_consumers
-from mqtt_nats.delivery.resume import note_kept
+from mqtt_nats.delivery.position_recovery import (
+    fetch_in_flight,
+    leave_reader,
+    limit_in_flight,
+    store_positions_in_consumers,
+)
+from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.retained_replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -102,7 +107,7 @@ def look_after(delivery: Delivery) -> None:
             elif outlet.clogged:
                 if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
                     looked += len(outlet.chunks)
-                    give_up(client, side)
+                    stall_session(client, side)
             elif stall is not None and stalled:
                 machine = side.machine
                 if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
@@ -136,14 +141,14 @@ def _fail(client: Receiver) -> None:
         client.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
 
 
-def give_up(client: Receiver, side: DurableDelivery) -> None:
+def stall_session(client: Receiver, side: DurableDelivery) -> None:
     """Stall a session: leave the messages that its client has not read to JetStream."""
     machine = side.machine
     if side.state is not DeliveryState.STALLED:
         if not machine.open:  # the session is being resumed, or wakes, or its connection ends
             return
         log.info("%s does not read: its messages wait in JetStream", client)
-        stop(side)
+        leave_reader(side)
         side.begin_stall(SlowClient())
     link = client.path.link
     for attachment in side.attachments.values():
@@ -231,7 +236,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         for one in attachments:
             side.add(one.key, record.cons[one.key], one.source)
         await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in attachments])
-        await note_kept(client, side)
+        await write_changed_record(client, side)
     except Conflict:
         client.taken_over()
         return
@@ -274,7 +279,7 @@ def relieve(delivery: Delivery) -> None:
             return
         if client.durable_side is not None:
             try:
-                give_up(client, client.durable_side)
+                stall_session(client, client.durable_side)
             except Exception:
                 _fail(client)
         if client.outlet.clogged:

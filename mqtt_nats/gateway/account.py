@@ -404,7 +404,7 @@ class Tenant:
             tasks.create_task(broker.account.ingress.system.keep(), name="$SYS"),
             tasks.create_task(broker.fleet.keep(), name="fleet"),
             tasks.create_task(look_after(broker.account.services), name="shared subscriptions"),
-            *company.keep_company(broker.account.delivery, broker.live, self._company, tasks),
+            *company.start_tasks(broker.account.delivery, broker.live, self._company, tasks),
         ]
 
     def _pressure(self, pressed: bool) -> None:

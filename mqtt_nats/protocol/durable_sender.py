@@ -369,10 +369,14 @@ class DurableSender(OwedPubrels):
         Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
-        for identifier in self.releases:
-            self.ports.send(ack_bytes(PUBREL, identifier))
+        self._resend_pubrels()
         self.open = self.begun = True
         self.pump()
+
+    def _resend_pubrels(self) -> None:
+        """Send the owed PUBRELs again, in the order in which their messages were received [MQTT-4.6.0-4] (3.1.1)."""
+        for identifier in self.releases:
+            self.ports.send(ack_bytes(PUBREL, identifier))
 
     # -- what the client acknowledges -----------------------------------------------------------
 

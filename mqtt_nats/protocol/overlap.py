@@ -67,7 +67,7 @@ class Overlap(Generic[T]):
         return [source for _, other, _, source in self._entries[at + 1 :] if patterns_meet(other, pattern)]
 
     def after_ended(self, start: int, pattern: str) -> list[SubscriptionState]:
-        """Return the same for an ended subscription by its ``start``; 0 = not known: all subscriptions that overlap."""
+        """Return the later subscriptions that overlap with an ended one; ``start`` 0: unknown, so all that overlap."""
         return [
             source
             for first, other, _, source in self._entries

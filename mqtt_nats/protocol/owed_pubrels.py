@@ -53,7 +53,7 @@ class OwedPubrels(Requeue):
             self._finish(identifier, release)
 
     def freed(self, identifier: int) -> None:
-        """Free the identifier of a release that stays: a position without the identifier is stored."""
+        """Free the packet identifier of a PUBREL that the client has answered: a position without it is stored."""
         release = self.releases.get(identifier)
         if release is not None and release.stays and release.comp:
             del self.releases[identifier]

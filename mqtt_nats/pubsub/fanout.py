@@ -238,7 +238,7 @@ class Fanout:
         self.group(group, received(route.key, payload, qos, headers, sender, born, topic), known)
 
     def _elsewhere(self, found: Filter, known: bytes, subject: str) -> bytes:
-        """Return the id of a repeated message for a further subject; empty: the id came on this subject before."""
+        """Return the id under which a message counts on a further subject of its filter; empty: it is a repetition."""
         first = found.seen.get(known) or found.seen_before.get(known)
         if first == subject:
             return b""

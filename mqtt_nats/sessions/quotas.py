@@ -117,7 +117,7 @@ class Quotas:
         most = self._settings.max_sessions
         use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
         if most is not None and use.sessions >= most:
-            self._refuse("max_sessions", who)
+            self._count_refusal("max_sessions", who)
             raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
         use.add(1, 0)
 
@@ -204,15 +204,15 @@ class Quotas:
         room, start = wanted, 0.0
         if here is not None and here - self.consumers < room:
             room = max(0, here - self.consumers)
-            self._refuse("max_durable_consumers_per_gateway", "this gateway")
+            self._count_refusal("max_durable_consumers_per_gateway", "this gateway")
         if most is not None and most - use.consumers < room:
             room = max(0, most - use.consumers)
-            self._refuse("max_durable_consumers", who)
+            self._count_refusal("max_durable_consumers", who)
         if room and self._paces is not None:
             now = self._now()
             pace = self._paces.of(quota, now)
             if pace.level(now) + room > pace.depth + pace.rate * self._settings.rate_pause:
-                self._refuse("consumer_rate", who)
+                self._count_refusal("consumer_rate", who)
                 return 0
             start = now + pace.pour(room, now)
         self._reserved[key] = Reserved(quota, room)
@@ -266,7 +266,7 @@ class Quotas:
                 found.append(key)
         return found
 
-    def _refuse(self, limit: str, who: str) -> None:
+    def _count_refusal(self, limit: str, who: str) -> None:
         """Count a refusal by a limit; it is logged once in a while for each user or address."""
         self._counted(limit)
         text = "limit %s is reached by %s: further requests are refused"

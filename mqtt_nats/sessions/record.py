@@ -103,19 +103,19 @@ async def save_record(client: Session, expected: int) -> int:
 
 async def _save_again(client: Session, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
     """Write a record again unless an earlier write, whose outcome is unknown, has stored it."""
-    known = await _written(client, nonce)
+    known = await _stored_sequence(client, nonce)
     if known is not None:
         return known
     try:
         return await client.services.streams.sessions.save(record, expected=expected, reply=reply)
     except Conflict as error:
-        known = await _written(client, nonce)  # the first write may have been stored late
+        known = await _stored_sequence(client, nonce)  # the first write may have been stored late
         if known is None:
             raise error
         return known
 
 
-async def _written(client: Session, nonce: str) -> int | None:
+async def _stored_sequence(client: Session, nonce: str) -> int | None:
     """Return the sequence of the stored record if the write with this nonce has stored it; None = it has not."""
     found = await client.services.streams.sessions.load(client.hash, client.client_id)
     return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None

@@ -59,7 +59,7 @@ class Registration(Protocol):
         """Say that the gateway may write session records of a version."""
 
     async def writes(self, version: int) -> None:
-        """Say so before the first record of a version is written; raises TimeoutError."""
+        """Tell other gateways, before the first one, of session records of a version; raises TimeoutError."""
 
     async def told(self) -> None:
         """Wait until all gateways can know what this gateway writes."""
@@ -201,7 +201,7 @@ class PositionSupport:
     def _can_resume(self, registration: dict[str, Any]) -> bool:
         """Whether a gateway can resume the sessions that this one leaves, by its registration."""
         # Gateways whose claims name the bucket know records of version `V5_CONSUMERLESS`, too.
-        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_records
+        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_no_consumers
         return bool(registration.get(POSITIONS) and knows)
 
     async def _have_gone(self) -> bool:
@@ -220,7 +220,7 @@ def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
     return settings.shared_reader != "never" and config.get("retention") == "limits"
 
 
-def keep_company(
+def start_tasks(
     delivery: Delivery,
     live: SharedReaderSessions | None,
     company: PositionSupport | None,

@@ -92,7 +92,7 @@ def _demote_all(live: SharedReaderSessions) -> None:
             return
         with _checking(client):
             if member.side.live:
-                live.give_back(client, member.side)
+                live.demote(client, member.side)
 
 
 def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
@@ -104,7 +104,7 @@ def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) 
             if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
                 if len(live.returning) < RETURNING_MOST:
                     crowd -= machine.crowd
-                    live.give_back(side.client, side)
+                    live.demote(side.client, side)
             elif (reached := live.reached(side)) > machine.reached:
                 machine.read_to(reached)
                 machine.pump()

@@ -248,7 +248,9 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
             delivery.acknowledge_by(TAKEN + b"%d" % delivery.sequence, others or None)
 
 
-async def left(head: StreamHead, joining: Promotion, attachments: Sequence[ConsumerBinding]) -> list[ConsumerBinding]:
+async def consumers_behind(
+    head: StreamHead, joining: Promotion, attachments: Sequence[ConsumerBinding]
+) -> list[ConsumerBinding]:
     """Return the consumers that have not yet delivered every message up to ``joining.since``."""
     found: list[ConsumerBinding] = []
     for some in parts(attachments):
@@ -273,7 +275,9 @@ async def far_apart(head: StreamHead, attachments: Sequence[ConsumerBinding]) ->
     if len(attachments) == 1:
         return False
     since = max(one.source.last for one in attachments)
-    return any(since - one.source.last > BEHIND for one in await left(head, Promotion([], since), attachments))
+    return any(
+        since - one.source.last > BEHIND for one in await consumers_behind(head, Promotion([], since), attachments)
+    )
 
 
 async def _passed(head: StreamHead, joining: Promotion, attachment: ConsumerBinding) -> bool:
@@ -297,7 +301,7 @@ async def bring_rest(live: SharedReaderSessions, member: Member, joining: Promot
             joining.give_way()
         if vain(live, member) or joining.gave_way or loop.time() > deadline:
             return False
-        rests = await left(live.services.head, joining, rests)
+        rests = await consumers_behind(live.services.head, joining, rests)
         if rests or (side.live and reader.position < since):
             await asyncio.sleep(STEP)
     return not vain(live, member)

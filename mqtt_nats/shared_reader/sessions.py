@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import limit_in_flight, remove_dormant, stop
+from mqtt_nats.delivery.position_recovery import leave_reader, limit_in_flight, remove_dormant
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.delivery.resume import return_to_consumers
@@ -22,9 +22,9 @@ from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
-from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import (
     CATCHING_MOST,
     PASSED,
@@ -76,7 +76,7 @@ class SharedReaderSessions(SharedFeed):
         self.services, self.registry, self._recent = services, registry, services.path.recent
         self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
-        self.choice = PositionChoice(services.settings)
+        self.choice = ConsumerChoice(services.settings)
         """Which sessions have no consumers."""
         self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
         self.members: dict[Receiver, Member] = {}
@@ -232,7 +232,7 @@ class SharedReaderSessions(SharedFeed):
         """Move a session for which too many messages wait back to its consumers."""
         if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers deliver its messages", member.client)
-            self.give_back(member.client, member.side)
+            self.demote(member.client, member.side)
 
     def put_through(
         self,
@@ -259,13 +259,13 @@ class SharedReaderSessions(SharedFeed):
         keeper.ledger.take(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
-    def give_back(self, client: Receiver, side: DurableDelivery) -> None:
+    def demote(self, client: Receiver, side: DurableDelivery) -> None:
         """Move a session back to its own consumers."""
-        stop(side)
+        leave_reader(side)
         self.returning.add(client)
-        client.do(self._fall(client, side))
+        client.do(self._demote(client, side))
 
-    async def _fall(self, client: Receiver, side: DurableDelivery) -> None:
+    async def _demote(self, client: Receiver, side: DurableDelivery) -> None:
         try:
             await return_to_consumers(client, side)
         finally:
@@ -310,7 +310,7 @@ class SharedReaderSessions(SharedFeed):
             if client.durable_side is not side or not self._may_join(client, side):
                 return
             # A session that has dormant consumers keeps them until its next connection.
-            records = not side.dormant and self.wants_records(client) and await self.announce()
+            records = not side.dormant and self.wants_no_consumers(client) and await self.announce()
             await name_position(client, consumerless=records)
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
@@ -422,12 +422,12 @@ class SharedReaderSessions(SharedFeed):
         assert member is not None
         await subscribe(self, member, place, put)
 
-    def wants_records(self, client: Receiver) -> bool:
-        """Return whether a session is to have no consumers; see :class:`PositionChoice`."""
+    def wants_no_consumers(self, client: Receiver) -> bool:
+        """Return whether a session is to have no consumers; see :class:`ConsumerChoice`."""
         record, v5 = claimed(client.record)
         stream = self.services.stream
         having = v5.consumerless, len(record.cons)
-        return self.allowed and self.choice.wants_records(*having, stream.consumers, stream.replicas)
+        return self.allowed and self.choice.wants_no_consumers(*having, stream.consumers, stream.replicas)
 
     def admit(self) -> bool:
         """Return whether the shared reader can serve sessions without consumers."""

@@ -173,7 +173,7 @@ def test_every_kind_of_failure_is_known() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                at = {"log_failure": 2, "_refuse": 0}.get(name)
+                at = {"log_failure": 2, "_count_refusal": 0}.get(name)
                 if at is not None and isinstance(given := node.args[at], ast.Constant):
                     (kinds if name == "log_failure" else limits).add(given.value)
     assert kinds

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.delivery.resume import MANY
-from mqtt_nats.delivery.slow_clients import give_up
+from mqtt_nats.delivery.slow_clients import stall_session
 from mqtt_nats.sessions import consumer_attach
 from mqtt_streams.consumers import ConsumerRef, update_consumer
 from tests.base.support import Inside, running
@@ -237,7 +237,7 @@ def test_a_client_stalls_before_all_consumers_are_attached(
             served = inside.client("stalled")
             side = served.durable_side
             assert side is not None
-            inside.call(lambda: give_up(served, side))
+            inside.call(lambda: stall_session(served, side))
             assert inside.call(lambda: side.stall is not None)
             publish(inside, *FILTERS)
             gate.open()

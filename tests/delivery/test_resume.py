@@ -193,7 +193,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
         return back
 
     monkeypatch.setattr(resuming, "save_record", nothing)
-    monkeypatch.setattr(resuming, "note_kept", nothing)
+    monkeypatch.setattr(resuming, "write_changed_record", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
     monkeypatch.setattr(resuming, "RETURN", 0.04)
     client = FakeReceiver(FakeDeliveryServices())

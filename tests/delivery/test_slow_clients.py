@@ -18,10 +18,10 @@ from mqtt_nats.delivery.slow_clients import (
     SlowClient,
     _held,
     _take_back,
-    give_up,
     look_after,
     publish_id,
     relieve,
+    stall_session,
 )
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.message import Message
@@ -312,7 +312,7 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
     }
     for attachment in bench.side.attachments.values():
         attachment.sid = link.subscribe_raw(b"deliver", lambda *message: None)
-    give_up(bench.client, bench.side)
+    stall_session(bench.client, bench.side)
     assert bench.side.stall is not None
     assert list(link.handlers) == [bench.side.attachments["ended"].sid]
     assert bench.outlet.chunks == []
@@ -323,7 +323,7 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
 def test_a_session_that_is_being_resumed_is_not_given_up() -> None:
     bench = Bench()
     bench.machine.open = False
-    give_up(bench.client, bench.side)
+    stall_session(bench.client, bench.side)
     assert bench.side.stall is None
 
 

@@ -42,7 +42,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         ended.missed = False
         returned(side, ended)
 
-    for name in ("save_record", "note_kept", "fetch_in_flight"):
+    for name in ("save_record", "write_changed_record", "fetch_in_flight"):
         monkeypatch.setattr(stalling, name, nothing)
     for name in ("limit_in_flight", "ask_again"):
         monkeypatch.setattr(stalling, name, lambda *_: None)

@@ -14,8 +14,8 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.position_choice import PositionChoice
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -82,8 +82,8 @@ class FakeSessions:
     def __init__(self, services: FakeReaderServices, position: int = 0) -> None:
         self.services, self.registry = services, services.registry
         self.allowed = True
-        self.choice = PositionChoice(cast("Settings", services.settings))
-        self.fake_wants_records = False
+        self.choice = ConsumerChoice(cast("Settings", services.settings))
+        self.fake_wants_no_consumers = False
         self.fake_announce: Callable[[], Awaitable[None]] | None = None
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
@@ -112,8 +112,8 @@ class FakeSessions:
     def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
         self.fake_announce = announce
 
-    def wants_records(self, client: FakeClient) -> bool:
-        return self.fake_wants_records
+    def wants_no_consumers(self, client: FakeClient) -> bool:
+        return self.fake_wants_no_consumers
 
     def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:
@@ -133,7 +133,7 @@ class FakeSessions:
     def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
         self.fake_failed.append(sequence)
 
-    def give_back(self, client: FakeClient, side: FakeSide) -> None:
+    def demote(self, client: FakeClient, side: FakeSide) -> None:
         self._fail(client)
         self.fake_back.append(client)
 

@@ -17,8 +17,8 @@ from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.shared_reader import new_subscriptions
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.position_choice import PositionChoice
-from mqtt_nats.shared_reader.promotion import Member, Promotion, left
+from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
+from mqtt_nats.shared_reader.promotion import Member, Promotion, consumers_behind
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
@@ -56,10 +56,10 @@ async def test_a_consumer_on_a_server_that_lags(
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = ConsumerBinding("a", consumer, source)
     joining = Promotion([attachment], 10)
-    assert await left(head, joining, [attachment]) == ([] if passed else [attachment])
+    assert await consumers_behind(head, joining, [attachment]) == ([] if passed else [attachment])
     assert asked == [("$MQTT.msgs.a", 7)]
     source.last = 10
-    assert not await left(head, joining, [attachment])
+    assert not await consumers_behind(head, joining, [attachment])
     assert len(asked) == 1
 
 
@@ -81,7 +81,7 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     monkeypatch.setattr(message_stream, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
     attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
-    assert await left(head, Promotion([attachment], 10), [attachment]) == [attachment]
+    assert await consumers_behind(head, Promotion([attachment], 10), [attachment]) == [attachment]
     assert (decided, found) == ([1], [])
 
 
@@ -110,7 +110,7 @@ class Room:
     ) -> None:
         self.allowed = allowed
         self.services = services or FakeReaderServices()
-        self.choice = PositionChoice(cast("Settings", self.services.settings))
+        self.choice = ConsumerChoice(cast("Settings", self.services.settings))
         self.reader = FakeReader()
         self.reader.refused = refused
         self.members: dict[object, Member] = {}
@@ -142,7 +142,7 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, 
     services.stream.count_consumers(consumers)
     room = cast("SharedReaderSessions", Room(allowed=allowed, services=services))
     client = as_client(FakeClient(services))
-    assert SharedReaderSessions.wants_records(room, client) is (allowed and wanted)
+    assert SharedReaderSessions.wants_no_consumers(room, client) is (allowed and wanted)
 
 
 @pytest.mark.parametrize("answered", [True, False, None])

@@ -24,7 +24,7 @@ MARGIN: Final = 0.25
 """Part of the bound by which the number of consumers is above or below it before present sessions change."""
 
 
-class PositionChoice:
+class ConsumerChoice:
     """Choice between consumers and records, by the settings and the number of consumers."""
 
     def __init__(self, settings: Settings) -> None:
@@ -34,11 +34,11 @@ class PositionChoice:
         self._bound = settings.session_consumers
 
     @property
-    def may_want_records(self) -> bool:
+    def may_want_no_consumers(self) -> bool:
         """Whether sessions without consumers are possible."""
         return self._wanted != "consumers"
 
-    def wants_records(self, in_records: bool, own: int, consumers: int, replicas: int) -> bool:
+    def wants_no_consumers(self, in_records: bool, own: int, consumers: int, replicas: int) -> bool:
         """Return whether a session is to have no consumers.
 
         Args:
