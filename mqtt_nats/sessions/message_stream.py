@@ -176,9 +176,10 @@ class StreamIdentity:
     def count_consumers(self, number: int) -> None:
         """Count consumers that this gateway creates, or with a negative number removes, until the next check.
 
-        Every other gateway is taken to do the same meanwhile, so that all together do not pass a bound by much.
+        Every other gateway is taken to create as many meanwhile, so that all together do not pass a bound by much; that
+        they remove as many is not, or there would seem to be room that there is not.
         """
-        self.consumers += round(number * self._gateways)
+        self.consumers += round(number * self._gateways) if number > 0 else number
 
     def share(self, gateways: float) -> None:
         """Note an estimate of how many gateways use the stream, this one included."""

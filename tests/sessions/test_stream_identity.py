@@ -68,6 +68,8 @@ async def test_the_number_of_consumers() -> None:
     found.share(4.0)
     found.count_consumers(10)
     assert found.consumers == 47
+    found.count_consumers(-10)
+    assert found.consumers == 37
     await found.check()
     assert found.consumers == 5
 
