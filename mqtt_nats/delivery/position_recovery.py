@@ -314,6 +314,9 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != v5.pos:
+            if record.cons:  # the first position of an earlier owner, if it is stored late, is void by another id
+                v5.name_position(services.identity.new_nuid())
+                side.change_record()
             return set()
         if position.gateway not in asked and await _handed_over(client, position, written, asked):
             continue

@@ -346,6 +346,30 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
     assert len(loads) == rounds
 
 
+@pytest.mark.parametrize("found", [Found(), Found(Position("of a former session").encode(), 1, 0.0)])
+@pytest.mark.parametrize("consumers", [True, False])
+async def test_a_first_position_that_comes_late_is_void(
+    monkeypatch: pytest.MonkeyPatch, found: Found, consumers: bool
+) -> None:
+    """An earlier owner whose write is sent again, once NATS is back, would set the consumers back: QoS 2 came twice."""
+
+    async def load(client_hash: str) -> Found:
+        return found
+
+    services = FakeDeliveryServices()
+    monkeypatch.setattr(services.streams.positions, "load", load)
+    client = FakeReceiver(services)
+    v5_of(client).name_position("p")
+    assert client.record is not None
+    if consumers:
+        client.record.cons["a"] = subscription_consumer(
+            "hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1
+        )
+    side: Any = Side(DurableSender(10, Ports(SessionPosition())))
+    assert await restore_position(as_client(client), side) == set()
+    assert (v5_of(client).pos != "p", side.kept) == (consumers, consumers)
+
+
 async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """And on the same connection to NATS only: others are told at once that this gateway is gone."""
     fake = FakeLink()
