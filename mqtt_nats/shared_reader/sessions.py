@@ -295,8 +295,9 @@ class SharedReaderSessions(SharedFeed):
         if self.reader.refused or not self.services.nats.online.is_set():
             return
         member = self._member(client)
-        if member is None or member.joining is not None or now < member.retry:
+        if member is None or now < member.retry:
             return
+        member.end_joining()  # left by a catch-up reader that has ended before it handed the session over
         if self._turns.take(client, len(side.attachments)):
             client.do(self._join(member))
 

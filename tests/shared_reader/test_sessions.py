@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -16,9 +17,10 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.shared_reader import new_subscriptions
+from mqtt_nats.shared_reader import sessions as live_sessions
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
-from mqtt_nats.shared_reader.promotion import Member, Promotion, consumers_behind
+from mqtt_nats.shared_reader.promotion import Member, Promotion, PromotionLimit, consumers_behind
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
@@ -143,6 +145,27 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, 
     room = cast("SharedReaderSessions", Room(allowed=allowed, services=services))
     client = as_client(FakeClient(services))
     assert SharedReaderSessions.wants_no_consumers(room, client) is (allowed and wanted)
+
+
+@pytest.mark.sources
+def test_a_session_that_was_demoted_while_it_subscribed_becomes_live_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its catch-up reader had not begun, and has left messages to keep back."""
+    monkeypatch.setattr(live_sessions, "settled", lambda _: True)
+    member = member_of(FakeServices(), "c", "a")
+    member.begin_joining(Promotion([], 10))
+    nats = SimpleNamespace(online=SimpleNamespace(is_set=lambda: True))
+    begun: list[Member] = []
+    live: Any = SimpleNamespace(
+        _turns=PromotionLimit(lambda _: None),
+        _may_join=lambda *_: True,
+        _member=lambda _: member,
+        _join=begun.append,
+        reader=FakeReader(),
+        services=SimpleNamespace(nats=nats),
+    )
+    monkeypatch.setattr(member.client, "do", lambda _: None)
+    SharedReaderSessions.begin(live, member.client, member.side, 1.0)
+    assert (begun, member.joining) == ([member], None)
 
 
 @pytest.mark.parametrize("answered", [True, False, None])
