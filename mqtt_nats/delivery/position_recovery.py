@@ -314,10 +314,7 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != v5.pos:
-            if record.cons:  # the first position of an earlier owner, if it is stored late, is void by another id
-                v5.name_position(services.identity.new_nuid())
-                side.change_record()
-            return set()
+            return _begin_without_position(client, side)
         if position.gateway not in asked and await _handed_over(client, position, written, asked):
             continue
         valid = _valid_up_to(client, side, position)
@@ -348,6 +345,15 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
     if keeper.perhaps > reached:
         await _mark_perhaps_sent(client, side, reached, valid if unclear and went else None)
     return went
+
+
+def _begin_without_position(client: Receiver, side: DurableDelivery) -> set[str]:
+    """Give the position another id: the first one of an earlier owner, if it is stored late, is void then."""
+    record, v5 = claimed(client.record)
+    if record.cons:
+        v5.name_position(client.services.identity.new_nuid())
+        side.change_record()
+    return set()
 
 
 def _owe(side: DurableDelivery, position: Position, valid: int) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -125,6 +124,22 @@ class Room:
         return self.members[client]
 
 
+@stands_for(SharedReaderSessions)
+class JoiningRoom(Room):
+    """Stands for `SharedReaderSessions`, in which each session may become live; notes those that begin to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = PromotionLimit(lambda _: None)
+        self.fake_joined: list[Member] = []
+
+    def _may_join(self, client: object, side: object) -> bool:
+        return True
+
+    def _join(self, member: Member) -> None:
+        self.fake_joined.append(member)
+
+
 @pytest.mark.sources
 @pytest.mark.parametrize(
     ("allowed", "refused", "admitted"), [(True, 0.0, True), (False, 0.0, False), (True, 1.0, False)]
@@ -153,19 +168,11 @@ def test_a_session_that_was_demoted_while_it_subscribed_becomes_live_again(monke
     monkeypatch.setattr(live_sessions, "settled", lambda _: True)
     member = member_of(FakeServices(), "c", "a")
     member.begin_joining(Promotion([], 10))
-    nats = SimpleNamespace(online=SimpleNamespace(is_set=lambda: True))
-    begun: list[Member] = []
-    live: Any = SimpleNamespace(
-        _turns=PromotionLimit(lambda _: None),
-        _may_join=lambda *_: True,
-        _member=lambda _: member,
-        _join=begun.append,
-        reader=FakeReader(),
-        services=SimpleNamespace(nats=nats),
-    )
+    room = JoiningRoom()
+    room.members[member.client] = member
     monkeypatch.setattr(member.client, "do", lambda _: None)
-    SharedReaderSessions.begin(live, member.client, member.side, 1.0)
-    assert (begun, member.joining) == ([member], None)
+    SharedReaderSessions.begin(cast("SharedReaderSessions", room), member.client, member.side, 1.0)
+    assert (room.fake_joined, member.joining) == ([member], None)
 
 
 @pytest.mark.parametrize("answered", [True, False, None])
