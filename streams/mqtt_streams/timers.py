@@ -29,6 +29,13 @@ MESSAGE: Final = "message"
 
 _NOTHING: Final = (404, 408, 409)
 
+_FILL_NS: Final = 250_000_000
+"""Nanoseconds after which a request for timers that have fired ends with those that it has got.
+
+A consumer has at most 1,000 pending messages (nats-server's default) and shares them out among all requests. Requests
+of several gateways together may be for more: without an end each would wait for the others, until AckWait.
+"""
+
 _TOO_MANY: Final = b"Exceeded MaxWaiting"
 """Text of nats-server's status: as many pull requests wait as the consumer allows (512, nats-server's default)."""
 
@@ -126,7 +133,8 @@ class TimerStore:
         """
         found: list[FiredTimer] = []
         # The first request takes the timers that have fired; only without any does the second wait for one.
-        for body in ({"batch": most, "no_wait": True}, {"batch": 1, "expires": int(wait * 1e9)}):
+        fired = {"batch": most, "no_wait": True, "expires": min(_FILL_NS, int(wait * 1e9))}
+        for body in (fired, {"batch": 1, "expires": int(wait * 1e9)}):
             subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
             answers = self._js.stream(subject, orjson.dumps(body), timeout=wait + 5)
             try:

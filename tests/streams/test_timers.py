@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from mqtt_streams import headers
-from mqtt_streams.api import NoResponders, Reply, RequestTimeout
+from mqtt_streams.api import NoResponders, Reply, RequestTimeout, call
 from mqtt_streams.definitions import ensure_streams
-from mqtt_streams.timers import EXPIRY, TimerStore, schedule_block, timer_subject
+from mqtt_streams.timers import (
+    CONSUMER,
+    EXPIRY,
+    FIRED_PREFIX,
+    STREAM,
+    TimerStore,
+    schedule_block,
+    timer_subject,
+)
 from tests.streams.support import NatsPyJetStream, StreamsServer, eventually
 
 
@@ -80,6 +88,24 @@ async def test_timers_that_were_taken_when_the_leader_went(
         return timer.key == "a"
 
     await eventually(taken)
+
+
+async def test_a_gateway_that_asks_for_more_than_may_be_pending(js: NatsPyJetStream) -> None:
+    """It handles what it has got: other gateways may have the rest, and may wait for what this one has."""
+    await ensure_streams(js)
+    config = {"durable_name": CONSUMER, "ack_policy": "explicit", "filter_subject": FIRED_PREFIX + ">"}
+    body = {"stream_name": STREAM, "config": config | {"max_ack_pending": 8}}
+    await call(js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
+    for number in range(20):
+        await js.client.jetstream().publish(f"{FIRED_PREFIX}{EXPIRY}.c{number}")
+    store = TimerStore(js)
+    numbers = []
+    async with asyncio.timeout(15):
+        while found := await store.fetch(10 if len(numbers) < 3 else 0.1, 12):
+            numbers.append(len(found))
+            for timer in found:
+                await store.done(timer)
+    assert numbers == [8, 8, 4]
 
 
 async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
