@@ -155,6 +155,8 @@ class AckedPublisher(PendingStores):
         if waits or self._holds(token, op):
             if self._timed is op:
                 self._timed = None
+            if self._outages and self._lacks_room(op):
+                self.overtaking.waits(token, op)
         else:
             op.attempt(self.now)
             self.link.out.append(data)
@@ -163,6 +165,10 @@ class AckedPublisher(PendingStores):
     def _waits(self, op: PendingStore) -> bool:
         outage = self._outages.get(frame_group(op.frame)) if self._outages else None
         return self._offline or (outage is not None and (not outage.full or op.waits()))
+
+    def _lacks_room(self, op: PendingStore) -> bool:
+        outage = self._outages.get(frame_group(op.frame))
+        return outage is not None and outage.full and op.waits()
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         token = subject[self._length :]
@@ -207,7 +213,7 @@ class AckedPublisher(PendingStores):
         full = error is not None and error.err_code in FULL_CODES
         if error is not None and full:
             self.refusals.no_room(error, self.now)
-            self.overtaking.refused(token, op)
+            self.overtaking.waits(token, op)
         no_room = self.refusals.exhausted(self.now) if outage is not None and op.waits() else None
         if no_room is not None:
             self._give_up(no_room)

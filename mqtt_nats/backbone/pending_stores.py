@@ -367,7 +367,7 @@ class Silence:
 
 
 class Overtaking:
-    """Stores that JetStream has refused for want of room and that wait, so that no later one takes their place.
+    """Stores that wait for room, refused or not sent at all, so that no later one takes their place.
 
     A smaller message of the same publisher on the same subject may have been under way, and may find room. Then the
     store that waits comes too late.
@@ -375,35 +375,45 @@ class Overtaking:
 
     def __init__(self, pending: dict[bytes, PendingStore]) -> None:
         self._pending = pending
-        self._refused: dict[tuple[object, bytes], bytes] = {}
-        """Token of the first refused store by publisher and subject."""
+        self._waiting: dict[tuple[object, bytes], dict[bytes, PendingStore]] = {}
+        """Stores by token, by publisher and subject."""
 
-    def refused(self, token: bytes, op: PendingStore) -> None:
+    def waits(self, token: bytes, op: PendingStore) -> None:
         """Note that a store waits for room."""
         publisher = op.publisher()
         if publisher is not None:
-            self._refused.setdefault((publisher, op.frame.split(b" ", 2)[1]), token)
+            self._waiting.setdefault((publisher, op.frame.split(b" ", 2)[1]), {})[token] = op
 
     def prune(self) -> None:
         """Forget the stores that have ended."""
-        if self._refused:
-            self._refused = {key: token for key, token in self._refused.items() if token in self._pending}
+        for key, waiting in list(self._waiting.items()):
+            left = {token: op for token, op in waiting.items() if token in self._pending}
+            if left:
+                self._waiting[key] = left
+            else:
+                del self._waiting[key]
 
     def overtaken(self, token: bytes, op: PendingStore) -> list[tuple[bytes, PendingStore]]:
         """Return the waiting stores before which ``op`` should not have been stored; ``op`` has ended."""
-        if not self._refused:
+        if not self._waiting:
             return []
-        subject = op.frame.split(b" ", 2)[1]
-        first = self._refused.pop((op.publisher(), subject), token)
+        key = op.publisher(), op.frame.split(b" ", 2)[1]
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return []
+        waiting.pop(token, None)
         number = int(token, 16)
-        if int(first, 16) >= number:
-            return []
-        start = b"HPUB %b " % subject
-        return [
-            (key, one)
-            for key, one in self._pending.items()
-            if int(key, 16) < number and one.frame.startswith(start) and one.publisher() is op.publisher()
-        ]
+        found = [(earlier, waiting[earlier]) for earlier in sorted(waiting, key=_number) if _number(earlier) < number]
+        for earlier, _ in found:
+            del waiting[earlier]
+        if not waiting:
+            del self._waiting[key]
+        return [(earlier, one) for earlier, one in found if earlier in self._pending]
+
+
+def _number(token: bytes) -> int:
+    """Return the place of a store in the order of all stores."""
+    return int(token, 16)
 
 
 class Refusals:

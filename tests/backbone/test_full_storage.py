@@ -94,6 +94,32 @@ async def test_a_newer_message_of_anybody_overtakes_a_retained_one() -> None:
     assert bench.log == [("newer", b'{"seq":1}'), ("will", 10023)]
 
 
+async def test_a_newer_message_overtakes_a_retained_one_that_was_not_sent() -> None:
+    """[MQTT-3.3.1-5] (3.1.1, 5.0): it came while another store waited for room, so it waits behind that."""
+    bench = Bench()
+    bench.put("large", subject=b"$MQTT.msgs.other", waits=True, by="a")
+    bench.answer("large", FULL)
+    bench.put("will", subject=RETAINED, waits=True, outlasts=True, by=ANYBODY)
+    bench.put("newer", subject=RETAINED, by=ANYBODY)
+    assert bench.sent() == ["large", "newer"]
+    bench.answer("newer")
+    assert bench.log == [("newer", b'{"seq":1}'), ("will", 10023)]
+
+
+async def test_a_store_that_has_found_room_hides_no_other_one_that_waits() -> None:
+    """[MQTT-3.3.1-5] (3.1.1, 5.0): of two that wait on a topic the first is stored, then a newer message than both."""
+    bench = Bench()
+    for name in ("first", "second"):
+        bench.put(name, subject=RETAINED, waits=True, by=ANYBODY)
+        bench.answer(name, FULL)
+    bench.put("newer", subject=RETAINED, by=ANYBODY)
+    bench.sent()
+    await aeventually(lambda: bool(bench.link.out))
+    bench.answer("first")
+    bench.answer("newer")
+    assert bench.log == [("first", b'{"seq":1}'), ("newer", b'{"seq":1}'), ("second", 10023)]
+
+
 @pytest.mark.parametrize("advisory", [True, False])
 async def test_a_leader_that_goes_while_there_is_no_room(advisory: bool) -> None:
     """[MQTT-4.6.0-5] (5.0): it may have dropped a message that needs no room, and no later one overtakes that."""
@@ -122,7 +148,11 @@ async def test_what_was_refused_and_has_ended_is_forgotten() -> None:
     bench.store.denied(b"$MQTT.msgs.s")
     bench.put("small", waits=True, by="a")
     bench.store.tick(1.0)
-    assert not bench.store.overtaking._refused
+    (waiting,) = bench.store.overtaking._waiting.values()
+    assert list(waiting.values()) == [bench.op("small")]
+    bench.store.denied(b"$MQTT.msgs.s")
+    bench.store.tick(2.0)
+    assert not bench.store.overtaking._waiting
 
 
 async def test_what_can_be_refused_is_refused_at_once() -> None:
