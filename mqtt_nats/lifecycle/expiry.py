@@ -11,7 +11,7 @@ from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.will import settle_wills
-from mqtt_nats.sessions.record import discard_expired, discard_session, last_sequences, leftovers
+from mqtt_nats.sessions.record import discard_expired, discard_session, last_sequences, leftovers, unfinished
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import (
     V5,
@@ -70,6 +70,8 @@ async def expire(wills: Wills, timer: FiredTimer, exchanges: Exchanges | None) -
         await _end_expired(wills, record, sequence, exchanges)
     elif record.v5 is not None and record.v5.nonce == _expired(timer.epoch):
         await _remove(wills, record, sequence)
+        if unfinished(record):  # it was durable; whoever has ended it may not have known that
+            _tell(wills, record, timer.epoch)
 
 
 async def _end_expired(wills: Wills, record: SessionRecord, epoch: int, exchanges: Exchanges | None) -> bool:
@@ -79,8 +81,7 @@ async def _end_expired(wills: Wills, record: SessionRecord, epoch: int, exchange
     if ended is None:
         return False
     if record.v5 is None or record.v5.kind == "durable":  # hooks know the end of other sessions
-        log.info("the session of %r has expired", record.client_id)
-        session(wills.services.hooks, SESSION_TERMINATED, record.client_id, epoch)
+        _tell(wills, record, epoch)
     if exchanges is None or ends is None:
         await _remove(wills, *ended)
         return True
@@ -88,6 +89,12 @@ async def _end_expired(wills: Wills, record: SessionRecord, epoch: int, exchange
     await discard_expired(wills.services, *ended, ends, exchanges)
     await _forget(wills.services, *ended)
     return True
+
+
+def _tell(wills: Wills, record: SessionRecord, epoch: int) -> None:
+    """Tell that a session has expired; after an interruption it may be told twice."""
+    log.info("the session of %r has expired", record.client_id)
+    session(wills.services.hooks, SESSION_TERMINATED, record.client_id, epoch)
 
 
 async def postpone(wills: Wills, timer: FiredTimer) -> None:

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import Wills
@@ -146,6 +147,29 @@ async def test_what_was_interrupted_is_done_when_the_timer_comes_again(
         monkeypatch.setattr(absent.wills.services.streams.sessions, "written_at", former)
     await absent.expire()
     assert absent.left == {}
+
+
+@pytest.mark.parametrize("done", [True, False])
+async def test_hooks_are_told_of_an_end_without_an_answer(done: bool) -> None:
+    """The write that ends the session may have been carried out: then the timer finds it ended when it comes again."""
+    absent = Absent()
+    told: list[str] = []
+    absent.wills.services.hooks.add(SESSION_TERMINATED, lambda event: told.append(event.client_id))
+
+    def fail(subject: str) -> None:
+        if subject.startswith(PREFIX):
+            absent.js.before = absent.js.after = lambda subject: None
+            raise RequestTimeout("no answer")
+
+    if done:
+        absent.js.after = fail
+    else:
+        absent.js.before = fail
+    with pytest.raises(RequestTimeout):
+        await absent.expire()
+    assert told == []
+    await absent.expire()
+    assert told == ["client"]
 
 
 async def test_a_record_that_no_replica_names() -> None:
