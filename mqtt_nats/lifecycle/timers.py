@@ -32,6 +32,9 @@ LATER: Final = b'-NAK {"delay":250000000}'
 AT_ONCE: Final = 256
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
+TOGETHER: Final = 4
+"""Sessions that expire at the same time for which the exchanges of all sessions are listed: up to 100,000 subjects."""
+
 PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
 
@@ -57,7 +60,7 @@ async def take_timers(wills: Wills) -> None:
 async def _handle_all(wills: Wills, timers: list[FiredTimer]) -> None:
     """Handle timers at the same time; sessions that end together share what is read of all sessions."""
     exchanges = None
-    if any(timer.kind == EXPIRY for timer in timers):
+    if sum(timer.kind == EXPIRY for timer in timers) >= TOGETHER:
         try:
             exchanges = await list_exchanges(wills.services)
         except (ApiError, NoResponders, RequestTimeout) as error:

@@ -63,3 +63,27 @@ async def test_a_timer_without_an_answer_comes_again_soon(
     assert wills.services.fake_link.out == (
         [b'PUB %b 24\r\n-NAK {"delay":250000000}\r\n' % TIMER.ack.encode()] if soon else []
     )
+
+
+@pytest.mark.parametrize(("number", "listed"), [(timers.TOGETHER - 1, 0), (timers.TOGETHER, 1)])
+async def test_exchanges_are_listed_for_many_sessions(
+    monkeypatch: pytest.MonkeyPatch, number: int, listed: int
+) -> None:
+    """The list may have 100,000 subjects, of which one session has few."""
+    wills = FakeWills()
+    lists: list[object] = []
+
+    async def expire(*_: object) -> None:
+        return
+
+    async def list_exchanges(services: object) -> None:
+        lists.append(services)
+
+    async def settle(timer: FiredTimer) -> bool:
+        return True
+
+    monkeypatch.setattr(timers, "expire", expire)
+    monkeypatch.setattr(timers, "list_exchanges", list_exchanges)
+    monkeypatch.setattr(wills.services.streams.timers, "done", settle)
+    await timers._handle_all(cast(Wills, wills), [TIMER] * number)
+    assert len(lists) == listed
