@@ -24,7 +24,7 @@ from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.networks import household
 from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, ReasonCode
-from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED
+from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TERMINATED
 from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.expiry import end_session, is_ended
@@ -457,6 +457,8 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
         await settle_wills(wills, client.hash, record.v5.wills, client.epoch, continued=False)
     latest = await services.streams.sessions.load(client.hash, client.client_id)
     if latest is not None and latest[1] == epoch:  # else another connection has claimed the session meanwhile
+        if record.v5.kind != "durable":  # the end of other sessions is told when their time is over
+            session(services.hooks, SESSION_TERMINATED, client.client_id, epoch)
         set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
         services.nats.link.kick()
     return True

@@ -12,7 +12,7 @@ import pytest
 from mqtt_nats.lifecycle import claim as unconfirmed
 from mqtt_nats.lifecycle.claim import leave_claimed
 from mqtt_streams.api import RequestTimeout
-from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore
+from mqtt_streams.sessions import V5, Kind, PoisonedRecord, SessionRecord, SessionStore
 from tests.sessions.fakes import FakeClient, FakeServices
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sources]
@@ -22,8 +22,8 @@ NO_WILLS: Any = None
 """The records name no wills."""
 
 
-def record(nonce: str) -> SessionRecord:
-    return SessionRecord("client", v5=V5(nonce=nonce))
+def record(nonce: str, kind: Kind = "durable") -> SessionRecord:
+    return SessionRecord("client", v5=V5(kind, nonce=nonce))
 
 
 class Setup:
@@ -40,6 +40,12 @@ class Setup:
         )
         services = FakeServices()
         services.streams.sessions = cast(SessionStore, self)
+        self.told: list[tuple[str, int]] = []
+        """Client and epoch of each session whose end hooks are told."""
+        monkeypatch.setattr(
+            unconfirmed, "session", lambda hooks, point, client_id, epoch: self.told.append((client_id, epoch))
+        )
+        services.hooks = None  # type: ignore[attr-defined]
         self.client: Any = FakeClient(services)
         self.client.record = record("mine")
 
@@ -77,3 +83,13 @@ async def test_the_timer_of_a_session_that_does_not_expire_never_fires(monkeypat
     setup.client.expiry = None
     await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 0, continued=True), 10)
     assert (setup.client.epoch, setup.deadlines) == (6, [(6, False)])
+
+
+@pytest.mark.parametrize(("kind", "told"), [("durable", []), ("regular", [("client", 6)])])
+async def test_hooks_are_told_of_the_end_of_a_session_that_ends_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, told: list[tuple[str, int]]
+) -> None:
+    """Its timer tells nothing; that of another session does."""
+    setup = Setup(monkeypatch, [(record("mine", kind), 6)])
+    await asyncio.wait_for(leave_claimed(setup.client, NO_WILLS, 0, continued=False), 10)
+    assert (setup.told, setup.deadlines) == (told, [(6, True)])
