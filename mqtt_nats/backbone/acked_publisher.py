@@ -155,7 +155,7 @@ class AckedPublisher(PendingStores):
         if waits or self._holds(token, op):
             if self._timed is op:
                 self._timed = None
-            if self._outages and self._lacks_room(op):
+            if self._stalled and self.full and op.waits():
                 self.overtaking.waits(token, op)
         else:
             op.attempt(self.now)
@@ -165,10 +165,6 @@ class AckedPublisher(PendingStores):
     def _waits(self, op: PendingStore) -> bool:
         outage = self._outages.get(frame_group(op.frame)) if self._outages else None
         return self._offline or (outage is not None and (not outage.full or op.waits()))
-
-    def _lacks_room(self, op: PendingStore) -> bool:
-        outage = self._outages.get(frame_group(op.frame))
-        return outage is not None and outage.full and op.waits()
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         token = subject[self._length :]
