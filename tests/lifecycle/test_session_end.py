@@ -146,7 +146,7 @@ async def test_a_session_that_has_ended_is_not_looked_for(world: World) -> None:
 
 
 async def test_after_an_interruption_all_is_done_again(world: World) -> None:
-    """A gateway has claimed the session, and has died before it removed all of it: hooks were told by that one."""
+    """A gateway has claimed the session, and has died before it removed all of it. Hooks are told again."""
     epoch = await world.write(V5(wills=["gateway1"]), consumer=CONSUMER)
 
     def die(subject: str) -> None:
@@ -160,7 +160,7 @@ async def test_after_an_interruption_all_is_done_again(world: World) -> None:
     world.js.before = lambda subject: None
     await world.expire(epoch)
     assert (world.records, world.js.consumers[MESSAGES]) == ([], {})
-    assert world.told == [f"client {epoch}"]
+    assert world.told == [f"client {epoch}"] * 2
     assert [found[1] for found in world.settled] == [epoch + 1] * 2
 
 

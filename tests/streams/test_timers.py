@@ -99,7 +99,7 @@ async def test_a_gateway_that_asks_for_more_than_may_be_pending(js: NatsPyJetStr
     for number in range(20):
         await js.client.jetstream().publish(f"{FIRED_PREFIX}{EXPIRY}.c{number}")
     store = TimerStore(js)
-    numbers = []
+    numbers: list[int] = []
     async with asyncio.timeout(15):
         while found := await store.fetch(10 if len(numbers) < 3 else 0.1, 12):
             numbers.append(len(found))
