@@ -8,62 +8,27 @@ from typing import cast
 import pytest
 
 from mqtt_nats.hooks.points import SESSION_TERMINATED
-from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import Wills
-from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.record import Exchanges, list_exchanges
-from mqtt_nats.sessions.services import Services
-from mqtt_nats.sessions.takeover import Claims
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import PREFIX, V5, SessionRecord
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.timers import EXPIRY, FiredTimer
-from tests.harness.doubles import stands_for
-from tests.sessions.fakes import FakeQuotas, FakeServices, as_services
+from tests.lifecycle.fakes import FakeEndingWills
+from tests.sessions.fakes import as_services
 
 pytestmark = [pytest.mark.sources, pytest.mark.anyio]
 
 KEY = name_hash("client")
 
 
-@stands_for(Quotas)
-class FakeExpiryQuotas(FakeQuotas):
-    """Stands for `Quotas`: notes which sessions count no more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake_forgotten: list[str] = []
-
-    async def forget(self, record: SessionRecord) -> None:
-        self.fake_forgotten.append(record.client_id)
-
-
-@stands_for(Services)
-class FakeExpiryServices(FakeServices):
-    """Stands for `Services`, with hooks and quotas."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks = Hooks(lambda work, name: None)
-        self.quotas: FakeExpiryQuotas = FakeExpiryQuotas()
-
-
-@stands_for(Wills)
-class FakeWills:
-    """Stands for `Wills`: the claims of sessions."""
-
-    def __init__(self) -> None:
-        self.services = FakeExpiryServices()
-        self.claims = Claims(self.services.nats, self.services.streams.sessions, "", self.services.identity.id)
-
-
 class Absent:
     """A session without a connection, and the timer of its deadline, which has fired."""
 
     def __init__(self) -> None:
-        self.wills = FakeWills()
+        self.wills = FakeEndingWills()
         self.js = self.wills.services.fake_inbox
         self.record = SessionRecord("client", v5=V5(kind="durable", expiry=60, pos="p", q2=True))
         self.epoch = self.js.put(PREFIX + KEY, self.record.encode())

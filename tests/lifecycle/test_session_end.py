@@ -13,9 +13,6 @@ from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.lifecycle import expiry
 from mqtt_nats.lifecycle.expiry import POSTPONED, end_session, ended_record, expire, is_ended, postpone
 from mqtt_nats.lifecycle.will import Wills
-from mqtt_nats.sessions.quotas import Quotas
-from mqtt_nats.sessions.services import Services
-from mqtt_nats.sessions.takeover import Claims
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -23,8 +20,7 @@ from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.sessions import PREFIX, V5, SessionRecord
 from mqtt_streams.timers import EXPIRY, FiredTimer, timer_subject
-from tests.harness.doubles import stands_for
-from tests.sessions.fakes import FakeQuotas, FakeServices
+from tests.lifecycle.fakes import FakeEndingWills
 
 pytestmark = pytest.mark.sources
 
@@ -33,37 +29,6 @@ RECORD = f"{PREFIX}{KEY}"
 TIMER = timer_subject(EXPIRY, KEY)
 CONSUMER_OF = subscription_consumer(KEY, "a", name_nuid="n1", deliver_nuid="n2", max_ack_pending=10, start_seq=1)
 CONSUMER = CONSUMER_OF.durable_name
-
-
-@stands_for(Quotas)
-class FakeForgettingQuotas(FakeQuotas):
-    """Stands for `Quotas`: which sessions count no more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fake_forgotten: list[str] = []
-
-    async def forget(self, record: SessionRecord) -> None:
-        self.fake_forgotten.append(record.client_id)
-
-
-@stands_for(Services)
-class FakeEndingServices(FakeServices):
-    """Stands for `Services`, with hooks and quotas."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hooks = Hooks(lambda work, name: work.close())
-        self.quotas: FakeForgettingQuotas = FakeForgettingQuotas()
-
-
-@stands_for(Wills)
-class FakeEndingWills:
-    """Stands for `Wills`: services and claims."""
-
-    def __init__(self) -> None:
-        self.services = FakeEndingServices()
-        self.claims = Claims(self.services.nats, self.services.streams.sessions, "", "gateway0")
 
 
 class World:

@@ -26,14 +26,7 @@ def leaving(live: bool) -> Script:
         if live:
             await scene.live(client)
         publisher = scene.peer("publisher", scene.other)
-        client.withheld = {"PUBREL"}
-        publisher.publish(scene.topic, 1, 2)
-        await aeventually(lambda: client.unanswered == ["PUBCOMP"], PATIENCE)
-        client.withheld = {"PUBLISH", "PUBREL"}
-        for n, qos in ((2, 2), (3, 1), (4, 2)):
-            publisher.publish(scene.topic, n, qos)
-        await scene.has(client, 4)
-        client.withheld.clear()
+        await scene.unanswered(client, publisher, (2, 2), (3, 1), (4, 2))
         client.ports = [scene.other.port, scene.victim.port]
         scene.arm(scene)
         client.drop()

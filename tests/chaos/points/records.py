@@ -28,14 +28,7 @@ async def catching_up(scene: Scene) -> None:
     client = scene.main = await scene.subscriber("durable", scene.other)
     await scene.live(client)
     publisher = scene.peer("publisher", scene.other)
-    client.withheld = {"PUBREL"}
-    publisher.publish(scene.topic, 1, 2)
-    await aeventually(lambda: client.unanswered == ["PUBCOMP"], PATIENCE)
-    client.withheld = {"PUBLISH", "PUBREL"}
-    for n, qos in ((2, 2), (3, 1)):
-        publisher.publish(scene.topic, n, qos)
-    await scene.has(client, 3)
-    client.withheld.clear()
+    await scene.unanswered(client, publisher, (2, 2), (3, 1))
     client.ports = []
     client.drop()
     await aeventually(lambda: not client.online.is_set(), PATIENCE)

@@ -95,6 +95,21 @@ class Scene:
         """Wait until a client has got so many messages."""
         await aeventually(lambda: len(peer.delivered) >= count, PATIENCE, what=f"{count} messages to {peer.client_id}")
 
+    async def unanswered(self, client: Peer, publisher: Peer, *later: tuple[int, int]) -> None:
+        """Have a client receive messages in every state: one whose PUBREL is not answered, and ``later`` ones.
+
+        Args:
+            later: number and QoS of messages that are not acknowledged.
+        """
+        client.withheld = {"PUBREL"}
+        publisher.publish(self.topic, 1, 2)
+        await aeventually(lambda: client.unanswered == ["PUBCOMP"], PATIENCE)
+        client.withheld = {"PUBLISH", "PUBREL"}
+        for n, qos in later:
+            publisher.publish(self.topic, n, qos)
+        await self.has(client, 1 + len(later))
+        client.withheld.clear()
+
     async def live(self, peer: Peer) -> None:
         """Wait until a session's messages come from the shared reader."""
 

@@ -98,14 +98,7 @@ async def take_over(scene: Scene, live: bool = False) -> None:
     if live:
         await scene.live(client)
     publisher = scene.peer("publisher", scene.other)
-    client.withheld = {"PUBREL"}
-    publisher.publish(scene.topic, 1, 2)
-    await aeventually(lambda: client.unanswered == ["PUBCOMP"], PATIENCE)
-    client.withheld = {"PUBLISH", "PUBREL"}
-    for n, qos in ((2, 2), (3, 1), (4, 2)):
-        publisher.publish(scene.topic, n, qos)
-    await scene.has(client, 4)
-    client.withheld.clear()
+    await scene.unanswered(client, publisher, (2, 2), (3, 1), (4, 2))
     client.publish(f"{scene.topic}/own", 1, 1)
     client.ports = [scene.victim.port, scene.other.port]
     scene.arm(scene)
