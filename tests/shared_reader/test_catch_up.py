@@ -167,6 +167,7 @@ async def test_a_session_of_several_subscriptions_has_them_looked_up(setup: Setu
     setup.member.side.attachments["b"] = live_binding("b")
     setup.reader.broken()
     await setup.made(2)
+    await aeventually(lambda: len(setup.consumers) == 1)  # the former one is deleted afterwards
     setup.bring(11)
     assert (setup.live.fake_given, setup.live.fake_through) == ([], [11])
 
