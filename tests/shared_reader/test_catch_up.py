@@ -219,6 +219,7 @@ async def test_what_waits_is_forgotten_with_the_reader_and_read_again(setup: Set
     setup.bring(11)
     setup.reader.broken()
     await setup.made(2)
+    await aeventually(lambda: len(setup.consumers) == 1)
     setup.machine.limit = 2
     setup.bring(11)
     assert setup.live.fake_given == [11]
