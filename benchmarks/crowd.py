@@ -110,7 +110,7 @@ def gateways(number: int, url: str, options: Sequence[str]) -> Iterator[list[Gat
 
 
 class Device(Connection):
-    """One connection of a device, from connect() on."""
+    """Connection of a device, from connect() on."""
 
     def __init__(self, crowd: Crowd, sock: socket.socket, number: int) -> None:
         super().__init__(crowd.loop, sock, f"device{number:06}")

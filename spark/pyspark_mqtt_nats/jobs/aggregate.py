@@ -30,7 +30,7 @@ _MILLISECONDS_BELOW: Final = 1e14
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What to aggregate. `window`, `slide` and `watermark` in seconds; `levels` from 1, () for whole topics.
+    """Requested aggregation. `window`, `slide` and `watermark` in seconds; `levels` from 1, () for whole topics.
 
     `field`: the number in JSON payloads, None where they are numbers; `time_field`: the time in JSON payloads, None for
     when NATS has stored them. `output` None: the figures are printed, the first `rows` of them.
@@ -58,7 +58,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What came out. `windows`: figures that were written or made; `open`: those of windows that are not over.
+    """Result of an aggregation. `windows`: number of figures made; `open`: those of windows that are not over.
 
     `late`: windows and keys for which values came too late. `table`: what is to be printed, heading first.
     """
@@ -197,7 +197,7 @@ def windows(values: DataFrame, job: Aggregate) -> DataFrame:
 
 
 def checks() -> tuple[Column, ...]:
-    """What is observed of `measured` messages: how many there are, how many of them count, the first that does not."""
+    """Columns to observe of `measured` messages: their number, the number that counts, and the first that does not."""
     good = F.col("value").isNotNull() & F.col("time").isNotNull()
     shown = F.substring(F.try_validate_utf8(F.col("payload").cast("string")), 1, _SHOWN)
     example = F.struct("sequence", "topic", shown.alias("payload"))
@@ -209,7 +209,7 @@ def checks() -> tuple[Column, ...]:
 
 
 def _observed(observation: Observation) -> dict[str, Any]:
-    """What was observed; nothing where Spark has found that there are no rows and has left the plan out."""
+    """Return the observed figures; none where Spark has found that there are no rows and has left the plan out."""
     try:
         return observation.get
     except Py4JJavaError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job says while it runs, and how it is asked to end."""
+"""Progress of a job on the terminal, and the request to end the job."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ _REPEAT: Final = 10.0  # seconds, in a log
 
 
 class Progress:
-    """One line that is written over on a terminal, and repeated now and then elsewhere; and the wish to stop."""
+    """Progress line, overwritten on a terminal and repeated now and then elsewhere; and the request to stop."""
 
     def __init__(self, job: str, output: TextIO | None = None) -> None:
         self.stopping = False

@@ -19,7 +19,7 @@ _POLL: Final = 0.5  # seconds
 
 @dataclass(frozen=True)
 class RuleJob:
-    """What to run: a file of rules. `metrics_port`: of loopback, 0 for any, None for no metrics."""
+    """Requested run: a file of rules. `metrics_port`: of loopback, 0 for any, None for no metrics."""
 
     file: Path
     reads: Reads
@@ -28,7 +28,7 @@ class RuleJob:
 
 @dataclass(frozen=True)
 class Ran:
-    """What the rules have done."""
+    """Result of a run of rules."""
 
     read: int
     published: int

@@ -36,7 +36,7 @@ _OUTPUT_MODE: Final = "STREAMING_OUTPUT_MODE"
 
 @dataclass(frozen=True)
 class Sql:
-    """What to query. `streams`: name -> what its subjects begin with, views of their own.
+    """Requested query. `streams`: name -> prefix of its subjects, views of their own.
 
     `rows`: of the printed table. `output`: a file for the whole result. `plot`: a page with a chart.
     """
@@ -53,7 +53,7 @@ class Sql:
 
 @dataclass(frozen=True)
 class Result:
-    """What came out: lines to print."""
+    """Result of a query: lines to print."""
 
     lines: tuple[str, ...]
 

@@ -162,7 +162,7 @@ class Table(_Model):
 
 
 class Shared(_Model):
-    """What all rules of a file share. `checkpoint`: directory with one for each rule. `duplicate_window`: seconds."""
+    """Settings of all rules of a file. `checkpoint`: directory with one for each rule. `duplicate_window`: seconds."""
 
     checkpoint: Text
     dead_letter: Topic | None = None
