@@ -17,8 +17,8 @@ def test_sessions_expire(monkeypatch: pytest.MonkeyPatch, positions: str) -> Non
     row = mass.expiry(20, positions, 1)
     assert (row.sessions, row.positions, row.gateways) == (20, positions, 1)
     assert 0 < row.took < 60
-    assert 0 < row.before < row.longest
-    assert row.delay <= row.longest
+    assert row.before > 0
+    assert 0 < row.delay <= row.longest
     text = mass.document_expiry([row], "command")
     assert "## Expiry of sessions" in text
     assert f"| 20       | {positions}" in text
