@@ -209,6 +209,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     assert patiences == [0.0 if leaderless else 0.04]
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize(("forgone", "start"), [(0, 31), (20, 20), (40, 31)])
 async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
     forgone: int, start: int, monkeypatch: pytest.MonkeyPatch

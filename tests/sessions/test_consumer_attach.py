@@ -121,6 +121,7 @@ async def test_deleted_while_it_was_being_attached(setup: Setup) -> None:
 # -- a consumer that is gone --------------------------------------------------------------------------
 
 
+@pytest.mark.sources
 async def test_made_anew_behind_what_the_client_has(setup: Setup) -> None:
     setup.consumers.clear()
     setup.services.fake_inbox.last[MESSAGES] = 50
@@ -133,6 +134,7 @@ async def test_made_anew_behind_what_the_client_has(setup: Setup) -> None:
     assert setup.services.stream.fake_checks == 1
 
 
+@pytest.mark.sources
 async def test_made_anew_from_what_the_client_has_yet_to_acknowledge(setup: Setup) -> None:
     """The next connection has it sent again, though this one ends before the client has acknowledged it."""
     setup.consumers.clear()
@@ -153,6 +155,7 @@ async def test_made_anew_from_what_the_client_has_yet_to_acknowledge(setup: Setu
     assert ("ack", b"$JS.ACK.again") in setup.side.fake_ports.calls
 
 
+@pytest.mark.sources
 async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:
     """What was stored since it was removed is lost."""
     setup.consumers.clear()
@@ -161,6 +164,7 @@ async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:
     assert setup.consumers[NAME]["config"]["deliver_policy"] == "new"
 
 
+@pytest.mark.sources
 async def test_made_anew_in_a_stream_that_begins_anew(setup: Setup) -> None:
     setup.consumers.clear()
     setup.services.fake_inbox.last[MESSAGES] = 5
@@ -174,6 +178,7 @@ async def test_made_anew_in_a_stream_that_begins_anew(setup: Setup) -> None:
     assert setup.side.overlap.owner("a", 1)[0] is setup.binding
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize(("end", "policy"), [(0, 21), (9, None)])
 async def test_made_anew_in_a_stream_that_was_replaced(setup: Setup, end: int, policy: int | None) -> None:
     """Behind the messages of the backup; a subscription that had ended gets nothing new."""
@@ -196,6 +201,7 @@ async def test_not_made_in_a_stream_in_which_the_session_does_not_count(setup: S
     assert setup.consumers == {}
 
 
+@pytest.mark.sources
 async def test_made_while_files_of_the_former_one_are_removed(setup: Setup) -> None:
     setup.consumers.clear()
     left = [True] * 3

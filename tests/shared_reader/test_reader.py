@@ -106,6 +106,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHANGE_PAUSE", 0.0)
 
 
+@pytest.mark.sources
 async def test_what_is_wanted_decides() -> None:
     one = Reading("a")
     assert (await one.ready()).done()
@@ -128,6 +129,7 @@ async def test_what_is_wanted_decides() -> None:
     assert one.read == ["b"]
 
 
+@pytest.mark.sources
 async def test_fewer_filters_that_are_not_answered() -> None:
     """They may be read or not: whoever comes then is not told that its own is."""
     one = Reading("a")
@@ -165,6 +167,7 @@ async def test_who_has_gone_is_no_reason_to_choose() -> None:
     assert one.read == ["a"]
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("how", ["lost", "unanswered"])
 async def test_a_change_of_mind_is_tried_again(how: str) -> None:
     one = Reading("a")
@@ -209,6 +212,7 @@ async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPat
     running.cancel()
 
 
+@pytest.mark.sources
 async def test_filters_of_those_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay until more than half of what is brought is not wanted, and are looked at seldom."""
     one = Reading("a", "b")
