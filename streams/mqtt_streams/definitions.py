@@ -58,6 +58,7 @@ IDS_WINDOW: Final = 30 * _NS
 """Duplicate window in nanoseconds where every message has an id: nats-server keeps each id in memory for this time."""
 
 _DURATIONS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
+_LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msg_size")
 _UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _NS), ("ms", 1_000_000))
 
 _DEFAULT_WINDOW: Final = 120 * _NS
@@ -190,18 +191,24 @@ async def ensure_streams(
             if stream == RETAINED and max_retained is not None:
                 definition |= {"max_msgs": max_retained, "discard": "new"}
             if stream == MESSAGES:
-                definition["retention"] = retention
-                definition["max_age"] = message_retention * _NS
-                # nats-server refuses a duplicate window longer than the age limit.
-                definition["duplicate_window"] = min(definition["duplicate_window"], definition["max_age"])
-                if with_ids(message_ids, definition["num_replicas"]):
-                    definition["duplicate_window"] = min(definition["duplicate_window"], IDS_WINDOW)
+                definition |= _message_limits(definition, retention, message_retention, message_ids)
             try:
                 await _ensure(js, report, definition, infos[stream], level, upgrade_retention)
                 break
             except _TooFew:
                 continue
     return report
+
+
+def _message_limits(
+    definition: dict[str, Any], retention: str, message_retention: int, message_ids: str
+) -> dict[str, Any]:
+    """Return the settings of `$MQTT_msgs` that follow from the arguments of `ensure_streams`."""
+    max_age = message_retention * _NS
+    window = min(definition["duplicate_window"], max_age)  # nats-server refuses a longer one than the age limit
+    if with_ids(message_ids, definition["num_replicas"]):
+        window = min(window, IDS_WINDOW)
+    return {"retention": retention, "max_age": max_age, "duplicate_window": window}
 
 
 def _has_been_used(info: dict[str, Any] | None) -> bool:
@@ -384,25 +391,11 @@ def _changes(
         changes["retention"] = "limits"
     elif config["retention"] != definition["retention"]:
         remarks.append(f"retention is {config['retention']}, the setting retention says {definition['retention']}")
-    # The age limit may grow; it shrinks only where nothing is stored, or with the permission to change the policy.
-    for limit in ("max_age", "max_bytes", "max_msgs", "max_msg_size"):
-        has, wants = _limit(config.get(limit)), _limit(definition[limit])
-        if has == wants:
-            continue
-        policies = definition["discard"], config.get("discard")
-        if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
-            changes[limit] = definition[limit]  # a limit of gateways: with discard=new no message is removed
-            bounded = _limit(config.get("max_bytes")) != float("inf")  # by an administrator: keeps discard=new
-            if policies == ("new", "old") or (policies == ("old", "new") and not bounded):
-                changes["discard"] = definition["discard"]
-            continue
-        own = limit == "max_age" and definition["name"] == MESSAGES
-        empty = messages == 0 and (to_limits or config["retention"] == "limits")
-        if own and (wants > has or empty or to_limits):
-            changes[limit] = definition[limit]
-        else:
-            says = "message_retention says" if own else "the definition says"
-            remarks.append(f"{limit} is {shown(limit, config.get(limit))}, {says} {shown(limit, definition[limit])}")
+    for limit in _LIMITS:
+        if _limit(config.get(limit)) != _limit(definition[limit]):
+            to, remark = _change_of_limit(limit, definition, config, messages, to_limits)
+            changes |= to
+            remarks += remark
     window = changes.get("max_age", 0)
     if window and config.get("duplicate_window", 0) > window:
         changes["duplicate_window"] = window
@@ -411,6 +404,29 @@ def _changes(
     if config.get("storage") != definition["storage"]:
         remarks.append(f"storage is {config.get('storage')}: its content does not outlive nats-server")
     return changes, remarks
+
+
+def _change_of_limit(
+    limit: str, definition: dict[str, Any], config: dict[str, Any], messages: int, to_limits: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings to update for a limit that differs, and remarks on a difference that stays.
+
+    The age limit may grow; it shrinks only where nothing is stored, or with the permission to change the policy.
+    """
+    policies = definition["discard"], config.get("discard")
+    if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
+        changes = {limit: definition[limit]}  # a limit of gateways: with discard=new no message is removed
+        bounded = _limit(config.get("max_bytes")) != float("inf")  # by an administrator: keeps discard=new
+        if policies == ("new", "old") or (policies == ("old", "new") and not bounded):
+            changes["discard"] = definition["discard"]
+        return changes, []
+    own = limit == "max_age" and definition["name"] == MESSAGES
+    grows = _limit(definition[limit]) > _limit(config.get(limit))
+    empty = messages == 0 and (to_limits or config["retention"] == "limits")
+    if own and (grows or empty or to_limits):
+        return {limit: definition[limit]}, []
+    says = "message_retention says" if own else "the definition says"
+    return {}, [f"{limit} is {shown(limit, config.get(limit))}, {says} {shown(limit, definition[limit])}"]
 
 
 async def _reconcile(

@@ -6,7 +6,7 @@ and notice no other removal; the gateway that wrote the tombstone deletes it.
 """
 
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -168,6 +168,14 @@ class _Rest:
             await pages.close()
 
 
+def _matches(filter_subject: str, found: Iterable[StoredMessage]) -> list[RetainedMessage]:
+    """Return the usable retained messages, without those hidden from a filter that begins with a wildcard."""
+    messages = [message for message in map(parse, found) if message is not None]
+    if starts_with_wildcard(filter_subject):
+        return [message for message in messages if visible_to_wildcard(message.subject)]
+    return messages
+
+
 class RetainedStore:
     """Store that reads retained messages by direct get; needs `allow_direct` on the stream.
 
@@ -210,11 +218,10 @@ class RetainedStore:
         `early`: bytes (about) of each of the first `PAGES_EARLY` pages; 0 = as for the other pages.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
-            message = await self.get(filter_subject)
-            if message is not None and message.seq >= start_seq:
-                yield [message]
+            only = await self.get(filter_subject)
+            if only is not None and only.seq >= start_seq:
+                yield [only]
             return
-        everything = starts_with_wildcard(filter_subject)
         info = await self._info()
         last_seq = info["state"]["last_seq"]
         seq = max(start_seq, 1)
@@ -225,29 +232,21 @@ class RetainedStore:
         try:
             while more and seq <= last_seq:
                 raw, more = await rest.page(seq)
-                page = [
-                    message
-                    for message in map(parse, raw)
-                    if message is not None
-                    and message.seq <= last_seq
-                    and (not everything or visible_to_wildcard(message.subject))
-                ]
                 if raw:
                     seq = raw[-1].seq + 1
                     found.update(message.seq for message in raw if message.seq >= tail)
-                if page:
+                if page := _matches(filter_subject, (one for one in raw if one.seq <= last_seq)):
                     yield page
         finally:
             await rest.close()
         if self.replicated and _age(info) < _LAG:
-            page = []
-            async for late in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):
-                if late.seq > last_seq:
+            late = []
+            async for message in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):
+                if message.seq > last_seq:
                     break
-                message = None if late.seq in found else parse(late)
-                if message is not None and (not everything or visible_to_wildcard(message.subject)):
-                    page.append(message)
-            if page:
+                if message.seq not in found:
+                    late.append(message)
+            if page := _matches(filter_subject, late):
                 yield page
 
     async def delete_tombstone(self, seq: int) -> bool:

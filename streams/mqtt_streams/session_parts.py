@@ -3,14 +3,24 @@
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Self, TypeAlias, get_args
+
+from mqtt_streams.fields import MAX_SEQUENCE, Fields, PoisonedRecord, is_subject, is_token
+from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
 
 V5_PLAIN: Final = 1
 """Version of a record without `pos`: no position of its session is stored."""
+V5_POSITION: Final = 2
+"""Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
 V5_SECOND: Final = 3
 """Version of a record that is stored under the second key of its client id."""
+V5_CONSUMERLESS: Final = 4
+"""Version of a record with `consumerless`: consumers that it names may be missing although the session is whole."""
 FIRST: Final = -1
 """Value of `V5.first` in the first record of a session: the sequence is not known before the write."""
+
+MAX_SUBSCRIPTION_ID: Final = 268_435_455
+"""Highest subscription identifier, a variable byte integer (section 3.8.2.1.2)."""
 
 Kind: TypeAlias = Literal["durable", "regular"]
 
@@ -25,6 +35,22 @@ class SubscriptionOptions:
     rh: int = 0
     id: int | None = None
 
+    @classmethod
+    def read(cls, value: object, subject: str) -> Self:
+        """Return the options of a subscription from a record; raises PoisonedRecord."""
+        reader = Fields(value, f"v5: options of {subject!r}")
+        return cls(
+            reader.text("filter"),
+            reader.flag("nl"),
+            reader.flag("rap"),
+            reader.number("rh", 0, 2, 0),
+            reader.optional_number("id", 1, MAX_SUBSCRIPTION_ID),
+        )
+
+    def encode(self) -> dict[str, object]:
+        """Return the options as they are stored."""
+        return {"filter": self.filter, "nl": self.nl, "rap": self.rap, "rh": self.rh, "id": self.id}
+
 
 @dataclass(frozen=True, slots=True)
 class SharedSubscription:
@@ -34,6 +60,21 @@ class SharedSubscription:
     rap: bool
     id: int | None
     start: int
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """Return a shared subscription from a record; raises PoisonedRecord."""
+        reader = Fields(value, "v5: shared")
+        return cls(
+            reader.number("qos", 0, 2),
+            reader.flag("rap"),
+            reader.optional_number("id", 1, MAX_SUBSCRIPTION_ID),
+            reader.number("start", 0, MAX_SEQUENCE, 0),
+        )
+
+    def encode(self) -> dict[str, object]:
+        """Return the shared subscription as it is stored."""
+        return {"qos": self.qos, "rap": self.rap, "id": self.id, "start": self.start}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +91,36 @@ class Draining:
     end: int
     start: int = 0
     whole: bool = False
+
+    @classmethod
+    def read(cls, value: object, client_hash: str) -> Self:
+        """Return the consumer of an ended subscription from a record; raises PoisonedRecord."""
+        reader = Fields(value, "v5: draining")
+        entry = cls(
+            reader.text("name"),
+            reader.text("filter_subject"),
+            reader.number("qos", 0, 2),
+            reader.number("end", 0, MAX_SEQUENCE),
+            reader.number("start", 0, MAX_SEQUENCE, 0),
+            reader.flag("whole"),
+        )
+        if not is_consumer_of(entry.name, client_hash) or not is_subject(entry.filter_subject):
+            raise PoisonedRecord("v5: draining does not name a consumer of this client")
+        return entry
+
+    def encode(self) -> dict[str, object]:
+        """Return the entry as it is stored; empty values are left out."""
+        body: dict[str, object] = {
+            "name": self.name,
+            "filter_subject": self.filter_subject,
+            "qos": self.qos,
+            "end": self.end,
+        }
+        if self.start:
+            body["start"] = self.start
+        if self.whole:
+            body["whole"] = True
+        return body
 
 
 @dataclass(slots=True)
@@ -187,3 +258,138 @@ class V5:
         """Set the user of the session, and its quota unless the record has a quota already."""
         self.user = user
         self.quota = self.quota or quota
+
+
+def encode_v5(v5: V5) -> dict[str, object]:
+    """Return the gateways' part of a session record as it is stored; empty values are left out."""
+    body: dict[str, object] = {
+        "version": max(v5.version, V5_CONSUMERLESS if v5.consumerless else V5_POSITION if v5.pos else V5_PLAIN),
+        "kind": v5.kind,
+        "expiry": v5.expiry,
+        "owner": v5.owner,
+        "nonce": v5.nonce,
+    }
+    if v5.q2:
+        body["q2"] = True
+        if v5.former:
+            body["former"] = v5.former
+    if v5.deadline is not None:
+        body["deadline"] = v5.deadline
+    if v5.options:
+        body["options"] = {subject: one.encode() for subject, one in v5.options.items()}
+    if v5.start:
+        body["start"] = v5.start
+    if v5.draining:
+        body["draining"] = [one.encode() for one in v5.draining]
+    if v5.replay:
+        body["replay"] = v5.replay
+    if v5.shared:
+        body["shared"] = {name: one.encode() for name, one in v5.shared.items()}
+    if v5.leaving:
+        body["leaving"] = v5.leaving
+    if v5.wills:
+        body["wills"] = v5.wills
+    if v5.was:
+        body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
+    if v5.user is not None:
+        body["user"] = v5.user
+    if v5.generation:
+        body["generation"] = v5.generation
+    if v5.fresh:
+        body["fresh"] = v5.fresh
+    if v5.pos:
+        body["pos"] = v5.pos
+    if v5.quota:
+        body["quota"] = v5.quota
+    if v5.consumerless:
+        body["consumerless"] = True
+    if v5.first:
+        # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
+        body["first"] = v5.nonce if v5.first == FIRST else v5.first
+    return body if v5.extra is None else body | v5.extra
+
+
+def is_consumer_of(name: str, client_hash: str) -> bool:
+    """Whether a consumer name, which becomes a token of API subjects, belongs to this client."""
+    if name == PUBREL_CONSUMER_PREFIX + client_hash:
+        return True
+    return name.startswith(client_hash + "_") and is_token(name)
+
+
+def read_v5(value: object, client_hash: str) -> V5:
+    """Return the gateways' part of a session record, in a version that is known; raises PoisonedRecord."""
+    reader = Fields(value, "v5")
+    version = reader.number("version", 1, MAX_SEQUENCE)
+    kind = reader.text("kind")
+    if kind not in get_args(Kind):
+        raise PoisonedRecord("v5: kind is neither durable nor regular")
+    deadline = _read_deadline(reader)
+    options = {subject: SubscriptionOptions.read(raw, subject) for subject, raw in reader.items("options").items()}
+    draining = [Draining.read(raw, client_hash) for raw in _read_list(reader, "draining", "a list")]
+    was = _read_former_qos(reader)
+    shared = {name: SharedSubscription.read(raw) for name, raw in reader.items("shared").items()}
+    leaving = _read_texts(reader, "leaving", "a list of shared subscriptions")
+    nonce = reader.text("nonce", "")
+    if isinstance(first := reader.values.get("first"), str):
+        reader.values["first"] = FIRST if first == nonce else 0
+    wills = _read_texts(reader, "wills", "a list of gateways")
+    if not all(map(is_token, wills)):
+        raise PoisonedRecord("v5: wills is not a list of gateways")
+    return V5(
+        "durable" if kind == "durable" else "regular",
+        reader.optional_number("expiry", 0, 2**32 - 1),
+        reader.text("owner", ""),
+        nonce,
+        reader.flag("q2"),
+        deadline,
+        options,
+        reader.numbers("start"),
+        draining,
+        reader.numbers("replay"),
+        was,
+        wills,
+        shared,
+        reader.text("generation", ""),
+        reader.number("fresh", 0, MAX_SEQUENCE, 0),
+        reader.text("pos", ""),
+        reader.number("former", 0, MAX_SEQUENCE, 0),
+        version,
+        reader.number("first", FIRST, MAX_SEQUENCE, 0),
+        reader.optional_text("user"),
+        reader.text("quota", ""),
+        leaving,
+        reader.flag("consumerless"),
+        reader.values or None,
+    )
+
+
+def _read_deadline(reader: Fields) -> float | None:
+    deadline = reader.values.pop("deadline", None)
+    if deadline is None:
+        return None
+    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 <= deadline < 2**53:
+        raise PoisonedRecord("v5: deadline is not a time")
+    return float(deadline)
+
+
+def _read_list(reader: Fields, key: str, expected: str) -> list[object]:
+    value = reader.values.pop(key, None) or []
+    if not isinstance(value, list):
+        raise PoisonedRecord(f"v5: {key} is not {expected}")
+    return value
+
+
+def _read_texts(reader: Fields, key: str, expected: str) -> list[str]:
+    found = _read_list(reader, key, expected)
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(found):
+        raise PoisonedRecord(f"v5: {key} is not {expected}")
+    return texts
+
+
+def _read_former_qos(reader: Fields) -> dict[str, tuple[int, int]]:
+    was = {}
+    for key, raw in reader.items("was").items():
+        inner = Fields(raw, "v5: was")
+        was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, MAX_SEQUENCE))
+    return was

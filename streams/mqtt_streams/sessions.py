@@ -9,39 +9,39 @@ that do not know the key write it back unchanged.
 """
 
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final
 
 import orjson
 
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream, NoResponders, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
-from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject, is_token
+from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject
 from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
 from mqtt_streams.hashing import HASH_LENGTH, SECOND_KEY_LENGTH, name_hash, second_key
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
-from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
 from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER_PREFIX
 from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 from mqtt_streams.session_parts import FIRST as FIRST
 from mqtt_streams.session_parts import V5 as V5
+from mqtt_streams.session_parts import V5_CONSUMERLESS as V5_CONSUMERLESS
 from mqtt_streams.session_parts import V5_PLAIN as V5_PLAIN
+from mqtt_streams.session_parts import V5_POSITION as V5_POSITION
 from mqtt_streams.session_parts import V5_SECOND as V5_SECOND
 from mqtt_streams.session_parts import Draining as Draining
 from mqtt_streams.session_parts import Kind as Kind
 from mqtt_streams.session_parts import SharedSubscription as SharedSubscription
 from mqtt_streams.session_parts import SubscriptionOptions as SubscriptionOptions
+from mqtt_streams.session_parts import encode_v5 as encode_v5
+from mqtt_streams.session_parts import is_consumer_of
+from mqtt_streams.session_parts import read_v5 as read_v5
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
 V5_VERSION: Final = 4
 """Highest version of `v5` that this package reads."""
-V5_POSITION: Final = 2
-"""Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
-V5_CONSUMERLESS: Final = 4
-"""Version of a record with `consumerless`: consumers that it names may be missing although the session is whole."""
 SECOND: Final = "second."
 """Token in front of the second key in the subject of a session record."""
 BUCKET_LENGTH: Final = 2
@@ -125,7 +125,7 @@ class SessionRecord:
         if self.pubrel is not None:
             body["pubrel"] = self.pubrel.to_config()
         if self.v5 is not None:
-            body["v5"] = _encode_v5(self.v5)
+            body["v5"] = encode_v5(self.v5)
         return orjson.dumps(body if self.extra is None else body | self.extra)
 
 
@@ -134,75 +134,10 @@ def second_sid(subject: str) -> str:
     return subject + SECOND_SID
 
 
-def _encode_v5(v5: V5) -> dict[str, object]:
-    body: dict[str, object] = {
-        "version": max(v5.version, V5_CONSUMERLESS if v5.consumerless else V5_POSITION if v5.pos else V5_PLAIN),
-        "kind": v5.kind,
-        "expiry": v5.expiry,
-        "owner": v5.owner,
-        "nonce": v5.nonce,
-    }
-    if v5.q2:
-        body["q2"] = True
-        if v5.former:
-            body["former"] = v5.former
-    if v5.deadline is not None:
-        body["deadline"] = v5.deadline
-    if v5.options:
-        body["options"] = {
-            subject: {"filter": o.filter, "nl": o.nl, "rap": o.rap, "rh": o.rh, "id": o.id}
-            for subject, o in v5.options.items()
-        }
-    if v5.start:
-        body["start"] = v5.start
-    if v5.draining:
-        body["draining"] = [
-            {"name": d.name, "filter_subject": d.filter_subject, "qos": d.qos, "end": d.end}
-            | ({"start": d.start} if d.start else {})
-            | ({"whole": True} if d.whole else {})
-            for d in v5.draining
-        ]
-    if v5.replay:
-        body["replay"] = v5.replay
-    if v5.shared:
-        body["shared"] = {
-            name: {"qos": one.qos, "rap": one.rap, "id": one.id, "start": one.start} for name, one in v5.shared.items()
-        }
-    if v5.leaving:
-        body["leaving"] = v5.leaving
-    if v5.wills:
-        body["wills"] = v5.wills
-    if v5.was:
-        body["was"] = {key: {"qos": qos, "until": until} for key, (qos, until) in v5.was.items()}
-    if v5.user is not None:
-        body["user"] = v5.user
-    if v5.generation:
-        body["generation"] = v5.generation
-    if v5.fresh:
-        body["fresh"] = v5.fresh
-    if v5.pos:
-        body["pos"] = v5.pos
-    if v5.quota:
-        body["quota"] = v5.quota
-    if v5.consumerless:
-        body["consumerless"] = True
-    if v5.first:
-        # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
-        body["first"] = v5.nonce if v5.first == FIRST else v5.first
-    return body if v5.extra is None else body | v5.extra
-
-
-def _is_consumer_of(name: str, client_hash: str) -> bool:
-    """Whether a consumer name, which becomes a token of API subjects, belongs to this client."""
-    if name == PUBREL_CONSUMER_PREFIX + client_hash:
-        return True
-    return name.startswith(client_hash + "_") and is_token(name)
-
-
 def _consumer(value: object, where: str, client_hash: str, client_id: str) -> ConsumerRef:
     reader = Fields(value, where)
     name = reader.text("durable_name")
-    if not _is_consumer_of(name, client_hash):
+    if not is_consumer_of(name, client_hash):
         raise PoisonedRecord(f"{where}: durable_name is not a consumer of this client")
     deliver = reader.text("deliver_subject")
     if not is_literal(deliver) or not deliver.startswith((DELIVER_PREFIX, PUBREL_DELIVER_PREFIX)):
@@ -232,94 +167,6 @@ def _check_version(v5: object) -> None:
     version = v5.get("version") if isinstance(v5, dict) else None
     if isinstance(version, int) and version > V5_VERSION:
         raise NewerRecord(f"v5: version {version} was written by a newer gateway, this one knows {V5_VERSION}")
-
-
-def _v5(value: object, client_hash: str) -> V5:
-    reader = Fields(value, "v5")
-    version = reader.number("version", 1, MAX_SEQUENCE)
-    kind = reader.text("kind")
-    if kind not in get_args(Kind):
-        raise PoisonedRecord("v5: kind is neither durable nor regular")
-    deadline = reader.values.pop("deadline", None)
-    if deadline is not None and (
-        isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 <= deadline < 2**53
-    ):
-        raise PoisonedRecord("v5: deadline is not a time")
-    options = {}
-    for subject, raw in reader.items("options").items():
-        inner = Fields(raw, f"v5: options of {subject!r}")
-        options[subject] = SubscriptionOptions(
-            inner.text("filter"),
-            inner.flag("nl"),
-            inner.flag("rap"),
-            inner.number("rh", 0, 2, 0),
-            inner.optional_number("id", 1, 268_435_455),
-        )
-    draining = reader.values.pop("draining", None) or []
-    if not isinstance(draining, list):
-        raise PoisonedRecord("v5: draining is not a list")
-    ended = []
-    for raw in draining:
-        inner = Fields(raw, "v5: draining")
-        entry = Draining(
-            inner.text("name"),
-            inner.text("filter_subject"),
-            inner.number("qos", 0, 2),
-            inner.number("end", 0, MAX_SEQUENCE),
-            inner.number("start", 0, MAX_SEQUENCE, 0),
-            inner.flag("whole"),
-        )
-        if not _is_consumer_of(entry.name, client_hash) or not is_subject(entry.filter_subject):
-            raise PoisonedRecord("v5: draining does not name a consumer of this client")
-        ended.append(entry)
-    was = {}
-    for key, raw in reader.items("was").items():
-        inner = Fields(raw, "v5: was")
-        was[key] = (inner.number("qos", 1, 2), inner.number("until", 0, MAX_SEQUENCE))
-    shared = {}
-    for name, raw in reader.items("shared").items():
-        inner = Fields(raw, "v5: shared")
-        shared[name] = SharedSubscription(
-            inner.number("qos", 0, 2),
-            inner.flag("rap"),
-            inner.optional_number("id", 1, 268_435_455),
-            inner.number("start", 0, MAX_SEQUENCE, 0),
-        )
-    leaving = reader.values.pop("leaving", None) or []
-    if not isinstance(leaving, list) or not all(isinstance(one, str) for one in leaving):
-        raise PoisonedRecord("v5: leaving is not a list of shared subscriptions")
-    nonce = reader.text("nonce", "")
-    if isinstance(first := reader.values.get("first"), str):
-        reader.values["first"] = FIRST if first == nonce else 0
-    wills = reader.values.pop("wills", None) or []
-    if not isinstance(wills, list) or not all(isinstance(one, str) and is_token(one) for one in wills):
-        raise PoisonedRecord("v5: wills is not a list of gateways")
-    return V5(
-        "durable" if kind == "durable" else "regular",
-        reader.optional_number("expiry", 0, 2**32 - 1),
-        reader.text("owner", ""),
-        nonce,
-        reader.flag("q2"),
-        None if deadline is None else float(deadline),
-        options,
-        reader.numbers("start"),
-        ended,
-        reader.numbers("replay"),
-        was,
-        wills,
-        shared,
-        reader.text("generation", ""),
-        reader.number("fresh", 0, MAX_SEQUENCE, 0),
-        reader.text("pos", ""),
-        reader.number("former", 0, MAX_SEQUENCE, 0),
-        version,
-        reader.number("first", FIRST, MAX_SEQUENCE, 0),
-        reader.optional_text("user"),
-        reader.text("quota", ""),
-        leaving,
-        reader.flag("consumerless"),
-        reader.values or None,
-    )
 
 
 def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> SessionRecord:
@@ -353,7 +200,7 @@ def decode(data: bytes, *, client_id: str | None = None, key: str = "") -> Sessi
         if raw is not None
     }
     pubrel = reader.values.pop("pubrel", None)
-    found = None if v5 is None else _v5(v5, client_hash)
+    found = None if v5 is None else read_v5(v5, client_hash)
     if key and not _is_key(key, stored_id, found):
         raise PoisonedRecord("the session record is stored under another subject than its own")
     return SessionRecord(

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 
 OWN = ("self", "cls")
 
-PUBLIC = ("_asdict", "_exit", "_replace")
+PUBLIC = ("_asdict", "_exit", "_fields", "_replace")
 """Names of the standard library that its documentation names as public: their underscore keeps them from fields."""
+
+PYSPARK = ("_gateway", "_jdf", "_jsc", "_jsparkSession", "_jvm")
+"""Names of pyspark for objects of Java, to which it has no public way."""
+
+OURS = ("mqtt_nats", "mqtt_streams", "pyspark_mqtt_nats")
 
 
 def _name(node: ast.expr) -> str:
@@ -24,7 +29,7 @@ def _own(node: ast.expr) -> bool:
 
 
 def _private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
+    return name.startswith("_") and not name.endswith("__") and name not in (*PUBLIC, *PYSPARK)
 
 
 def foreign_assignments(tree: ast.Module) -> Iterator[str]:
@@ -49,7 +54,7 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 of_this_module.add(name)
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=module, names=names) if (module or "").startswith(("mqtt_nats", "mqtt_streams")):
+            case ast.ImportFrom(module=module, names=names) if (module or "").startswith(OURS):
                 yield from (f"{module}.{one.name}" for one in names if _private(one.name))
             case ast.Attribute(value=value, attr=name) if _private(name):
                 if not _own(value) and name not in of_this_module:

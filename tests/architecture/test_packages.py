@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from scripts.packages import PACKAGES, SOURCE, cycle, modules, package, parsed, upward
+from scripts.packages import PACKAGES, ROOT, SOURCE, cycle, modules, package, parsed, upward
 from tests.architecture.ownership import foreign_assignments, private_names
 
 EXCEPTIONS: dict[str, Any] = json.loads(Path(__file__).with_name("exceptions.json").read_text(encoding="utf-8"))
 
-TESTS = SOURCE.parent / "tests"
+TESTS = ROOT / "tests"
+LIBRARIES = ("streams", "spark")
 PACKAGES_MAX = 24
 MODULES_MAX = 12
 FUNCTION_LINES_MAX = 50
@@ -58,14 +59,22 @@ def test_packages_are_few_and_small() -> None:
     assert {name: count for name, count in folders().items() if count > MODULES_MAX} == {}
 
 
-def test_functions_are_short() -> None:
-    found = {
-        f"{short(module)}.{node.name}": node.end_lineno - node.lineno + 1
-        for module, path in modules().items()
+def long_functions(path: Path) -> dict[str, int]:
+    """The functions of a file that are too long, and their lines."""
+    return {
+        node.name: node.end_lineno - node.lineno + 1
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
+    }
+
+
+def test_functions_are_short() -> None:
+    found = {
+        f"{short(module)}.{name}": lines
+        for module, path in modules().items()
+        for name, lines in long_functions(path).items()
     }
     listed: dict[str, int] = EXCEPTIONS["long_functions"]
     assert found.keys() == listed.keys(), SHRINK
@@ -80,6 +89,15 @@ def test_nobody_assigns_attributes_of_others() -> None:
 def test_nobody_uses_private_names_of_others() -> None:
     found = {short(name): dict(Counter(sorted(private_names(parsed(path))))) for name, path in modules().items()}
     assert {name: some for name, some in sorted(found.items()) if some} == EXCEPTIONS["private_names"], SHRINK
+
+
+@pytest.mark.parametrize("folder", LIBRARIES)
+def test_libraries_have_short_functions_and_use_no_private_names_of_others(folder: str) -> None:
+    """The packages beside the gateway, without exceptions."""
+    files = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / folder).rglob("*.py"))}
+    assert files
+    assert {name: some for name, path in files.items() if (some := long_functions(path))} == {}
+    assert {name: names for name, path in files.items() if (names := list(private_names(parsed(path))))} == {}
 
 
 def test_each_exception_has_a_reason() -> None:
@@ -107,6 +125,8 @@ def test_each_exception_has_a_reason() -> None:
         ("from mqtt_nats import __version__", [], []),
         ("will._replace(seq=1)\nos._exit(1)", [], []),
         ("a.__slots__", [], []),
+        ("Row._fields\nspark._jvm", [], []),
+        ("from pyspark_mqtt_nats.options import _x", [], ["pyspark_mqtt_nats.options._x"]),
     ],
 )
 def test_the_checks_themselves(text: str, foreign: list[str], private: list[str]) -> None:

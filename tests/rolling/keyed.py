@@ -8,8 +8,8 @@ from mqtt_streams import sessions
 KEY = "mood"
 
 if __name__ == "__main__":
-    encode = sessions._encode_v5
-    sessions._encode_v5 = lambda v5: encode(v5) | {KEY: {"since": 1}}
+    encode = sessions.encode_v5
+    sessions.encode_v5 = lambda v5: encode(v5) | {KEY: {"since": 1}}
 
     from mqtt_nats.cli import main
 

@@ -8,9 +8,9 @@ from mqtt_streams import sessions
 VERSION = sessions.V5_VERSION + 1
 
 if __name__ == "__main__":
-    encode = sessions._encode_v5
+    encode = sessions.encode_v5
     sessions.V5_VERSION = sessions.V5_POSITION = VERSION  # type: ignore[misc]
-    sessions._encode_v5 = lambda v5: encode(v5) | {"version": VERSION}
+    sessions.encode_v5 = lambda v5: encode(v5) | {"version": VERSION}
 
     from mqtt_nats.cli import main
 

@@ -19,14 +19,14 @@ VERSION = 1
 
 if __name__ == "__main__":
     assert sessions.V5_VERSION >= VERSION
-    read, encode = sessions._v5, sessions._encode_v5
+    read, encode = sessions.read_v5, sessions.encode_v5
 
     def _known(value: Any) -> Any:
         return {key: value[key] for key in KEYS if key in value} if isinstance(value, dict) else value
 
     sessions.V5_VERSION = VERSION  # type: ignore[misc]
-    sessions._v5 = lambda value, client_hash: read(_known(value), client_hash)
-    sessions._encode_v5 = lambda v5: _known(encode(v5)) | {"version": VERSION}
+    sessions.read_v5 = lambda value, client_hash: read(_known(value), client_hash)
+    sessions.encode_v5 = lambda v5: _known(encode(v5)) | {"version": VERSION}
 
     from mqtt_nats.cli import main
     from mqtt_nats.lifecycle.lease import Lease
