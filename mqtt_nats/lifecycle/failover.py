@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PAGE: Final = 256
-PAGE_BYTES: Final = 1024 * 1024
 
 AT_ONCE: Final = 32
 """Sessions or wills that are handled at the same time."""
@@ -71,15 +69,10 @@ async def reap(wills: Wills, presence: Presence, dead: Entry) -> None:
     """
     count = await publish_wills(wills, dead)
     sessions = 0
-    sequence = 1
-    more = True
-    while more:
-        page, more = await stored.direct_page(
-            wills.services.nats.inbox, STREAM, PREFIX + ">", {"seq": sequence}, messages=PAGE, size=PAGE_BYTES
-        )
+    inbox = wills.services.nats.inbox
+    async for page in stored.direct_pages(inbox, STREAM, PREFIX + ">"):
         owned: list[tuple[SessionRecord, int]] = []
         for message in page:
-            sequence = message.seq + 1
             try:
                 record = decode(message.payload, key=message.subject.rpartition(".")[2])
             except PoisonedRecord:

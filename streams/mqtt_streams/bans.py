@@ -17,9 +17,6 @@ PREFIX: Final = "$KV.MQTT_bans."
 LIFTED: Final = 60
 """Seconds for which the record that lifts a ban is stored."""
 
-_PAGE_MESSAGES: Final = 256
-_PAGE_BYTES: Final = 1024 * 1024
-
 
 def ban_subject(kind: str, value: str) -> str:
     """Return the subject of a ban. It contains the hash of `value`, which may have characters illegal in a subject."""
@@ -65,14 +62,8 @@ class BanStore:
     async def all(self) -> list[dict[str, Any]]:
         """Return every ban in the form of `read_ban`, bans lifted in the last `LIFTED` seconds included."""
         found: list[dict[str, Any]] = []
-        start = 1
-        more = True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + ">", {"seq": start}, messages=_PAGE_MESSAGES, size=_PAGE_BYTES
-            )
+        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
             for message in page:
-                start = message.seq + 1
                 one = read_ban(message.payload)
                 if one is not None:
                     found.append(one)

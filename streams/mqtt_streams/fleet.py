@@ -16,9 +16,6 @@ STREAM: Final = "KV_MQTT_fleet"
 BUCKET: Final = "MQTT_fleet"
 PREFIX: Final = "$KV.MQTT_fleet."
 
-_PAGE_MESSAGES: Final = 256
-_PAGE_BYTES: Final = 1024 * 1024
-
 
 class Wish(NamedTuple):
     """Request to every gateway: `kind` is `plugin` (load or unload plugin `name`) or `reload` (reload the files)."""
@@ -61,14 +58,8 @@ class FleetStore:
     async def all(self) -> list[Wish]:
         """Return every wish. Raises ApiError, NoResponders, RequestTimeout."""
         found: list[Wish] = []
-        start = 1
-        more = True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + ">", {"seq": start}, messages=_PAGE_MESSAGES, size=_PAGE_BYTES
-            )
+        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
             for message in page:
-                start = message.seq + 1
                 wish = read_wish(message.payload)
                 if wish is not None:
                     found.append(wish)

@@ -7,7 +7,6 @@ then puts a marker in place of the lease. Of the gateways that want to deal with
 succeeds: the first that replaces the marker by its sequence.
 """
 
-from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -27,9 +26,6 @@ CLAIM_BUCKETS: Final = "claim_buckets"
 """Key in a gateway's registration: the subjects of the gateway's claims name the bucket of the session."""
 
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-
-_PAGE_MESSAGES: Final = 256
-_PAGE_BYTES: Final = 1024 * 1024
 
 _OLDEST_MESSAGES: Final = 64
 """Messages of a page of `oldest`: leases and registrations of 32 gateways."""
@@ -101,7 +97,7 @@ class GatewayStore:
         """Return every registered gateway."""
         leases: dict[str, StoredMessage] = {}
         found: dict[str, StoredMessage] = {}
-        async for page in self._pages(">", _PAGE_MESSAGES):
+        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
             for message in page:
                 kind, identity = _key(message)
                 (leases if kind == "lease" else found)[identity] = message
@@ -116,7 +112,7 @@ class GatewayStore:
         """
         leases: dict[str, StoredMessage | None] = {}
         found: list[Entry] = []
-        async for page in self._pages(">", _OLDEST_MESSAGES):
+        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">", messages=_OLDEST_MESSAGES):
             leases |= {identity: one for one in page for kind, identity in [_key(one)] if kind == "lease"}
             entries = []
             for message in page:
@@ -135,21 +131,10 @@ class GatewayStore:
         """Return the descriptions of all registered gateways by their ids, also of those whose lease has lapsed."""
         return {
             _key(message)[1]: _info(message)[0]
-            async for page in self._pages("gateway.*", _PAGE_MESSAGES)
+            async for page in stored.direct_pages(self._js, STREAM, PREFIX + "gateway.*")
             for message in page
             if message.payload
         }
-
-    async def _pages(self, keys: str, most: int) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the messages of keys (wildcards allowed) in the order of the stream, at most `most` at a time."""
-        start, more = 1, True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, STREAM, PREFIX + keys, {"seq": start}, messages=most, size=_PAGE_BYTES
-            )
-            if page:
-                start = page[-1].seq + 1
-                yield page
 
     async def remove(self, identity: str) -> None:
         """Remove a gateway's registration and lease: it has stopped in order, or its clients have been dealt with."""

@@ -15,7 +15,6 @@ from mqtt_streams.shared import STREAM
 
 PREFIX: Final = "$MQTT.shared.quota."
 _PAGE: Final = 1000
-_PAGE_BYTES: Final = 1024 * 1024
 
 
 @lru_cache(4096)
@@ -38,13 +37,8 @@ class QuotaStore:
     async def sessions(self, quota: str) -> dict[str, int]:
         """Return the number of consumers of each session that counts for a quota, by session key, oldest note first."""
         found: dict[str, int] = {}
-        subject, start, more = note_subject(quota, "*"), 1, True
-        while more:
-            page, more = await stored.direct_page(
-                self._js, STREAM, subject, {"seq": start}, messages=_PAGE, size=_PAGE_BYTES
-            )
+        async for page in stored.direct_pages(self._js, STREAM, note_subject(quota, "*"), messages=_PAGE):
             for message in page:
-                start = message.seq + 1
                 digits = message.payload[:9]
                 found[message.subject.rpartition(".")[2]] = int(digits) if digits.isdigit() else 0
         return found
