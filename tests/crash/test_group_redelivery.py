@@ -20,6 +20,7 @@ from tests.crash.test_shared import Connect, connect
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBCOMP, PUBREL
+from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Stored, until
 from tests.integration.test_shared import all_of
@@ -78,6 +79,15 @@ async def soon_again(stored: Stored, ack_wait: float = ACK_WAIT_S) -> list[str]:
     return names
 
 
+async def kill_before_acknowledgement(gateway: Gateway, proxy: NatsProxy, publisher: RawClient5) -> None:
+    """Publish a message, and kill the member's gateway when it acknowledges the message to the group's consumer."""
+    trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
+    await publisher.deliver("work", b"1", 2)
+    await asyncio.wait_for(trap.sprung.wait(), 20)
+    proxy.deafen()
+    gateway.kill()
+
+
 async def acknowledged(stored: Stored, name: str) -> None:
     """Wait until the group's consumer has nothing left to deliver, not even again."""
 
@@ -106,12 +116,7 @@ async def test_a_gateway_dies_before_the_group_has_its_acknowledgement(
     await member.subscribe(TEXT, qos=2)
     other = await connect(second.port, "other", **DURABLE)
     (consumer,) = await soon_again(stored)
-    publisher = await connect(second.port, "publisher")
-    trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
-    await publisher.deliver("work", b"1", 2)
-    await asyncio.wait_for(trap.sprung.wait(), 20)
-    proxy.deafen()
-    first.kill()
+    await kill_before_acknowledgement(first, proxy, await connect(second.port, "publisher"))
     await other.subscribe(TEXT, qos=2)
     again = await connect(second.port, "member", clean=False, **DURABLE)
     await again.complete(await again.message("work", b"1", qos=2, dup=True))
@@ -132,12 +137,7 @@ async def test_a_gateway_dies_with_a_message_of_two_groups(
     for number, text in enumerate(texts):
         await member.subscribe5(Subscription(text, 2), subscription_identifier=[number + 1])
     consumers = await soon_again(stored)
-    publisher = await connect(second.port, "publisher")
-    trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
-    await publisher.deliver("work", b"1", 2)
-    await asyncio.wait_for(trap.sprung.wait(), 20)
-    proxy.deafen()
-    first.kill()
+    await kill_before_acknowledgement(first, proxy, await connect(second.port, "publisher"))
     for number, text in enumerate(texts):
         await other.subscribe5(Subscription(text, 2), subscription_identifier=[number + 1])
     again = await connect(second.port, "member", clean=False, **DURABLE)
@@ -160,12 +160,7 @@ async def test_a_session_ends_before_the_group_has_its_acknowledgement(
     await member.subscribe(TEXT, qos=2)
     other = await connect(second.port, "other", **DURABLE)
     (consumer,) = await soon_again(stored)
-    publisher = await connect(second.port, "publisher")
-    trap = proxy.set("up", "$JS.ACK.$MQTT_msgs.share_", Action.HOLD)
-    await publisher.deliver("work", b"1", 2)
-    await asyncio.wait_for(trap.sprung.wait(), 20)
-    proxy.deafen()
-    first.kill()
+    await kill_before_acknowledgement(first, proxy, await connect(second.port, "publisher"))
     await other.subscribe(TEXT, qos=2)
     await connect(second.port, "member", **DURABLE)
     await nobodys(stored)

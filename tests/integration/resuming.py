@@ -1,15 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that a client gets when its durable session is resumed."""
+"""A durable session before the end of its connection, and the messages that its client gets when it is resumed."""
 
 from __future__ import annotations
 
 from mqtt_nats.codec import Publish
-from tests.harness.rawclient import PUBCOMP, PUBREL, RawClient
+from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.integration.conftest import Stored, position, until
 
 
 async def received(client: RawClient, count: int) -> list[Publish]:
     """So many messages, in the order in which they come."""
     return await client.messages(count, timeout=30)
+
+
+async def mixed_window(client: RawClient, publisher: RawClient, stored: Stored, name: str) -> list[int]:
+    """Six QoS 2 messages to a client named as its topic, until its position has them; their packet identifiers.
+
+    Two are complete, two are released, two not acknowledged at all.
+    """
+    await publisher.deliver_all(name, [b"%d" % number for number in range(6)], 2)
+    ids = [one.packet_id for one in await received(client, 6)]
+    client.ack(PUBREC, *ids[:4])
+    await client.expect_ack(PUBREL, *ids[:4])
+    client.ack(PUBCOMP, *ids[:2])
+    last = await stored.last_sequence()
+
+    async def written() -> None:
+        at = await position(stored.js, name)
+        assert at.reached >= last
+        assert (len(at.pending), len(at.released)) == (2, 2)
+
+    await until(written)
+    return ids
+
+
+async def left(stored: Stored, client_id: str) -> None:
+    """Wait until a session was left in order."""
+
+    async def clean() -> None:
+        assert (await position(stored.js, client_id)).clean
+
+    await until(clean)
 
 
 async def expect_rest(client: RawClient, ids: list[int], *, killed: bool) -> None:

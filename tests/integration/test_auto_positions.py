@@ -14,9 +14,9 @@ from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
-from tests.integration.conftest import Connector, Stored, position, until
-from tests.integration.resuming import expect_rest, received
-from tests.integration.test_session_positions import PUBCOMP, PUBREC, PUBREL, consumerless, version
+from tests.integration.conftest import Connector, Stored, until
+from tests.integration.resuming import expect_rest, left, mixed_window, received
+from tests.integration.test_session_positions import consumerless, version
 
 BOUND = 20
 AUTO = ("--session-positions", "auto", "--session-consumers", f"{BOUND}", "--gateway-lease", "8")
@@ -88,15 +88,6 @@ async def with_consumers(stored: Stored, client_id: str, number: int = 1) -> Non
     assert not await in_records(stored, client_id)
 
 
-async def left(stored: Stored, client_id: str) -> None:
-    """Wait until a session was left in order."""
-
-    async def clean() -> None:
-        assert (await position(stored.js, client_id)).clean
-
-    await until(clean)
-
-
 async def expect(client: RawClient, payloads: list[bytes]) -> None:
     """These messages, once, in order and without DUP."""
     got = await received(client, len(payloads))
@@ -154,19 +145,7 @@ async def test_window_of_mixed_states(
     await client.subscribe(name, qos=2)
     await (consumerless(stored, name) if direction == "to consumers" else with_consumers(stored, name))
     publisher = await connect(f"{name}-publisher", to=other)
-    await publisher.deliver_all(name, [b"%d" % number for number in range(6)], 2)
-    ids = [one.packet_id for one in await received(client, 6)]
-    client.ack(PUBREC, *ids[:4])
-    await client.expect_ack(PUBREL, *ids[:4])
-    client.ack(PUBCOMP, *ids[:2])
-    last = await stored.last_sequence()
-
-    async def stands() -> None:
-        at = await position(stored.js, name)
-        assert at.reached >= last
-        assert (len(at.pending), len(at.released)) == (2, 2)
-
-    await until(stands)
+    ids = await mixed_window(client, publisher, stored, name)
     if end == "killed":
         gateway.kill()
     client.drop()

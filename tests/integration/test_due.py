@@ -10,10 +10,8 @@ import pytest
 
 from mqtt_nats.codec import Subscription
 from mqtt_streams.hashing import name_hash
-from tests.integration.conftest import Stored, until
-from tests.integration.test_wills5 import Connect, connect5, watcher, will_of
-
-__all__ = ["connect5"]  # a fixture
+from tests.integration.conftest import Connector5, Stored, until
+from tests.integration.test_wills5 import watcher, will_of
 
 PAUSE = "$JS.API.CONSUMER.PAUSE.$MQTT_timers.gateways"
 
@@ -39,7 +37,7 @@ async def fired(stored: Stored, kind: str) -> None:
 
 @pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_will(connect5: Connect, name: str, stored: Stored, qos: int) -> None:
+async def test_will(connect5: Connector5, name: str, stored: Stored, qos: int) -> None:
     """[MQTT-3.1.3-9] (5.0): the session goes on, but after the delay."""
     watch = await watcher(connect5, name)
     client = await connect5(name, session_expiry_interval=300, will=will_of(name, 1, qos))
@@ -52,7 +50,7 @@ async def test_will(connect5: Connect, name: str, stored: Stored, qos: int) -> N
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_session(connect5: Connect, name: str, stored: Stored) -> None:
+async def test_session(connect5: Connector5, name: str, stored: Stored) -> None:
     """Its time is over [MQTT-3.1.2-23] (5.0)."""
     client = await connect5(name, session_expiry_interval=1)
     await client.subscribe5(Subscription(f"{name}/x", 1))

@@ -10,22 +10,12 @@ import pytest
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
-from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.integration.conftest import Stored
 
 pytestmark = pytest.mark.anyio
 
 LOST = "deliveries or acknowledgements were lost"
-
-
-@pytest.fixture
-async def proxy(nats_server: NatsServer) -> AsyncIterator[NatsProxy]:
-    """Between the gateway and nats-server."""
-    between = NatsProxy(nats_server.port, lambda: None)
-    await between.start()
-    yield between
-    await between.close()
 
 
 @pytest.fixture

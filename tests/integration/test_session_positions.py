@@ -19,7 +19,7 @@ from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.integration.conftest import Connector, Connector5, Stored, position, until
-from tests.integration.resuming import expect_rest, received
+from tests.integration.resuming import expect_rest, left, mixed_window, received
 
 PUBREC, PUBREL, PUBCOMP = 5, 6, 7
 RECORDS = ("--shared-reader", "always", "--session-positions", "records")
@@ -177,11 +177,7 @@ async def test_a_session_gets_consumers_and_loses_them_again(
         else:
             await consumerless(stored, name)
         await client.disconnect()
-
-        async def left() -> None:
-            assert (await position(stored.js, name)).clean
-
-        await until(left)
+        await left(stored, name)
         await publisher.deliver(name, b"%d" % (number + 1), 1)
 
 
@@ -206,19 +202,7 @@ async def test_window_of_mixed_states(
     await client.subscribe(name, qos=2)
     await consumerless(stored, name)
     publisher = await connect(f"{name}-publisher", to=other)
-    await publisher.deliver_all(name, [b"%d" % number for number in range(6)], 2)
-    ids = [one.packet_id for one in await received(client, 6)]
-    client.ack(PUBREC, *ids[:4])
-    await client.expect_ack(PUBREL, *ids[:4])
-    client.ack(PUBCOMP, *ids[:2])
-    last = await stored.last_sequence()
-
-    async def stands() -> None:
-        at = await position(stored.js, name)
-        assert at.reached >= last
-        assert (len(at.pending), len(at.released)) == (2, 2)
-
-    await until(stands)
+    ids = await mixed_window(client, publisher, stored, name)
     if end == "killed":
         near.kill()
     client.drop()

@@ -3,8 +3,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,25 +11,7 @@ from mqtt_nats.codec import Publish, Subscription
 from mqtt_streams.shared import group_hash, members_subject
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
-from tests.harness.rawclient5 import RawClient5
-from tests.integration.conftest import Connector, Stored, until
-
-Connect = Callable[..., Awaitable[RawClient5]]
-
-
-@pytest.fixture
-async def connect5(gateway: Gateway) -> AsyncIterator[Connect]:
-    """Connect 5.0 clients."""
-    clients: list[RawClient5] = []
-
-    async def connect(client_id: str, *, to: Gateway | None = None, **options: Any) -> RawClient5:
-        client = await RawClient5.connect5((to or gateway).port, client_id, **options)
-        clients.append(client)
-        return client
-
-    yield connect
-    for client in clients:
-        client.drop()
+from tests.integration.conftest import Connector, Connector5, Stored, until
 
 
 async def consume(client: RawClient, into: list[Publish]) -> None:
@@ -77,7 +58,7 @@ def distinct(found: list[list[Publish]]) -> Counter[bytes]:
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("published", [0, 1, 2])
 async def test_one_member_gets_each_message(
-    connect5: Connect, connect: Connector, name: str, second_gateway: Gateway, qos: int, published: int
+    connect5: Connector5, connect: Connector, name: str, second_gateway: Gateway, qos: int, published: int
 ) -> None:
     """[MQTT-4.8.2-3] (5.0): regular and durable members, of both versions, on two gateways."""
     text = f"$share/group/{name}/#"
@@ -108,7 +89,7 @@ async def test_one_member_gets_each_message(
     raise AssertionError(f"not everybody takes part: {shares}")
 
 
-async def test_groups_are_apart(connect5: Connect, name: str) -> None:
+async def test_groups_are_apart(connect5: Connector5, name: str) -> None:
     one, other, third = [await connect5(f"{name}-{number}") for number in range(3)]
     await one.subscribe(f"$share/one/{name}/a", qos=1)
     await other.subscribe(f"$share/other/{name}/a", qos=1)
@@ -119,7 +100,7 @@ async def test_groups_are_apart(connect5: Connect, name: str) -> None:
         await client.receive(f"{name}/a", b"x")
 
 
-async def test_options(connect5: Connect, name: str) -> None:
+async def test_options(connect5: Connector5, name: str) -> None:
     """Identifier and Retain As Published hold; retained messages do not come (section 4.8.2)."""
     publisher = await connect5(f"{name}-publisher")
     publisher.publish5(f"{name}/a", b"old", 1, retain=True)
@@ -141,7 +122,7 @@ async def test_options(connect5: Connect, name: str) -> None:
 @pytest.mark.parametrize("expiry", [0, 60], ids=["regular", "durable"])
 @pytest.mark.parametrize("end", ["drop", "disconnect", "unsubscribe"])
 async def test_what_a_member_leaves_goes_to_the_others(
-    connect5: Connect, name: str, second_gateway: Gateway, expiry: int, end: str
+    connect5: Connector5, name: str, second_gateway: Gateway, expiry: int, end: str
 ) -> None:
     """At QoS 1, at once (section 4.8.2)."""
     text = f"$share/group/{name}"
@@ -167,7 +148,9 @@ async def test_what_a_member_leaves_goes_to_the_others(
     assert not any(publish.dup for each in found for publish in each), "new to this client"
 
 
-async def test_a_full_member_does_not_hold_up_the_others(connect5: Connect, name: str, second_gateway: Gateway) -> None:
+async def test_a_full_member_does_not_hold_up_the_others(
+    connect5: Connector5, name: str, second_gateway: Gateway
+) -> None:
     text = f"$share/group/{name}"
     full = await connect5(f"{name}-full", receive_maximum=1)
     await full.subscribe(text, qos=1)
@@ -182,7 +165,7 @@ async def test_a_full_member_does_not_hold_up_the_others(connect5: Connect, name
 
 
 async def test_qos_2_that_was_sent_belongs_to_its_client(
-    connect5: Connect, name: str, second_gateway: Gateway, stored: Stored
+    connect5: Connector5, name: str, second_gateway: Gateway, stored: Stored
 ) -> None:
     """[MQTT-4.8.2-4] (5.0): it comes again, with the same identifier, on whatever gateway the session goes on."""
     text = f"$share/group/{name}"
@@ -217,7 +200,7 @@ async def test_qos_2_that_was_sent_belongs_to_its_client(
 
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_the_other_copy_of_a_message_whose_pubrel_is_owed(
-    connect5: Connect, name: str, second_gateway: Gateway, qos: int
+    connect5: Connector5, name: str, second_gateway: Gateway, qos: int
 ) -> None:
     """[MQTT-4.8.2-4] [MQTT-4.5.0-1] (5.0): of a shared subscription a client has it, of another one it gets it yet."""
     client = await connect5(name, session_expiry_interval=60)
@@ -242,7 +225,7 @@ async def test_the_other_copy_of_a_message_whose_pubrel_is_owed(
     await client.quiet()
 
 
-async def test_qos_2_to_a_regular_session_that_ends(connect5: Connect, name: str) -> None:
+async def test_qos_2_to_a_regular_session_that_ends(connect5: Connector5, name: str) -> None:
     """[MQTT-4.8.2-5] (5.0): nobody else gets what was sent."""
     text = f"$share/group/{name}"
     owner = await connect5(f"{name}-owner", receive_maximum=2)
@@ -256,7 +239,7 @@ async def test_qos_2_to_a_regular_session_that_ends(connect5: Connect, name: str
     assert distinct(await all_of([other], 1)) == Counter([b"2"])
 
 
-async def test_messages_wait_for_durable_members(connect5: Connect, name: str, second_gateway: Gateway) -> None:
+async def test_messages_wait_for_durable_members(connect5: Connector5, name: str, second_gateway: Gateway) -> None:
     text = f"$share/group/{name}"
     for number in range(2):
         member = await connect5(f"{name}-{number}", session_expiry_interval=60)
@@ -269,7 +252,7 @@ async def test_messages_wait_for_durable_members(connect5: Connect, name: str, s
     assert distinct(await all_of([member], 10)) == Counter(payloads)
 
 
-async def test_the_group_ends_with_its_last_member(connect5: Connect, name: str, stored: Stored) -> None:
+async def test_the_group_ends_with_its_last_member(connect5: Connector5, name: str, stored: Stored) -> None:
     """Its consumer goes, and who subscribes later gets what is published later."""
     text = f"$share/{name}/{name}"
 
@@ -298,7 +281,7 @@ async def test_the_group_ends_with_its_last_member(connect5: Connect, name: str,
     await third.receive(name, b"somebody")
 
 
-async def test_consumer_that_somebody_deletes(connect5: Connect, name: str, stored: Stored) -> None:
+async def test_consumer_that_somebody_deletes(connect5: Connector5, name: str, stored: Stored) -> None:
     text = f"$share/{name}/{name}"
     member = await connect5(f"{name}-1")
     await member.subscribe(text, qos=1)

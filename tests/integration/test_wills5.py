@@ -3,7 +3,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,24 +10,7 @@ import pytest
 from mqtt_nats.codec import Subscribe, Subscription, Will
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient5 import RawClient5
-from tests.integration.conftest import Stored, until
-
-Connect = Callable[..., Awaitable[RawClient5]]
-
-
-@pytest.fixture
-async def connect5(gateway: Gateway) -> AsyncIterator[Connect]:
-    """Connect 5.0 clients."""
-    clients: list[RawClient5] = []
-
-    async def connect(client_id: str, *, to: Gateway | None = None, **options: Any) -> RawClient5:
-        client = await RawClient5.connect5((to or gateway).port, client_id, **options)
-        clients.append(client)
-        return client
-
-    yield connect
-    for client in clients:
-        client.drop()
+from tests.integration.conftest import Connector5, Stored, until
 
 
 def will_of(name: str, delay: int = 0, qos: int = 1) -> Will:
@@ -37,7 +19,7 @@ def will_of(name: str, delay: int = 0, qos: int = 1) -> Will:
     return Will(f"{name}/will", b"farewell", qos, False, properties)
 
 
-async def watcher(connect5: Connect, name: str) -> RawClient5:
+async def watcher(connect5: Connector5, name: str) -> RawClient5:
     """A client that sees the wills of a test."""
     client = await connect5(f"{name}-watcher")
     await client.subscribe5(Subscription(f"{name}/#", 2))
@@ -54,7 +36,7 @@ async def no_will(stored: Stored, name: str) -> None:
     await until(gone)
 
 
-async def test_properties(connect5: Connect, name: str) -> None:
+async def test_properties(connect5: Connector5, name: str) -> None:
     """All but the delay go with the message."""
     watch = await watcher(connect5, name)
     properties: Any = {
@@ -72,7 +54,7 @@ async def test_properties(connect5: Connect, name: str) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_delay(connect5: Connect, name: str, qos: int, stored: Stored) -> None:
+async def test_delay(connect5: Connector5, name: str, qos: int, stored: Stored) -> None:
     watch = await watcher(connect5, name)
     client = await connect5(name, session_expiry_interval=60, will=will_of(name, 1, qos))
     client.drop()
@@ -83,7 +65,7 @@ async def test_delay(connect5: Connect, name: str, qos: int, stored: Stored) -> 
     await watch.quiet()
 
 
-async def test_a_job_that_ends_after_the_connection(connect5: Connect, name: str, stored: Stored) -> None:
+async def test_a_job_that_ends_after_the_connection(connect5: Connector5, name: str, stored: Stored) -> None:
     """What it writes to the session record does not make the timer of the will one of an earlier connection."""
     watch = await watcher(connect5, name)
     client = await connect5(name, session_expiry_interval=300, will=will_of(name, 1))
@@ -94,7 +76,7 @@ async def test_a_job_that_ends_after_the_connection(connect5: Connect, name: str
     await watch.quiet()
 
 
-async def test_session_ends_before_the_delay(connect5: Connect, name: str, stored: Stored) -> None:
+async def test_session_ends_before_the_delay(connect5: Connector5, name: str, stored: Stored) -> None:
     """[MQTT-3.1.2-8] (5.0): whichever comes first."""
     watch = await watcher(connect5, name)
     client = await connect5(name, session_expiry_interval=1, will=will_of(name, 60))
@@ -104,7 +86,7 @@ async def test_session_ends_before_the_delay(connect5: Connect, name: str, store
     await watch.quiet()
 
 
-async def test_no_delay_without_a_session(connect5: Connect, name: str) -> None:
+async def test_no_delay_without_a_session(connect5: Connector5, name: str) -> None:
     watch = await watcher(connect5, name)
     client = await connect5(name, will=will_of(name, 60))
     client.drop()
@@ -114,7 +96,7 @@ async def test_no_delay_without_a_session(connect5: Connect, name: str) -> None:
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("connected", [False, True], ids=["after the end", "takeover"])
 async def test_session_resumed_within_the_delay(
-    connect5: Connect,
+    connect5: Connector5,
     name: str,
     second_gateway: Gateway,
     gateway: Gateway,
@@ -140,7 +122,7 @@ async def test_session_resumed_within_the_delay(
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("connected", [False, True], ids=["after the end", "takeover"])
 async def test_clean_start_within_the_delay(
-    connect5: Connect,
+    connect5: Connector5,
     name: str,
     second_gateway: Gateway,
     gateway: Gateway,
@@ -168,7 +150,7 @@ async def test_clean_start_within_the_delay(
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_takeover_without_delay(
-    connect5: Connect, name: str, second_gateway: Gateway, gateway: Gateway, elsewhere: bool, stored: Stored
+    connect5: Connector5, name: str, second_gateway: Gateway, gateway: Gateway, elsewhere: bool, stored: Stored
 ) -> None:
     watch = await watcher(connect5, name)
     await connect5(name, session_expiry_interval=60, will=will_of(name))
@@ -183,7 +165,7 @@ async def test_takeover_without_delay(
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-async def test_disconnect(connect5: Connect, name: str, delay: int, stored: Stored) -> None:
+async def test_disconnect(connect5: Connector5, name: str, delay: int, stored: Stored) -> None:
     """0x00 removes the will; 0x04 does not. [MQTT-3.14.4-3] (5.0)"""
     watch = await watcher(connect5, name)
     client = await connect5(name, session_expiry_interval=60, will=will_of(name, delay))
