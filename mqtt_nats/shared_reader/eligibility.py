@@ -20,7 +20,7 @@ from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.delivery.position_writer import keep
 from mqtt_nats.sessions.takeover import check_owners
-from mqtt_nats.shared_reader.housekeeping import keep_up
+from mqtt_nats.shared_reader.session_checks import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, consumer_names

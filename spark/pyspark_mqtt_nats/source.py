@@ -115,7 +115,7 @@ class MqttNatsSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming read."""
         from pyspark_mqtt_nats.projection import Projection
-        from pyspark_mqtt_nats.streaming import StreamReader
+        from pyspark_mqtt_nats.stream_reader import StreamReader
 
         self._options.check_use("stream")
         return StreamReader(self._options, Projection.of(schema, self._options.decoders))

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyspark_mqtt_nats.rules import metrics as rule_metrics
-from pyspark_mqtt_nats.rules.running import Figures
+from pyspark_mqtt_nats.rules.query import Figures
 from tests.admin.promql import TARGET, Samples
 from tests.admin.support import PATIENCE, address
 from tests.backbone.certificates import Authority

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.shared_reader import housekeeping as upkeep
+from mqtt_nats.shared_reader import session_checks
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.base.support import PATIENCE, running
@@ -20,7 +20,7 @@ from tests.harness.waiting import eventually
 
 def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes meanwhile is delivered, once; and by the reader again when there is one."""
-    monkeypatch.setattr(upkeep, "REFUSED", 0.2)
+    monkeypatch.setattr(session_checks, "REFUSED", 0.2)
     with running(nats_server.url, shared_reader="always") as inside:
         broker, port = inside.gateway.own.broker, inside.ports[0]
         assert broker is not None

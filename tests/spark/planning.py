@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from pyspark_mqtt_nats.source import MqttNatsSource
-from pyspark_mqtt_nats.streaming import StreamReader
+from pyspark_mqtt_nats.stream_reader import StreamReader
 from tests.spark.storing import Store, sequences
 
 SCHEMA = StructType().add("sequence", "long")

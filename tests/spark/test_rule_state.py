@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_mqtt_nats.rules.planning import RETAINED_BATCHES, SETTINGS
+from pyspark_mqtt_nats.rules.query_plan import RETAINED_BATCHES, SETTINGS
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -21,7 +21,7 @@ from examples.weather import Reading, readings
 from pyspark_mqtt_nats.jobs import rule
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.rule import Ran, RuleJob
-from pyspark_mqtt_nats.rules.planning import Reads
+from pyspark_mqtt_nats.rules.query_plan import Reads
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.waiting import eventually

@@ -16,8 +16,8 @@ from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Refused
 from pyspark_mqtt_nats.rules import metrics, ruleset, running
 from pyspark_mqtt_nats.rules.definitions import FILE_MOST, Rule, load
-from pyspark_mqtt_nats.rules.planning import Reads, sink_options, source_options
-from pyspark_mqtt_nats.rules.running import Figures
+from pyspark_mqtt_nats.rules.query import Figures
+from pyspark_mqtt_nats.rules.query_plan import Reads, sink_options, source_options
 from pyspark_mqtt_nats.rules.stateful import HysteresisProcessor, SilenceProcessor
 from pyspark_mqtt_nats.rules.templates import parse
 

@@ -20,7 +20,7 @@ from pyspark_mqtt_nats.errors import ConnectError, DataLossError, OptionError, S
 from pyspark_mqtt_nats.reading import pull
 from pyspark_mqtt_nats.reading.rows import Bounds, Rows
 from pyspark_mqtt_nats.release import CONSUMER
-from pyspark_mqtt_nats.streaming import NOTHING
+from pyspark_mqtt_nats.stream_reader import NOTHING
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer
 from tests.spark.planning import Query

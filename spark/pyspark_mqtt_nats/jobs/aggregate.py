@@ -18,7 +18,7 @@ from pyspark_mqtt_nats.decoders.columns import NUMBER
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.figures import printable
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
-from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round, watch
+from pyspark_mqtt_nats.jobs.queries import Tally, rounds, run_round, watch
 from pyspark_mqtt_nats.jobs.storage import Checkpoint
 from pyspark_mqtt_nats.options import STARTS
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from mqtt_streams.subjects import root_of, subject_to_topic
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
-from pyspark_mqtt_nats.jobs.running import Tally, rounds, run_round
+from pyspark_mqtt_nats.jobs.queries import Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.storage import Checkpoint, Place
 from pyspark_mqtt_nats.lakehouse import PACKAGES
 from pyspark_mqtt_nats.lakehouse.batches import Batches, arrow_schema, prepare

@@ -380,7 +380,7 @@ def rule(context: click.Context, /, file: Path, metrics_port: int | None, stream
 
     def run(spark: "SparkSession", progress: Progress) -> Any:
         from pyspark_mqtt_nats.jobs import rule as job
-        from pyspark_mqtt_nats.rules.planning import Reads
+        from pyspark_mqtt_nats.rules.query_plan import Reads
 
         return job.run(spark, job.RuleJob(file, Reads(source, streams), metrics_port), progress)
 

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from pyspark.sql import SparkSession
 
 from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural
-from pyspark_mqtt_nats.jobs.running import Tally, watch
+from pyspark_mqtt_nats.jobs.queries import Tally, watch
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.batches import prepare
 from pyspark_mqtt_nats.lakehouse.compaction import compact

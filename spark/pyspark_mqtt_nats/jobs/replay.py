@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType
 from pyspark_mqtt_nats.errors import OptionError, SourceError
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
-from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.jobs.queries import watch
 from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing import columns

@@ -16,7 +16,7 @@ from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.figures import Bar, Figures, Gap, Ranked, width_of_bars
 from pyspark_mqtt_nats.jobs.page import render
 from pyspark_mqtt_nats.jobs.progress import Progress
-from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.jobs.queries import watch
 from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.options import Options
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_mqtt_nats.jobs.progress import Progress, count, plural
 from pyspark_mqtt_nats.rules.metrics import serving
-from pyspark_mqtt_nats.rules.planning import Reads
+from pyspark_mqtt_nats.rules.query_plan import Reads
 from pyspark_mqtt_nats.rules.ruleset import Ruleset
 
 _POLL: Final = 0.5  # seconds

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress
-from pyspark_mqtt_nats.jobs.running import watch
+from pyspark_mqtt_nats.jobs.queries import watch
 from pyspark_mqtt_nats.jobs.sql import ROWS, shown
 from pyspark_mqtt_nats.queries.views import Views, make_views
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural, terminal_width
-from pyspark_mqtt_nats.jobs.running import Tally, run_query, watch
+from pyspark_mqtt_nats.jobs.queries import Tally, run_query, watch
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.queries import plot
 from pyspark_mqtt_nats.queries.tables import table

@@ -19,8 +19,8 @@ from mqtt_streams.api import Reply
 from pyspark_mqtt_nats.errors import AccessError, ApiError, ConnectError, RequestTimeout
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.access import Access
-from pyspark_mqtt_nats.nats.connecting import connect
 from pyspark_mqtt_nats.nats.frames import Frames
+from pyspark_mqtt_nats.nats.handshake import connect
 
 ANSWERS: Final = b"R"
 """Subscription id of the answers, and the token after the inbox in their subjects; callers must use other ids."""

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from pyspark_mqtt_nats.jobs import JobError
-from pyspark_mqtt_nats.rules.running import Figures
+from pyspark_mqtt_nats.rules.query import Figures
 
 LOOPBACK: Final = "127.0.0.1"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

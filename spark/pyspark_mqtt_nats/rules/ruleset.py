@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.rules.definitions import Definitions, load
-from pyspark_mqtt_nats.rules.planning import Reads, plan, sink_options
-from pyspark_mqtt_nats.rules.running import Figures, RunningRule
+from pyspark_mqtt_nats.rules.query import Figures, RunningRule
+from pyspark_mqtt_nats.rules.query_plan import Reads, plan, sink_options
 
 RETRY_S: Final = 30.0
 """Seconds after which a file whose rules could not be planned is tried again, for what has failed only in passing."""

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.queries.views import FORMAT
 from pyspark_mqtt_nats.rules.definitions import Rule
-from pyspark_mqtt_nats.rules.planning import OBSERVED
+from pyspark_mqtt_nats.rules.query_plan import OBSERVED
 
 PAUSE_MOST: Final = 60.0
 """Seconds from a failure to the next start, at most; it begins with one second and doubles."""

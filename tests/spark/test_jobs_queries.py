@@ -20,7 +20,7 @@ from pyspark_mqtt_nats.java import JavaError
 from pyspark_mqtt_nats.jobs import JobError, progress
 from pyspark_mqtt_nats.jobs.failures import explain
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate, size
-from pyspark_mqtt_nats.jobs.running import ATTEMPTS, Tally, rounds, run_round
+from pyspark_mqtt_nats.jobs.queries import ATTEMPTS, Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.session import Log, Setup, settings, told
 
 PYTHON = """An exception was thrown from the Python worker:

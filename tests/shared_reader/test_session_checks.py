@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mqtt_nats.delivery.states import DeliveryEvent
-from mqtt_nats.shared_reader import housekeeping
-from mqtt_nats.shared_reader.housekeeping import CROWD_MOST, EVERY, REFUSED, keep_up, look
+from mqtt_nats.shared_reader import session_checks
 from mqtt_nats.shared_reader.promotion import RENEWAL, Member
+from mqtt_nats.shared_reader.session_checks import CROWD_MOST, EVERY, REFUSED, keep_up, look
 from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
 
@@ -121,7 +121,7 @@ async def test_a_reader_that_is_refused_for_a_moment(setup: Setup) -> None:
 
 
 async def test_so_many_go_back_at_a_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "RETURNING_MOST", 2)
+    monkeypatch.setattr(session_checks, "RETURNING_MOST", 2)
     setup.live.allowed = False
     setup.live.returning = {setup.session("returning", live=False).client, setup.session("also", live=False).client}
     setup.session("one")
@@ -132,7 +132,7 @@ async def test_so_many_go_back_at_a_time(setup: Setup, monkeypatch: pytest.Monke
 async def test_of_too_many_waiting_messages_those_with_most_are_left_to_jetstream(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    monkeypatch.setattr(session_checks, "CROWD_MOST", 10)
     assert CROWD_MOST > 10
     setup.session("few", waiting=2)
     setup.session("many", waiting=9)
@@ -145,7 +145,7 @@ async def test_who_is_behind_already_leaves_others_where_they_are(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, waiting: tuple[int, int], back: list[str]
 ) -> None:
     """Much may wait in a session that has left the reader, until its client has acknowledged it."""
-    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    monkeypatch.setattr(session_checks, "CROWD_MOST", 10)
     setup.session("behind", live=False, waiting=waiting[0])
     setup.session("live", waiting=waiting[1])
     setup.look()
@@ -164,8 +164,8 @@ async def test_waiting_messages_learn_how_far_the_reader_is(setup: Setup) -> Non
 
 
 async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "settled", lambda client: client.client_id != "busy")
-    monkeypatch.setattr(housekeeping, "RENEWED_MOST", 2)
+    monkeypatch.setattr(session_checks, "settled", lambda client: client.client_id != "busy")
+    monkeypatch.setattr(session_checks, "RENEWED_MOST", 2)
     now = asyncio.get_running_loop().time()
     for name in ("busy", "one", "two", "three"):
         setup.live.renewals.put(setup.session(name).client, now - 1)
@@ -199,7 +199,7 @@ async def test_a_session_that_fails_does_not_keep_others_from_their_check(
 
 
 async def test_a_crowded_session_that_fails(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "CROWD_MOST", 10)
+    monkeypatch.setattr(session_checks, "CROWD_MOST", 10)
     one, other = setup.session("one", waiting=12), setup.session("other", waiting=12)
     for failing, back in ((one, "other"), (other, "one")):
         setup.live.fake_fails = {fake(failing)}
@@ -214,7 +214,7 @@ async def test_a_renewal_that_fails(setup: Setup, monkeypatch: pytest.MonkeyPatc
             raise ValueError("on purpose")
         return False
 
-    monkeypatch.setattr(housekeeping, "settled", settled)
+    monkeypatch.setattr(session_checks, "settled", settled)
     now = asyncio.get_running_loop().time()
     for name in ("failing", "one"):
         setup.live.renewals.put(setup.session(name).client, now - 1)
@@ -234,8 +234,8 @@ async def test_a_look_that_fails_is_not_the_last(
             raise failures.pop()
         looks.set()
 
-    monkeypatch.setattr(housekeeping, "EVERY", 0.0)
-    monkeypatch.setattr(housekeeping, "look", fail)
+    monkeypatch.setattr(session_checks, "EVERY", 0.0)
+    monkeypatch.setattr(session_checks, "look", fail)
     task = asyncio.create_task(keep_up(as_sessions(setup.live), setup.waiting))
     await asyncio.wait_for(looks.wait(), 5)
     task.cancel()
