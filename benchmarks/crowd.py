@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,14 +118,16 @@ class Device(Connection):
         self.crowd, self.number = crowd, number
         self.gone = False
         """Whether the connection is lost; its socket is closed at the end of the loop's turn."""
+        self.cause = ""
+        """Why the connection is lost, or CONNECT refused."""
         self.out += packets.connect(self.name, clean=False)
         self.loop.add(self, writing=True)
 
     def flush(self) -> None:
         try:
             super().flush()
-        except LoadError:
-            self.crowd.lost(self)
+        except LoadError as error:
+            self.crowd.lost(self, str(error))
 
     def readable(self) -> None:
         try:
@@ -133,8 +136,8 @@ class Device(Connection):
                 kind, body, start = found
                 self._handle(kind, body)
             self.keep(start, end)
-        except (LoadError, RefusedError):
-            self.crowd.lost(self)
+        except (LoadError, RefusedError) as error:
+            self.crowd.lost(self, str(error))
 
     def _handle(self, kind: int, body: bytes) -> None:
         if kind == answers.CONNACK:
@@ -177,8 +180,8 @@ class Crowd:
         self.messages: list[int] = []
         """Messages that each device has had, repetitions included."""
         self._lost: list[Device] = []
-        self.again = 0
-        """Connections that were refused, or lost before CONNACK, while devices came back."""
+        self.failed: Counter[str] = Counter()
+        """Connections that were refused, or lost before CONNACK, while devices came back, by cause."""
 
     @property
     def waiting(self) -> int:
@@ -199,7 +202,7 @@ class Crowd:
         while self.waiting:
             self.turn(0.1)
         self.waits.clear()
-        self.again = 0
+        self.failed.clear()
 
     def turn(self, timeout: float) -> None:
         """Handle what is ready, and let devices try again."""
@@ -228,10 +231,10 @@ class Crowd:
         """Count a message of a device."""
         self.messages[number] += 1
 
-    def lost(self, device: Device) -> None:
+    def lost(self, device: Device, cause: str) -> None:
         """Let a device connect again when the turn ends: its connection is lost, or refused."""
         if not device.gone:
-            device.gone = True
+            device.gone, device.cause = True, cause.removeprefix(f"{device.name}: ")
             self._lost.append(device)
 
     def _leave(self, device: Device) -> None:
@@ -240,13 +243,13 @@ class Crowd:
         device.sock.close()
         number = device.number
         if number in self._since:
-            self._fail(number)
+            self._fail(number, device.cause)
         else:
             self._since[number] = time.monotonic()
             self._next(number)
 
-    def _fail(self, number: int) -> None:
-        self.again += 1
+    def _fail(self, number: int, cause: str) -> None:
+        self.failed[cause] += 1
         self._tried[number] += 1
         if self._tried[number] % len(self._ports):
             self._next(number)
@@ -266,7 +269,7 @@ class Crowd:
             Device(self, sock, number)
             return
         sock.close()
-        self._fail(number)
+        self._fail(number, os.strerror(code))
 
     def close(self) -> None:
         """Close all connections."""

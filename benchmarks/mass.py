@@ -15,7 +15,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -99,8 +99,8 @@ class Return(NamedTuple):
     median: float
     """Seconds for which a client was not served."""
     longest: float
-    again: int
-    """Connections that were refused or lost before CONNACK."""
+    failed: Mapping[str, int]
+    """Connections that were refused or lost before CONNACK, by cause."""
     effort: tuple[float, float]
     """CPU time of the gateways and nats-server for each return, in seconds."""
 
@@ -302,10 +302,8 @@ def returning(event: str, clients: int, positions: str, number: int, drain: floa
             _deliver(devices, Sender(greeting), begun)
             took, waits = time.monotonic() - begun, devices.waits
             effort = _less((crowd.cpu_seconds(gateways), proc.cpu_seconds(server)), spent, len(waits))
-            longest = devices.longest()
-            return Return(
-                event, clients, positions, number, took, statistics.median(waits), longest, devices.again, effort
-            )
+            median, longest = statistics.median(waits), devices.longest()
+            return Return(event, clients, positions, number, took, median, longest, dict(devices.failed), effort)
         finally:
             devices.close()
 
@@ -355,14 +353,21 @@ def document_return(rows: Sequence[Return], command: str) -> str:
                     f"{row.took:.1f} s",
                     f"{row.median:.1f} s",
                     f"{row.longest:.1f} s",
-                    f"{row.again:,}",
+                    f"{sum(row.failed.values()):,}",
                     f"{row.effort[0] * 1e6:,.0f} µs, {row.effort[1] * 1e6:,.0f} µs",
                 ]
                 for row in rows
             ),
         ]
     )  # fmt: skip
-    return "\n".join(["## Return of many clients", "", f"{machine(['ours', 'nats'])}  \n`{command}`", "", *lines])
+    causes = [
+        f"- Refused or lost, {row.clients:,} clients, {row.positions}: "
+        + ", ".join(f"{number:,} × {cause}" for cause, number in sorted(row.failed.items()))
+        for row in rows
+        if row.failed
+    ]
+    head = ["## Return of many clients", "", f"{machine(['ours', 'nats'])}  \n`{command}`", ""]
+    return "\n".join([*head, *lines, *([""] if causes else []), *causes])
 
 
 def _put(report: Path | None, part: str, text: str) -> None:

@@ -42,6 +42,16 @@ def test_clients_come_back(
     assert "## Return of many clients" in capsys.readouterr().out
 
 
+def test_a_table_tells_why_connections_failed() -> None:
+    rows = [
+        mass.Return("killed", 10, "records", 2, 3.0, 1.0, 2.0, {}, (0.001, 0.001)),
+        mass.Return("killed", 20, "records", 2, 3.0, 1.0, 2.0, {"closed": 1000, "busy": 2}, (0.001, 0.001)),
+    ]
+    *_, before, last = mass.document_return(rows, "command").splitlines()
+    assert before == ""
+    assert last == "- Refused or lost, 20 clients, records: 2 × busy, 1,000 × closed"
+
+
 def test_percentile() -> None:
     assert mass.percentile([]) == 0
     assert mass.percentile([0.5]) == 0.5
