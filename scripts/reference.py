@@ -82,7 +82,7 @@ WHEN: Final = {
     "USE_ANOTHER_SERVER": "DISCONNECT: the gateway stops, and `server_reference` says where to go.",
     "SERVER_MOVED": "Not sent.",
     "SHARED_SUBSCRIPTIONS_NOT_SUPPORTED": "Not sent.",
-    "CONNECTION_RATE_EXCEEDED": "CONNACK: more connections than `connect_rate` allows.",
+    "CONNECTION_RATE_EXCEEDED": "CONNACK: `connect_rate` is exceeded; CONNECT would wait for more than four seconds.",
     "MAXIMUM_CONNECT_TIME": "DISCONNECT: the credentials have expired, a token's `exp` for instance.",
     "SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED": "Not sent.",
     "WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED": "Not sent.",

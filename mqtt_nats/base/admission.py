@@ -9,26 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.base.bucket import Bucket, Buckets, depth
+from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.networks import admitted, household, parse_rules
 
 if TYPE_CHECKING:
     from mqtt_nats.base.limit_settings import ClientLimits
 
 
+TURN_MOST_S: Final = 4.0
+"""Most seconds for which CONNECT waits for its turn: with the time to answer, CONNACK comes within five."""
+
+
 class Verdict(Enum):
     """Decision about a connection."""
 
     IN = "the connection is accepted"
-    LATER = "the client is told to connect later"
     FULL = "the limit of connections is reached"
     CROWD = "too many connections from this address"
     RATE = "too many connections in a short time"
     RULES = "the address is denied"
     BANNED = "the address is banned"
     PROXY = "the peer is not a proxy of this listener"
+
+
+class Admission(NamedTuple):
+    """Decision about a connection, and the time at which CONNECT has its turn if the connection is accepted."""
+
+    verdict: Verdict
+    due: float = 0.0
+    """Seconds of the clock of the caller; 0 = at once, infinite = CONNECT is refused: too many connections came."""
+
+
+ADMITTED: Final = Admission(Verdict.IN)
 
 
 class House:
@@ -53,17 +68,28 @@ class House:
 
 
 class Pace:
-    """Rate of connections. Connections beyond it are admitted for a refusal in CONNACK, up to the same rate again."""
+    """Rate of connections, for each key: a burst is let in at once, further connections have turns at the rate.
+
+    Those whose turn would come later than in `TURN_MOST_S` are admitted for a refusal in CONNACK, up to a burst again.
+
+    Args:
+        rate: connections per second.
+        seconds: the burst is so many seconds' worth of connections.
+    """
 
     def __init__(self, rate: float, seconds: float) -> None:
-        burst = depth(rate, seconds)
-        self._in, self._told = Bucket(rate, burst, 0.0), Bucket(rate, burst, 0.0)
+        self._burst = depth(rate, seconds)
+        self._turns = Buckets(rate, self._burst + rate * TURN_MOST_S)
+        self._refusals = Buckets(rate, self._burst)
 
-    def judge(self, now: float) -> Verdict:
-        """Count a connection and return the decision about it."""
-        if self._in.take(now):
-            return Verdict.IN
-        return Verdict.LATER if self._told.take(now) else Verdict.RATE
+    def admit(self, key: str, now: float) -> Admission:
+        """Count a connection at ``now``, and return the decision about it."""
+        turns = self._turns.of(key, now)
+        if turns.take(now):
+            wait = (turns.level(now) - self._burst) / turns.rate
+            return Admission(Verdict.IN, now + wait) if wait > 0 else ADMITTED
+        told = self._refusals.of(key, now).take(now)
+        return Admission(Verdict.IN, inf) if told else Admission(Verdict.RATE)
 
 
 class Door:
@@ -88,13 +114,12 @@ class Door:
         seconds = settings.rate_burst
         self._pace = None if settings.connect_rate is None else Pace(settings.connect_rate, seconds)
         rate = settings.connect_rate_per_address
-        self._ins = None if rate is None else Buckets(rate, depth(rate, seconds))
-        self._tolds = None if rate is None else Buckets(rate, depth(rate, seconds))
+        self._pace_of_each = None if rate is None else Pace(rate, seconds)
 
     @property
     def counts_addresses(self) -> bool:
         """Whether connections are counted by address, so that :meth:`depart` has to be called."""
-        return self._each is not None or self._ins is not None
+        return self._each is not None or self._pace_of_each is not None
 
     def refuse_banned(self, banned: Callable[[str], bool]) -> None:
         """Refuse the addresses for which ``banned`` returns true."""
@@ -105,42 +130,47 @@ class Door:
         gateways, own = self._rules
         return admitted(gateways, host) and admitted(own, host)
 
-    def enter(self, now: float) -> Verdict:
-        """Count a connection from any address and return the decision about it."""
+    def enter(self, now: float) -> Admission:
+        """Count a connection from any address, and return the decision about it.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         if self._limit is not None and self.connections >= self._limit:
-            return Verdict.FULL
+            return Admission(Verdict.FULL)
         if self._house.full:
-            return Verdict.FULL
-        verdict = Verdict.IN if self._pace is None else self._pace.judge(now)
-        if verdict in (Verdict.IN, Verdict.LATER):
+            return Admission(Verdict.FULL)
+        admission = ADMITTED if self._pace is None else self._pace.admit("", now)
+        if admission.verdict is Verdict.IN:
             self.connections += 1
             self._house.enter()
-        return verdict
+        return admission
 
     def leave(self) -> None:
         """Undo :meth:`enter` when a connection ends."""
         self.connections -= 1
         self._house.leave()
 
-    def visit(self, host: str, now: float) -> Verdict:
-        """Count a connection of an address. :meth:`depart` has to undo an admission (`IN`) or a refusal by `LATER`."""
+    def visit(self, host: str, now: float) -> Admission:
+        """Count a connection of an address, and return the decision; :meth:`depart` has to undo an admission.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         if not self.admits(host):
-            return Verdict.RULES
+            return Admission(Verdict.RULES)
         if self.banned(host):
-            return Verdict.BANNED
+            return Admission(Verdict.BANNED)
         if not self.counts_addresses:
-            return Verdict.IN
+            return ADMITTED
         key = household(host)
         count = self._by_address.get(key, 0)
         if self._each is not None and count >= self._each:
-            return Verdict.CROWD
-        verdict = Verdict.IN
-        if self._ins is not None and self._tolds is not None and not self._ins.of(key, now).take(now):
-            if not self._tolds.of(key, now).take(now):
-                return Verdict.RATE
-            verdict = Verdict.LATER
-        self._by_address[key] = count + 1
-        return verdict
+            return Admission(Verdict.CROWD)
+        admission = ADMITTED if self._pace_of_each is None else self._pace_of_each.admit(key, now)
+        if admission.verdict is Verdict.IN:
+            self._by_address[key] = count + 1
+        return admission
 
     def depart(self, host: str) -> None:
         """Undo :meth:`visit` when a connection ends."""

@@ -143,8 +143,9 @@ class ClientLimits(BaseModel):
     )
     connect_rate: Rate | None = Field(
         default=None,
-        description="Connections per second at each listener, in each worker. Unset: so many that no more than "
-        "`max_connections` come within `connect_timeout`, at least 100 and at most 2,000.",
+        description="Connections per second at each listener, in each worker. Clients beyond `rate_burst` wait for up "
+        "to four seconds. Unset: enough for `max_connections` clients that come together, at least 100 and at most "
+        "2,000.",
     )
     connect_rate_per_address: Rate | None = Field(
         default=None, description="The same, from one address (IPv6: one /64)."

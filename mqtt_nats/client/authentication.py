@@ -84,7 +84,7 @@ async def _prove(client: Client, connect: Connect, client_id: str) -> Properties
     immediate = client.access.immediate
     waits = client.authentication is not None or client.services.hooks.in_use or not immediate
     if waits:
-        client.begin_authentication()
+        client.begin_waiting()
     try:
         if client.authentication is not None:
             return await client.authentication.open(connect, client_id)
@@ -98,7 +98,7 @@ async def _prove(client: Client, connect: Connect, client_id: str) -> Properties
         admit(client, verdict)
         return None
     finally:
-        client.end_authentication()
+        client.end_waiting()
 
 
 def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:

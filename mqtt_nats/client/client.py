@@ -91,12 +91,12 @@ class Client(JobRunner):
         """Set the decision of the authentication."""
         self.granted, self.user = granted, granted.user
 
-    def begin_authentication(self) -> None:
-        """Note that authenticators decide, which have time-outs of their own; the end of the client cancels them."""
+    def begin_waiting(self) -> None:
+        """Note that CONNECT waits for its turn or for authenticators; the end of the client cancels that."""
         self.waiting_since, self._idle = inf, True
 
-    def end_authentication(self) -> None:
-        """Note that the authenticators have decided: `connect_timeout` begins."""
+    def end_waiting(self) -> None:
+        """Note that CONNECT does not wait any more: `connect_timeout` begins."""
         self.waiting_since, self._idle = asyncio.get_running_loop().time(), False
 
     def guard_by(self, guard: Guard | None) -> None:

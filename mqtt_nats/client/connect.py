@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base.logs import about, log_failure
@@ -123,14 +126,31 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{client.services.identity.new_nuid()}"
-    if client.connection.surplus:
-        raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
+    if client.connection.due:
+        await _wait_for_turn(client)
     granted = await authenticate(client, connect, client_id)
     _negotiate(client, connect, granted)
     if connect.will is not None:
         connect = replace(connect, will=await admit_will(client, connect.will))
     present = await claim_session(client, connect, client.account.wills, client.account.lease)
     return present, granted
+
+
+async def _wait_for_turn(client: Client) -> None:
+    """Wait until the rate of connections allows the CONNECT.
+
+    Raises:
+        MqttError: that would take too long.
+    """
+    connection = client.connection
+    if connection.due == inf:
+        raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
+    client.begin_waiting()
+    try:
+        await asyncio.sleep(connection.due - monotonic())
+    finally:
+        client.end_waiting()
+    connection.restart_timeout(asyncio.get_running_loop().time())
 
 
 # -- limits and options -------------------------------------------------------------------------------

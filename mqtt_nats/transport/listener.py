@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mqtt_nats.base.admission import Door, House, Verdict
+from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
@@ -49,11 +49,11 @@ class Counted(Protocol):
     """Connection, as a listener uses it."""
 
     @property
-    def surplus(self) -> bool:
-        """Whether the connection is only accepted to be told that there are too many connections."""
+    def due(self) -> float:
+        """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
 
-    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
-        """Note that the connection is counted: call ``left`` once when it is gone; ``surplus``: see the property."""
+    def count(self, left: Callable[[], None] | None, due: float) -> None:
+        """Note that the connection is counted: call ``left`` once when it is gone; ``due``: see the property."""
 
     def uncount(self) -> None:
         """Call ``left`` now: the connection ends."""
@@ -178,33 +178,33 @@ class Listener:
         if not host:  # the socket was reset: its data could be read, but has no known source
             return False
         now = monotonic()
-        verdict = self._trusts(host) if self._proxies else self._door.visit(host, now)
-        if verdict not in LET_IN:
-            return self._refused(verdict, host)
+        visit = self._trusts(host) if self._proxies else self._door.visit(host, now)
+        if visit.verdict is not Verdict.IN:
+            return self._refused(visit.verdict, host)
         count = self._door.enter(now)
-        if count not in LET_IN:
+        if count.verdict is not Verdict.IN:
             if not self._proxies:
                 self._door.depart(host)
-            return self._refused(count, host)
-        connection.count(self._left if self._proxies else self._leaving(host), Verdict.LATER in (verdict, count))
+            return self._refused(count.verdict, host)
+        connection.count(self._left if self._proxies else self._leaving(host), max(visit.due, count.due))
         return True
 
-    def _trusts(self, host: str) -> Verdict:
+    def _trusts(self, host: str) -> Admission:
         """Return whether an address belongs to a configured proxy."""
         address = parse_host(host)
         trusted = address is not None and any(
             network.version == address.version and address in network for network in self._proxies
         )
-        return Verdict.IN if trusted else Verdict.PROXY
+        return ADMITTED if trusted else Admission(Verdict.PROXY)
 
     def _named(self, connection: Counted, source: tuple[str, int]) -> bool:
         """Check and note the client's address that a proxy has named; False: the client is refused."""
         host = source[0]
-        verdict = self._door.visit(host, monotonic())
-        if verdict not in LET_IN:
-            return self._refused(verdict, host)
+        visit = self._door.visit(host, monotonic())
+        if visit.verdict is not Verdict.IN:
+            return self._refused(visit.verdict, host)
         connection.name_source(source)
-        connection.count(self._leaving(host), connection.surplus or verdict is Verdict.LATER)
+        connection.count(self._leaving(host), max(connection.due, visit.due))
         return True
 
     def _leaving(self, host: str) -> Callable[[], None]:
@@ -289,9 +289,6 @@ class Listener:
             what = "TLS" if handed else "PROXY protocol"
             text = "listener %s: %s with %s:%d failed: %s"
             log_failure(log, logging.DEBUG, "handshake", text, self.settings.listen, what, *address[:2], _why(error))
-
-
-LET_IN: Final = (Verdict.IN, Verdict.LATER)
 
 
 def decoder_limits(settings: ConnectionSettings) -> Limits:

@@ -49,7 +49,7 @@ def _tcp_info(transport: asyncio.Transport, size: int) -> bytes | None:
 class ClientSocket:
     """The socket of a client, and what its listener has noted about it."""
 
-    __slots__ = ("_host", "left", "source", "surplus", "transport")
+    __slots__ = ("_host", "due", "left", "source", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -58,12 +58,12 @@ class ClientSocket:
         self.source: tuple[str, int] | None = None
         """Address and port that a proxy has named for the client; None = the socket's peer."""
         self._host: str | None = None
-        self.surplus = False
-        """Whether there are too many connections, so that CONNECT is refused."""
+        self.due = 0.0
+        """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
 
-    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+    def count(self, left: Callable[[], None] | None, due: float) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.left, self.surplus = left, surplus
+        self.left, self.due = left, due
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""

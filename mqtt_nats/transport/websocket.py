@@ -125,7 +125,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         super().__init__()
         self.left: Callable[[], None] | None = None
         self.source: tuple[str, int] | None = None
-        self.surplus = False
+        self.due = 0.0
         self._paths = paths
         self._origins = frozenset(map(_origin, origins))
         self._connection = connection
@@ -203,9 +203,9 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._connection.connection_lost(exc)
         self.uncount()
 
-    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+    def count(self, left: Callable[[], None] | None, due: float) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.left, self.surplus = left, surplus
+        self.left, self.due = left, due
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""
@@ -242,7 +242,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._open = True
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
-        self._connection.count(self.left, self.surplus)
+        self._connection.count(self.left, self.due)
         self.left = None
         self._connection.connection_made(self)
         if rest:

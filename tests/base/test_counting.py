@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.base.admission import Door, House, Verdict
+from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict
 from mqtt_nats.base.bans import Ban, Bans, ban, pair
 from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.flapping import SLOWEST, Flapping
@@ -171,35 +172,53 @@ def test_who_flaps_waits_longer_and_longer_and_is_banned() -> None:
     assert [flapping.connects("slow", number * 10.0) for number in range(50)] == [0.0] * 50
 
 
-def door(**given: object) -> tuple[Door, House]:
+def door(rate_burst: float = 5.0, **given: object) -> tuple[Door, House]:
     listener = ListenerSettings.model_validate({"listen": "h:1", **given})
-    settings = Settings().at(listener)
+    settings = Settings(rate_burst=rate_burst).at(listener)
     house = House(settings)
     return Door(house, settings, listener.addresses, listener.max_connections), house
 
 
 def test_connections_of_a_listener_an_address_and_the_process() -> None:
     one, house = door(max_connections=3, max_connections_per_address=2)
-    assert [one.visit("192.0.2.1", 0) for _ in range(3)] == [Verdict.IN, Verdict.IN, Verdict.CROWD]
-    assert one.visit("192.0.2.2", 0) is Verdict.IN
+    assert [one.visit("192.0.2.1", 0).verdict for _ in range(3)] == [Verdict.IN, Verdict.IN, Verdict.CROWD]
+    assert one.visit("192.0.2.2", 0).verdict is Verdict.IN
     one.depart("192.0.2.1")
-    assert one.visit("192.0.2.1", 0) is Verdict.IN
-    assert [one.enter(0) for _ in range(4)] == [Verdict.IN] * 3 + [Verdict.FULL]
+    assert one.visit("192.0.2.1", 0).verdict is Verdict.IN
+    assert [one.enter(0).verdict for _ in range(4)] == [Verdict.IN] * 3 + [Verdict.FULL]
     one.leave()
     house.limit = 2
-    assert one.enter(0) is Verdict.FULL
+    assert one.enter(0).verdict is Verdict.FULL
     one.leave()
-    assert one.enter(0) is Verdict.IN
+    assert one.enter(0).verdict is Verdict.IN
     assert (one.connections, house.connections) == (2, 2)
 
 
-def test_a_rate_is_told_first_and_then_not_even_told() -> None:
-    one, _ = door(connect_rate=1, connect_rate_per_address=0.2)
-    assert [one.enter(0) for _ in range(12)] == [Verdict.IN] * 5 + [Verdict.LATER] * 5 + [Verdict.RATE] * 2
-    assert one.enter(1) is Verdict.IN
-    assert [one.visit("a", 0) for _ in range(3)] == [Verdict.IN, Verdict.LATER, Verdict.RATE]
-    assert one.visit("b", 0) is Verdict.IN
-    assert one.visit("a", 5) is Verdict.IN
+def test_connections_beyond_a_rate_have_turns_then_are_told_and_then_not_even_told() -> None:
+    one, house = door(connect_rate=1, connect_rate_per_address=0.5, rate_burst=2)
+    waits = [1.0, 2.0, 3.0, 4.0]
+    told, refused = [Admission(Verdict.IN, inf)] * 2, [Admission(Verdict.RATE)] * 2
+    assert [one.enter(10) for _ in range(10)] == [
+        *[ADMITTED] * 2,
+        *(Admission(Verdict.IN, 10 + wait) for wait in waits),
+        *told,
+        *refused,
+    ]
+    assert (one.connections, house.connections) == (8, 8)
+    assert [one.enter(12) for _ in range(5)] == [
+        *(Admission(Verdict.IN, 12 + wait) for wait in waits[2:]),
+        *told,
+        Admission(Verdict.RATE),
+    ]
+    assert one.enter(30) == ADMITTED
+    assert [one.visit("a", 10) for _ in range(5)] == [
+        ADMITTED,
+        *(Admission(Verdict.IN, 10 + wait) for wait in waits[1::2]),
+        *told[:1],
+        *refused[:1],
+    ]
+    assert one.visit("b", 10) == ADMITTED
+    assert one.visit("a", 20) == ADMITTED
 
 
 def test_addresses_of_the_listener_and_of_the_gateway_have_both_to_let_in() -> None:

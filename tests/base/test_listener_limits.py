@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ LISTENERS: dict[str, dict[str, Any]] = {
     "qos 1": {"max_qos": 1},
     "denied": {"addresses": ["allow 10.0.0.0/8", "deny 127.0.0.0/8", "allow all"]},
     "hasty": {"connect_timeout": 0.5},
+    "hasty connects": {"connect_timeout": 0.5, "connect_rate": 1},
     "web connects": {"type": "ws", "connect_rate": 2},
 }
 
@@ -85,16 +87,19 @@ def test_connections_at_the_same_time(inside: Inside, port: int) -> None:
 
 @listener("connects", "connects each")
 def test_a_rate_of_connections(port: int) -> None:
-    """The first are let in, the next are told to come later, those that come too fast are closed."""
-    codes: list[int | None] = []
-    for number in range(8):
-        with Raw5(port) if number % 2 else Raw(port) as client:
-            client.send(raw5.connect() if number % 2 else raw.connect())
+    """The first are let in, the next in their turn, further ones are told to come later, and the rest is closed."""
+    clients, codes, begun = list[Raw](), list[int | None](), time.monotonic()
+    with ExitStack() as opened:
+        for number in range(16):
+            clients.append(opened.enter_context(Raw5(port) if number % 2 else Raw(port)))
+            clients[-1].send(raw5.connect() if number % 2 else raw.connect())
+        for client in clients:
             found = client.receive(PATIENCE)
             codes.append(None if found is None else found.body[1])
-    assert codes[0] == 0
-    assert set(codes[1::2]) <= {0, TOO_MANY, None}
-    assert set(codes[::2]) <= {0, BUSY, None}
+    assert codes[:10] == [0] * 10  # two at once, and two per second for four seconds
+    assert time.monotonic() - begun > 3.0
+    assert set(codes[11::2]) <= {0, TOO_MANY, None}
+    assert set(codes[10::2]) <= {0, BUSY, None}
     assert BUSY in codes or TOO_MANY in codes
     eventually(lambda: let_in(port), PATIENCE)
 
@@ -102,13 +107,24 @@ def test_a_rate_of_connections(port: int) -> None:
 @listener("web connects")
 def test_a_rate_of_connections_by_websocket(port: int) -> None:
     """The request is answered, so that CONNACK can be."""
-    codes: list[int] = []
-    for _ in range(4):
-        with Web(port) as client:
+    with ExitStack() as opened:
+        clients = [opened.enter_context(Web(port)) for _ in range(12)]
+        for client in clients:
             client.send(raw5.connect())
-            codes.append(raw5.answer(client.expect(raw.CONNACK)).reason)
-    assert codes[0] == 0
+        codes = [raw5.answer(client.expect(raw.CONNACK)).reason for client in clients]
+    assert codes[:10] == [0] * 10
     assert set(codes) == {0, TOO_MANY}
+
+
+@listener("hasty connects")
+def test_connect_timeout_begins_when_connect_has_its_turn(port: int) -> None:
+    with ExitStack() as opened:
+        clients = [opened.enter_context(Raw(port)) for _ in range(4)]
+        begun = time.monotonic()
+        for client in clients:
+            client.send(raw.connect())
+        assert [client.expect(raw.CONNACK).body for client in clients] == [b"\0\0"] * 4
+        assert time.monotonic() - begun > 2.0
 
 
 @listener("messages")

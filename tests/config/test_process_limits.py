@@ -55,10 +55,10 @@ GIB = 1024**3
     ("files", "memory", "workers", "connections", "rate"),
     [
         (1024, 8 * GIB, 1, 1024 - BESIDES, 100.0),
-        (20_000, 8 * GIB, 1, 20_000 - BESIDES, (20_000 - BESIDES) / 15),
+        (20_000, 8 * GIB, 1, 20_000 - BESIDES, 2000.0),
         (resource.RLIM_INFINITY, 8 * GIB, 1, 131_072, 2000.0),
         (resource.RLIM_INFINITY, 8 * GIB, 4, 32_768, 2000.0),
-        (1 << 20, GIB // 2, 1, 8192, 8192 / 15),
+        (1 << 20, GIB // 2, 1, 8192, 8192 / 9),
         (100, GIB, 1, 1, 100.0),
     ],
 )

@@ -125,12 +125,12 @@ class _Reader:
 
     def __init__(self) -> None:
         self.left: Callable[[], None] | None = None
-        self.surplus = False
+        self.due = 0.0
         self.got = b""
         self.made = self.lost = 0
 
-    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
-        self.left, self.surplus = left, surplus
+    def count(self, left: Callable[[], None] | None, due: float) -> None:
+        self.left, self.due = left, due
 
     def connection_made(self, transport: WebSocket) -> None:
         self.made += 1

@@ -188,8 +188,8 @@ def test_a_connection_is_uncounted_once() -> None:
     left: list[str] = []
     found = socket_of(None)
     found.uncount()
-    found.count(lambda: left.append("left"), True)
-    assert found.surplus
+    found.count(lambda: left.append("left"), 3.0)
+    assert found.due == 3.0
     found.uncount()
     found.uncount()
     assert left == ["left"]

@@ -62,7 +62,7 @@ class Reader:
         self._chance = chance
         self._transport: WebSocket | None = None
 
-    def count(self, left: Callable[[], None] | None, surplus: bool) -> None:
+    def count(self, left: Callable[[], None] | None, due: float) -> None:
         self.left = left
 
     def connection_made(self, transport: WebSocket) -> None:
