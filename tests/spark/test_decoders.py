@@ -4,7 +4,6 @@
 import base64
 import importlib.util
 import json
-import struct
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -19,7 +18,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mqtt_nats.decoders import sparkplug
 from pyspark_mqtt_nats.decoders.columns import Columns
 from pyspark_mqtt_nats.decoders.formats import Format, reader
 from pyspark_mqtt_nats.decoders.option import columns, parse_decoders
@@ -173,74 +171,6 @@ def test_protobuf(tmp_path: Path) -> None:
     assert one(typed, b"")["rpm"] == 0  # proto3: what is not there has its default
     assert json.loads(one(chosen, report.SerializeToString())["json"])["limits"] == {"low": 1.5}
     assert one(chosen, b"\xff\xff")["json"] is None
-
-
-def metric(payload: Any, name: str, kind: str, **value: Any) -> None:
-    made = payload.metrics.add(name=name, datatype=sparkplug._TYPES.index(kind))
-    for key, item in value.items():
-        setattr(made, key, item)
-
-
-def test_sparkplug() -> None:
-    pool = descriptor_pool.DescriptorPool()
-    for item in descriptor_pb2.FileDescriptorSet.FromString(sparkplug.descriptors()).file:
-        pool.Add(item)
-    payload = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{sparkplug.PACKAGE}.Payload"))()
-    payload.timestamp, payload.seq = 1_767_312_000_000, 3
-    metric(payload, "i8", "Int8", int_value=0xFE)
-    metric(payload, "i64", "Int64", long_value=2**64 - 5)
-    metric(payload, "u64", "UInt64", long_value=2**64 - 5)
-    metric(payload, "x", "Double", double_value=2.5)
-    metric(payload, "on", "Boolean", boolean_value=True)
-    metric(payload, "none", "Int32", is_null=True)
-    metric(payload, "i16s", "Int16Array", bytes_value=struct.pack("<2h", -1, 2))
-    metric(payload, "flags", "BooleanArray", bytes_value=struct.pack("<I", 3) + b"\xa0")
-    metric(payload, "texts", "StringArray", bytes_value=b"a\0b\0")
-    rows = payload.metrics.add(name="rows", datatype=sparkplug._TYPES.index("DataSet")).dataset_value
-    rows.columns.extend(["n"])
-    rows.types.append(sparkplug._TYPES.index("Int8"))
-    rows.rows.add().elements.add(int_value=0xFF)
-    template = payload.metrics.add(name="pump", datatype=sparkplug._TYPES.index("Template")).template_value
-    template.parameters.add(name="offset", type=sparkplug._TYPES.index("Int32"), int_value=2**32 - 7)
-    payload.metrics.add(alias=9, int_value=2**32 - 1)  # as in DATA: its sign is not known
-    with_unit = payload.metrics[3].properties
-    with_unit.keys.append("unit")
-    with_unit.values.add(type=sparkplug._TYPES.index("String"), string_value="C")
-    data = payload.SerializeToString()
-    found = json.loads(one("sparkplug", data)["json"])
-    assert (found["timestamp"], found["seq"]) == (1_767_312_000_000, 3)
-    assert found["metrics"].pop() == {"alias": 9, "type": "Unknown", "value": 2**32 - 1}
-    assert found["metrics"].pop()["value"]["parameters"] == [{"name": "offset", "type": "Int32", "value": -7}]
-    assert {item["name"]: item["value"] for item in found["metrics"]} == {
-        "i8": -2,
-        "i64": -5,
-        "u64": 2**64 - 5,
-        "x": 2.5,
-        "on": True,
-        "none": None,
-        "i16s": [-1, 2],
-        "flags": [True, False, True],
-        "texts": ["a", "b"],
-        "rows": [{"n": -1}],
-    }
-    assert found["metrics"][3]["properties"] == {"unit": "C"}
-    typed = {
-        "format": "sparkplug",
-        "columns": "timestamp TIMESTAMP, metrics ARRAY<STRUCT<name: STRING, value: STRING>>",
-    }
-    (row,) = decode(typed, data)
-    assert row["timestamp"] == datetime(2026, 1, 2, tzinfo=UTC)
-    assert row["metrics"][:4] == [
-        {"name": "i8", "value": "-2"},
-        {"name": "i64", "value": "-5"},
-        {"name": "u64", "value": str(2**64 - 5)},
-        {"name": "x", "value": "2.5"},
-    ]
-    metric(payload, "broken", "Int16Array", bytes_value=b"\0")
-    assert one("sparkplug", payload.SerializeToString()) == {
-        "json": None,
-        "decode_error": "sparkplug: 1 bytes are no Int16Array",
-    }
 
 
 EVERY: dict[str, Any] = {

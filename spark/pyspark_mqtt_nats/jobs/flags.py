@@ -188,6 +188,10 @@ def source_options(
         servers = next(value for name, value in given.items() if name.lower() == "servers")
         if (seed := find(tuple(servers.split(",")))) is not None:
             given["nkey"] = str(seed)
+    if "user" in names and "password" not in names:
+        raise OptionError(f"--user needs a password, in the environment variable {secret_name('password')}", "password")
+    if "password" in names and "user" not in names:
+        raise OptionError(f"the option password, or {secret_name('password')}, needs --user", "user")
     Options.parse(given).check_use(use)
     return given
 
