@@ -19,9 +19,10 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from pyspark_mqtt_nats.jobs import commands, flags, session
+from pyspark_mqtt_nats.jobs import archive, commands, flags, session
 from pyspark_mqtt_nats.jobs.session import Log, Setup
 from pyspark_mqtt_nats.options import OPTIONS
+from pyspark_mqtt_nats.rules import planning
 from tests.conftest import NatsFactory
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
@@ -109,6 +110,19 @@ def test_help_names_every_option_of_the_connection_but_no_flag_for_a_secret(job:
     for flag in ("--option KEY=VALUE", "--conf KEY=VALUE", "--master URL", "--log FILE"):
         assert flag in text
     assert "MQTT_NATS_SPARK_PASSWORD" in text
+
+
+@pytest.mark.parametrize(
+    ("job", "flag", "default"),
+    [
+        ("rule", "--num-partitions", "1"),
+        ("rule", "--max-messages-per-trigger", str(planning.BATCH)),
+        ("archive", "--max-messages-per-trigger", str(archive.BATCH)),
+    ],
+)
+def test_help_shows_the_default_of_the_job(job: str, flag: str, default: str) -> None:
+    text = " ".join(invoke(job, "--help").output.split())
+    assert text.partition(f" {flag} VALUE ")[2].partition("[default: ")[2].partition("]")[0] == default
 
 
 def test_options_reach_the_source(ran: Ran, tmp_path: Path) -> None:

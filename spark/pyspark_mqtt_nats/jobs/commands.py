@@ -112,7 +112,7 @@ def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progr
     "roots one for each task that reads]",
 )
 @flags.table_flags
-@flags.source_flags("Messages", *flags.READING, *flags.LIMITS)
+@flags.source_flags("Messages", *flags.READING, *flags.LIMITS, maxMessagesPerTrigger="1000000")
 @flags.source_flags("Connection", *flags.CONNECTION)
 @flags.spark_flags
 @click.pass_context
@@ -362,8 +362,10 @@ def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows
     "--metrics-port", type=click.IntRange(0, 65_535), metavar="PORT", help="Metrics for Prometheus on 127.0.0.1:PORT."
 )
 @flags.stream_flag
-@flags.source_flags("Messages", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions")
-@flags.source_flags("Messages", *flags.LIMITS, "includeHeaders", "readMode")
+@flags.source_flags(
+    "Messages", "startingSequence", "startingTimestamp", "failOnDataLoss", "numPartitions", numPartitions="1"
+)
+@flags.source_flags("Messages", *flags.LIMITS, "includeHeaders", "readMode", maxMessagesPerTrigger="100000")
 @flags.source_flags("Connection", *flags.OF_VIEWS)
 @flags.spark_flags
 @click.pass_context

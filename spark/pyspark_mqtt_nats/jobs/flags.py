@@ -77,19 +77,22 @@ def secret_name(option: str) -> str:
     return f"MQTT_NATS_SPARK_{option.upper()}"
 
 
-def source_flags(section: str, *names: str) -> Callable[[F], F]:
-    """Return a decorator that adds flags for options; given values go to `Context.meta[SOURCE]`."""
+def source_flags(section: str, *names: str, **defaults: str) -> Callable[[F], F]:
+    """Return a decorator that adds flags for options; given values go to `Context.meta[SOURCE]`.
+
+    `defaults`: option -> the default that the help shows, where a job has its own.
+    """
     known = {option.name: option for option in OPTIONS}
 
     def decorate(command: F) -> F:
         for name in reversed(names):
-            command = _source_flag(known[name], section)(command)
+            command = _source_flag(known[name], section, defaults.get(name, ""))(command)
         return command
 
     return decorate
 
 
-def _source_flag(option: Option, section: str) -> Callable[[F], F]:
+def _source_flag(option: Option, section: str, of_job: str) -> Callable[[F], F]:
     def keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value is not None:
             text = str(value).lower() if isinstance(value, bool) else value
@@ -97,7 +100,8 @@ def _source_flag(option: Option, section: str) -> Callable[[F], F]:
 
     flag = flag_name(option.name)
     switch = option.default in ("true", "false")
-    shown = DEFAULT_SERVERS if option.name == "servers" else option.default
+    shown = of_job or (DEFAULT_SERVERS if option.name == "servers" else option.default)
+    doc = f"User name; {secret_name('password')} has the password" if option.name == "user" else option.doc
     default = f" [default: {shown}]" if shown else ""
     return click.option(
         f"{flag}/--no-{flag[2:]}" if switch else flag,
@@ -106,7 +110,7 @@ def _source_flag(option: Option, section: str) -> Callable[[F], F]:
         default=None,
         expose_value=False,
         callback=keep,
-        help=option.doc.replace("`", "") + default,
+        help=doc.replace("`", "") + default,
         **({} if switch else {"metavar": "VALUE"}),
     )
 
