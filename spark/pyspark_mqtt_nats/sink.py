@@ -127,7 +127,10 @@ class Sink:
                         self._warn(partition)
                         deadline = float("inf")
             except Refused as error:
-                raise SourceError(f"{where} {number}: {error}", error.column) from None
+                text = f"{where} {number}: {error}"
+                if options.dead_letter_topic is None:
+                    text += "; with a dead-letter topic the other rows are published"
+                raise SourceError(text, error.column) from None
             publisher.finish()
             return Published(partition, number, publisher.duplicates)
 

@@ -3,12 +3,13 @@
 
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -38,10 +39,11 @@ SERVERS = {"servers": "nats://127.0.0.1:4222"}
 NOWHERE = ("--servers", "nats://127.0.0.1:1", "--connect-timeout", "1")
 
 
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, before: Callable[[], None] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mqtt_nats", "spark", *arguments]
+    given = {**environment(), **env}
     return subprocess.run(
-        command, cwd=ROOT, env={**environment(), **env}, capture_output=True, text=True, timeout=180, check=False
+        command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=180, check=False, preexec_fn=before
     )
 
 
@@ -358,6 +360,20 @@ def test_no_java_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"mqtt-nats spark: JAVA_HOME is {tmp_path}, which has no bin/java; ")
+
+
+@pytest.mark.processes
+def test_too_few_files_are_one_line_that_says_what_to_allow() -> None:
+    files = 256
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    done = run("report", *NOWHERE, before=limit)
+    assert (done.returncode, done.stdout) == (1, "")
+    *_, line = done.stderr.splitlines()
+    assert line.startswith("mqtt-nats spark: Spark did not start: ")
+    assert line.endswith(f"; it may open {files} files: allow 1,024 by ulimit -n 1024")
 
 
 @pytest.mark.timeout(360)

@@ -368,6 +368,7 @@ class TestRefused:
         with pytest.raises(SourceError) as caught:
             await run(Sinker(nats_server.url, rows))
         assert str(caught.value).startswith(f"partition 0, row 1500: {text}")
+        assert str(caught.value).endswith("; with a dead-letter topic the other rows are published")
         assert "\n" not in str(caught.value)
         assert caught.value.option == text.split()[1].rstrip(":")
         assert 500 <= await stored(js, name) <= 1500

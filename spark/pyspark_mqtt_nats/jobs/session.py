@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,9 @@ _WARNING: Final = re.compile(r"messages are missing \(|messages were removed by 
 
 _WRITERS: Final = "10"
 """Files that a task has open at a time: for five directories of two days rows need not be sorted before."""
+
+FILES_LEAST: Final = 1024
+"""Open files with which Spark's JVM comes up; it opens more than 300 jars."""
 
 _REDACTED: Final = r"(?i)secret|password|token|access[.]?key|nkey|creds|tlskey"
 """Option names whose values Spark hides in plans and logs: its own pattern, and options that may be secrets."""
@@ -95,7 +99,7 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
             why = (log.why() if exited else "") or explain(error).removesuffix(MORE).rstrip(".")
             if "stopped SparkContext" in why:
                 why = f"the master {conf.get('spark.master', '')} does not answer"
-            raise JobError(f"Spark did not start: {why}; change --master or --conf") from None
+            raise JobError(f"Spark did not start: {why}; {_remedy(exited)}") from None
         try:
             if setup.log is None:
                 spark.sparkContext.setLogLevel("ERROR")
@@ -103,6 +107,14 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 spark.stop()
+
+
+def _remedy(exited: bool) -> str:
+    """Return what to change where Spark has not started; `exited`: its JVM has ended."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the JVM raises its own limit to this one
+    if exited and 0 <= files < FILES_LEAST:
+        return f"it may open {files} files: allow {FILES_LEAST:,} by ulimit -n {FILES_LEAST}"
+    return "change --master or --conf"
 
 
 def told(record: logging.LogRecord) -> bool:
