@@ -3,7 +3,8 @@
 
 Each session that outlives its connection has a note in `$MQTT_shared` under its quota. A gateway reads the notes of a
 quota when one of its clients needs more, counts its own changes, and reads the notes again now and then, since other
-gateways write notes too. See docs/internals/sessions.md#quotas.
+gateways write notes too. While a quota has much room, clients do not wait for that.
+See docs/internals/sessions.md#quotas.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore
@@ -32,6 +34,12 @@ READ_AGAIN_S: Final = 60.0
 """Seconds after which the notes of a quota are read again, when a client needs more sessions or consumers."""
 READ_FULL_S: Final = 5.0
 """Seconds after which the notes of a quota that is used up are read again."""
+PAUSE_RATIO: Final = 20
+"""Smallest ratio of the time between two readings of the notes of a quota to the time that a reading takes."""
+ROOM_MIN: Final = 1000
+"""Sessions, or consumers, for which a quota must have room while clients do not wait for its notes to be read again."""
+ROOM_RATIO: Final = 8
+"""Largest ratio of what is used to that room: a quota of which more is used has little room."""
 QUOTAS_MAX: Final = 10_000
 """Largest number of quotas whose use is remembered; the least recently used one is forgotten first."""
 NAME_MAX: Final = 64
@@ -55,18 +63,32 @@ class Reserved(NamedTuple):
 class Use:
     """Use of a quota, as far as this gateway knows: sessions and consumers."""
 
-    __slots__ = ("consumers", "read", "sessions")
+    __slots__ = ("admitted", "consumers", "read", "sessions", "took")
 
-    def __init__(self, sessions: int, consumers: int, read: float) -> None:
+    def __init__(self, sessions: int, consumers: int, read: float, took: float = 0.0) -> None:
         self.sessions = sessions
         self.consumers = consumers
         self.read = read
         """Loop time in seconds at which the notes were read."""
+        self.took = took
+        """Seconds that it took to read the notes."""
+        self.admitted = 0
+        """Sessions that this gateway has admitted since."""
 
     def add(self, sessions: int, consumers: int) -> None:
         """Add sessions and consumers that this gateway has created (positive) or removed (negative)."""
         self.sessions = max(0, self.sessions + sessions)
         self.consumers = max(0, self.consumers + consumers)
+
+    def admit(self) -> None:
+        """Add a session that this gateway has admitted."""
+        self.admitted += 1
+        self.sessions += 1
+
+    def expected(self) -> Use:
+        """Return the largest use that others may have made of this one since the notes were read."""
+        sessions, consumers = (one + max(one // ROOM_RATIO, ROOM_MIN) for one in (self.sessions, self.consumers))
+        return Use(sessions, consumers, self.read)
 
 
 class Quotas:
@@ -98,7 +120,8 @@ class Quotas:
         """Loop time in seconds at which the reserved consumers may be created, by session key."""
         self.consumers = 0
         """Number of consumers of all sessions that are connected here, reserved ones included."""
-        self._reading = asyncio.Lock()
+        self._readings: dict[str, asyncio.Task[Use]] = {}
+        """Notes that are being read, by quota; a client that does not wait any longer does not stop that."""
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
 
@@ -119,7 +142,7 @@ class Quotas:
         if most is not None and use.sessions >= most:
             self._count_refusal("max_sessions", who)
             raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
-        use.add(1, 0)
+        use.admit()
 
     def claimed(self, record: SessionRecord) -> None:
         """Note a session that goes on here or is replaced by a new one, before the record of the claim is written."""
@@ -231,26 +254,61 @@ class Quotas:
         """Return the use of a quota; its notes are read where they were not read lately."""
         if (use := self._known(quota, full)) is not None:
             return use
-        async with self._reading:  # clients of the same quota that come meanwhile wait for these notes
-            if (use := self._known(quota, full)) is not None:
-                return use
-            found = await self._notes.sessions(quota)
-            if full(Use(len(found), sum(found.values()), 0.0)):
-                for key in await self._stale(quota, list(found)[:STALE_MAX]):
-                    await self._notes.forget(quota, key)
-                    del found[key]
-            reserved = sum(one.consumers for one in self._reserved.values() if one.quota == quota)
-            if len(self._uses) >= QUOTAS_MAX:
-                del self._uses[next(iter(self._uses))]
-            use = self._uses[quota] = Use(len(found), sum(found.values()) + reserved, self._now())
-            return use
+        return await asyncio.shield(self._read_once(quota, full))
 
     def _known(self, quota: str, full: Callable[[Use], bool]) -> Use | None:
-        """Return the use of a quota, now the most recently used one; None: its notes have to be read."""
+        """Return the use of a quota, now the most recently used one; None: the client has to wait for its notes.
+
+        The notes of a quota with much room are read again while its clients go on with what is known.
+        """
         use = self._uses.get(quota)
-        if use is None or self._now() - use.read > (READ_FULL_S if full(use) else READ_AGAIN_S):
+        if use is None:
             return None
+        if self._now() - use.read > max(READ_FULL_S if full(use) else READ_AGAIN_S, use.took * PAUSE_RATIO):
+            if full(use.expected()):
+                return None
+            self._read_once(quota, full)
         self._uses[quota] = self._uses.pop(quota)
+        return use
+
+    def _read_once(self, quota: str, full: Callable[[Use], bool]) -> asyncio.Task[Use]:
+        """Return the task that reads the notes of a quota; clients that come meanwhile share it."""
+        task = self._readings.get(quota)
+        if task is None:
+            before = self._uses.get(quota)
+            admitted = before.admitted if before is not None else 0
+            reading = self._read(quota, full, before, admitted)
+            task = self._readings[quota] = asyncio.get_running_loop().create_task(reading, name="notes of a quota")
+            task.add_done_callback(partial(self._have_read, quota))
+        return task
+
+    def _have_read(self, quota: str, task: asyncio.Task[Use]) -> None:
+        del self._readings[quota]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._uses.pop(quota, None)  # the next client waits for the notes
+            log.debug("the notes of a quota were not read: %s", error)
+
+    async def _read(self, quota: str, full: Callable[[Use], bool], before: Use | None, admitted: int) -> Use:
+        """Read the notes of a quota, and return its use.
+
+        Args:
+            before: what was known of it.
+            admitted: number of sessions that ``before`` had admitted when a client asked for this reading.
+        """
+        begun = self._now()
+        found = await self._notes.totals(quota, STALE_MAX)
+        sessions, consumers = found.sessions, found.consumers
+        if full(Use(sessions, consumers, 0.0)):
+            for key in await self._stale(quota, list(found.oldest)):
+                await self._notes.forget(quota, key)
+                sessions, consumers = sessions - 1, consumers - found.oldest[key]
+        consumers += sum(one.consumers for one in self._reserved.values() if one.quota == quota)
+        if before is not None:  # the notes of sessions that were admitted meanwhile may not be stored yet
+            sessions += before.admitted - admitted
+        if quota not in self._uses and len(self._uses) >= QUOTAS_MAX:
+            del self._uses[next(iter(self._uses))]
+        now = self._now()
+        use = self._uses[quota] = Use(sessions, consumers, now, now - begun)
         return use
 
     async def _stale(self, quota: str, keys: list[str]) -> list[str]:

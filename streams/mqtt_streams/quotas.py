@@ -6,7 +6,7 @@ A note exists as long as its session. Its payload is the number of the session's
 
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 from mqtt_streams import stored
 from mqtt_streams.api import JetStream
@@ -28,20 +28,36 @@ def note_subject(quota: str, key: str) -> str:
     return f"{PREFIX}{quota}.{key}"
 
 
+class Totals(NamedTuple):
+    """What the notes of a quota say, all together."""
+
+    sessions: int
+    consumers: int
+    oldest: dict[str, int]
+    """Number of consumers in each of the oldest notes, by session key, oldest first."""
+
+
 class QuotaStore:
     """Store of the notes. All methods raise ApiError, NoResponders, RequestTimeout."""
 
     def __init__(self, js: JetStream) -> None:
         self._js = js
 
-    async def sessions(self, quota: str) -> dict[str, int]:
-        """Return the number of consumers of each session that counts for a quota, by session key, oldest note first."""
+    async def totals(self, quota: str, oldest: int) -> Totals:
+        """Return what the notes of a quota say, in constant memory; of the ``oldest`` ones also each alone.
+
+        A note that is written again meanwhile may count twice.
+        """
+        sessions = consumers = 0
         found: dict[str, int] = {}
         async for page in stored.direct_pages(self._js, STREAM, note_subject(quota, "*"), messages=_PAGE):
             for message in page:
                 digits = message.payload[:9]
-                found[message.subject.rpartition(".")[2]] = int(digits) if digits.isdigit() else 0
-        return found
+                count = int(digits) if digits.isdigit() else 0
+                sessions, consumers = sessions + 1, consumers + count
+                if len(found) < oldest:
+                    found[message.subject.rpartition(".")[2]] = count
+        return Totals(sessions, consumers, found)
 
     async def forget(self, quota: str, key: str) -> bool:
         """Remove the note of a session; False when there was none."""

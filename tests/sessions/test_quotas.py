@@ -12,13 +12,23 @@ from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.sessions import quotas as module
-from mqtt_nats.sessions.quotas import NAME_MAX, READ_AGAIN_S, READ_FULL_S, STALE_MAX, Quotas, holder
+from mqtt_nats.sessions.quotas import (
+    NAME_MAX,
+    PAUSE_RATIO,
+    READ_AGAIN_S,
+    READ_FULL_S,
+    ROOM_MIN,
+    STALE_MAX,
+    Quotas,
+    holder,
+)
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.quotas import QuotaStore, note_subject, quota_of
+from mqtt_streams.quotas import QuotaStore, Totals, note_subject, quota_of
 from mqtt_streams.sessions import V5, Draining, SessionRecord, SessionStore
 from mqtt_streams.shared import STREAM
+from tests.harness.waiting import aeventually
 from tests.sessions.fakes import FakeInbox, FakeStore
 
 QUOTA, OTHER = quota_of("ann", ""), quota_of("bob", "")
@@ -59,6 +69,18 @@ class Bench:
     def reads(self) -> int:
         """How often notes were read."""
         return sum("DIRECT.GET" in one for one in self.js.asked)
+
+    def hold(self, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+        """Keep readings of notes from their end until the event is set."""
+        go_on, totals = asyncio.Event(), QuotaStore.totals
+
+        async def held(store: QuotaStore, quota: str, oldest: int) -> Totals:
+            found = await totals(store, quota, oldest)
+            await go_on.wait()
+            return found
+
+        monkeypatch.setattr(QuotaStore, "totals", held)
+        return go_on
 
     async def admits(self, quota: str = QUOTA) -> bool:
         """Whether one more session may begin."""
@@ -128,6 +150,89 @@ async def test_clients_that_come_at_the_same_time_share_one_read(monkeypatch: py
     bench = Bench(monkeypatch, max_sessions=2)
     found = await asyncio.gather(*(bench.admits() for _ in range(4)))
     assert (sorted(found), bench.reads) == ([False, False, True, True], 1)
+
+
+@pytest.mark.sources  # it replaces a method of a native class
+async def test_nobody_waits_while_there_is_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes are read once meanwhile; sessions that begin during that time count, too."""
+    most = ROOM_MIN + 10
+    bench = Bench(monkeypatch, max_sessions=most)
+    assert await bench.admits()
+    for number in range(3):
+        await bench.stored(f"elsewhere {number}")
+    go_on = bench.hold(monkeypatch)
+    bench.now += READ_AGAIN_S + 0.1
+    async with asyncio.timeout(5):
+        assert [await bench.admits() for _ in range(4)] == [True] * 4
+        go_on.set()
+        await aeventually(lambda: bench.quotas._uses[QUOTA].sessions == 3 + 4)
+    assert bench.reads == 2
+
+
+@pytest.mark.sources
+async def test_a_client_waits_for_the_notes_where_there_is_little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the first client of a quota; another quota's client does not wait for these notes."""
+    bench = Bench(monkeypatch, max_sessions=ROOM_MIN)
+    assert await bench.admits()
+    assert await bench.admits(OTHER)
+    go_on = bench.hold(monkeypatch)
+    first = asyncio.create_task(bench.admits(quota_of("cat", "")))
+    bench.now += READ_AGAIN_S + 0.1
+    waiting = asyncio.create_task(bench.admits())
+    await aeventually(lambda: bench.reads == 4)
+    assert not first.done()
+    assert not waiting.done()
+    go_on.set()
+    assert await first
+    assert await waiting
+
+
+@pytest.mark.sources
+async def test_a_client_that_has_gone_does_not_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the notes of a quota that take longer than clients wait would never be known."""
+    bench = Bench(monkeypatch, max_sessions=3)
+    go_on = bench.hold(monkeypatch)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await bench.admits()
+    go_on.set()
+    assert await bench.admits()
+    assert bench.reads == 1
+
+
+@pytest.mark.sources
+async def test_notes_that_take_long_are_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, max_sessions=3)
+    go_on = bench.hold(monkeypatch)
+    waiting = asyncio.create_task(bench.admits())
+    await aeventually(lambda: bench.reads == 1)
+    bench.now += READ_AGAIN_S
+    go_on.set()
+    assert await waiting
+    bench.now += READ_AGAIN_S * PAUSE_RATIO
+    assert await bench.admits()
+    assert bench.reads == 1
+    bench.now += 0.1
+    assert await bench.admits()
+    assert bench.reads == 2
+
+
+async def test_a_reading_that_fails_has_the_next_client_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is not used for ever while JetStream does not answer."""
+    bench = Bench(monkeypatch, max_sessions=ROOM_MIN * 2)
+    assert await bench.admits()
+    bench.now += READ_AGAIN_S + 0.1
+
+    def silent(subject: str) -> None:
+        raise NoResponders("no leader")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.js, "before", silent)
+        assert await bench.admits()
+        await aeventually(lambda: QUOTA not in bench.quotas._uses)
+        with pytest.raises(NoResponders):
+            await bench.admits()
+    assert await bench.admits()
 
 
 async def test_jetstream_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
