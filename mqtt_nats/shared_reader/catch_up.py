@@ -28,6 +28,7 @@ from mqtt_streams.subjects import starts_with_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+    from mqtt_streams.stored import StoredMessage
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -48,6 +49,9 @@ IDLE: Final = 60
 
 HANDOVER: Final = 5.0
 """Maximum seconds for the handover to the shared reader."""
+
+KEPT_OVERHEAD: Final = 500
+"""Bytes that a waiting message takes besides its payload, about."""
 
 NOT_YET: Final = 1 << 30
 """Value of `_asked` while the reader's consumer does not exist: it prevents pull requests."""
@@ -96,6 +100,10 @@ class CatchUpReader:
         self._over = False
         self._placed = False
         """Whether this reader has one of the places."""
+        self.together = False
+        """Whether this reader reads together with others that wait for a place."""
+        self._alone = False
+        """Whether its client is too slow to read together with others."""
         self._wake = asyncio.Event()
         member.side.machine.call_on_room(self._deal)
 
@@ -152,8 +160,7 @@ class CatchUpReader:
             try:
                 if self._at_end and await self._has_missed():
                     self._broken = True
-                if self._broken:
-                    await self._take_place()
+                if self._broken and await self._take_place():
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
                         await self._make()
@@ -174,13 +181,14 @@ class CatchUpReader:
         """Ask whether anything was missed, before the filters of the shared reader are changed."""
         if self._name or self._member.joining is not None:
             return False  # it has read to the end, or the shared reader has most of the filters
-        return not await self._services.head.nothing_left(self._subjects(), self.position, EVER)
+        return not await self._services.head.nothing_left(self.subjects(), self.position, EVER)
 
-    async def _take_place(self) -> None:
-        """Wait for a place among the readers, which their clients do not hold up."""
+    async def _take_place(self) -> bool:
+        """Wait for a place among the readers, which their clients do not hold up; False: none is needed any more."""
         if not self._placed and self not in self._live.slow:
-            await self._live.places.acquire()
-            self._placed = True
+            self._placed = await self._live.places.take(self)
+            return self._placed
+        return True
 
     def _slow_down(self) -> None:
         """Leave the place to others, since messages wait for the client; of too many such sessions one goes back."""
@@ -195,7 +203,7 @@ class CatchUpReader:
     def _leave_place(self) -> None:
         if self._placed:
             self._placed = False
-            self._live.places.release()
+            self._live.places.leave()
 
     async def _signal(self) -> None:
         """Wait until there is work; after `SILENCE` without the messages asked for, mark the reader as broken."""
@@ -203,23 +211,21 @@ class CatchUpReader:
             async with asyncio.timeout(SILENCE):
                 await self._wake.wait()
         except TimeoutError:
-            if self._asked and asyncio.get_running_loop().time() - self._heard > SILENCE:
+            if 0 < self._asked < NOT_YET and asyncio.get_running_loop().time() - self._heard > SILENCE:
                 self._broken = True
         self._wake.clear()
 
     async def _make(self) -> None:
         """Create the reader's consumer, or create it again after :attr:`position`."""
         services, link = self._services, self._services.nats.link
-        subjects = self._subjects()
+        subjects = self.subjects()
         if not subjects:
             self._live.end_catching(self._member.side)
             return
-        if self._member.end_joining() is not None:
-            self._live.remove(self._member.client)
+        self._begin_anew(subjects)
         former, self._name = self._name, f"{services.identity.id}_reader_{services.identity.new_nuid()}"
         link.unsubscribe_raw(self._sid)
         self._filters = chosen(subjects)
-        self._plain = len(subjects) == 1 and not starts_with_wildcard(subjects[0].removeprefix(STORED_PREFIX))
         self._subject = (DELIVER_PREFIX + services.identity.new_nuid()).encode()
         self._sid = link.subscribe_raw(self._subject, self._arrived)
         self._request = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b %b " % (
@@ -227,9 +233,6 @@ class CatchUpReader:
             self._name.encode(),
             self._subject,
         )
-        self._next, self._asked, self._bytes, self._size = 1, NOT_YET, 0, self._most
-        self._kept.clear()
-        self._broken = self._end = False
         about = f"{describe(self._member.client.client_id)}: what it has missed"
         try:
             await call(
@@ -245,7 +248,17 @@ class CatchUpReader:
         self._asked = 0
         self._more()
 
-    def _subjects(self) -> list[str]:
+    def _begin_anew(self, subjects: list[str]) -> None:
+        """Forget what waits: it is read again after :attr:`position`."""
+        if self._member.end_joining() is not None:
+            self._live.remove(self._member.client)
+        self._plain = len(subjects) == 1 and not starts_with_wildcard(subjects[0].removeprefix(STORED_PREFIX))
+        self._next, self._asked, self._bytes, self._size = 1, NOT_YET, 0, self._most
+        self._kept.clear()
+        self._broken = self._end = False
+
+    def subjects(self) -> list[str]:
+        """Return the filter subjects of the live subscriptions."""
         attachments = self._member.side.attachments.values()
         return [one.consumer.filter_subject for one in attachments if one.source.live and not one.source.end]
 
@@ -343,6 +356,58 @@ class CatchUpReader:
         self._end = True
         self._wake.set()
 
+    # -- reading together with others -----------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether this reader has messages to read, and waits for a place."""
+        return self._broken and not self._over
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Payload bytes of the messages that wait for the client without a consumer of this reader."""
+        return 0 if self._name else self._bytes
+
+    def may_join(self, subjects: list[str] | None = None) -> bool:
+        """Return whether this reader may read together with others, and has these filter subjects; None: any."""
+        own = self.subjects() if self.waits and not (self._alone or self._name or self.together) else []
+        return bool(own) and subjects in (None, own)
+
+    def begin_together(self) -> None:
+        """Begin to read together with others, after :attr:`position`."""
+        self._begin_anew(self.subjects())
+        self.together = True
+
+    def bring(self, message: StoredMessage, most: int) -> bool:
+        """Take a message; False: this reader cannot go on, or more than ``most`` bytes would wait for its client."""
+        if self._over or self._broken:
+            return False
+        if message.seq <= self.position:
+            return True
+        subject = message.subject.encode("utf-8", "surrogateescape")
+        taken = message.seq, b"%d" % message.time_ns, subject, message.headers, message.payload
+        if not self._kept and self._room() > 0:
+            self._give(*taken)
+            return True
+        self._bytes += len(message.payload)
+        self._alone = self._bytes + len(self._kept) * KEPT_OVERHEAD > most
+        if self._alone:
+            self._bytes -= len(message.payload)
+            return False
+        self._kept.append(taken)
+        return True
+
+    def end_together(self, last: int | None) -> None:
+        """End the reading together with others: every message up to ``last`` was brought; None: the rest was not."""
+        self.together = False
+        if last is None or self._broken:
+            self.broken()
+        else:
+            if not self._kept:
+                self.position = max(self.position, last)
+            self._end = True
+            self._wake.set()
+
     # -- handover to the shared reader ----------------------------------------------------------
 
     async def _hand_over(self) -> bool:
@@ -353,7 +418,7 @@ class CatchUpReader:
         if joining is None:
             joining = Promotion([], 0)
             member.begin_joining(joining)
-        subjects = self._subjects()
+        subjects = self.subjects()
         # The shared reader has brought, or has kept back, what came by the filters that it has for this session.
         unread = [one for one in subjects if one.removeprefix(STORED_PREFIX) not in member.filters]
         live.interest.put(member)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -121,6 +121,16 @@ def _apart(filters: set[str]) -> list[str] | None:
         kept.append(one)
         tree.add(one)
     return kept
+
+
+def common(filters: Iterable[str]) -> str:
+    """Return one filter that matches what each of ``filters`` matches: it has the tokens with which all begin."""
+    wanted = {tuple(one.split(".")) for one in filters}
+    if len(wanted) == 1:
+        return ".".join(*wanted)
+    # At least one token has to be left for `>`.
+    begins = zip(*(tokens[:-1] for tokens in wanted), strict=False)
+    return ".".join([*(some[0] for some in takewhile(lambda some: len(set(some)) == 1, begins)), ">"])
 
 
 def _prefix(text: str, levels: int) -> str:

@@ -43,7 +43,7 @@ class ServedFilters:
         members = self._present.get(subject)
         if members is None:
             members = self._present[subject] = {}
-            self._index.add(_as_filter(subject), members)
+            self._index.add(as_filter(subject), members)
         members[member] = None
         member.filters.append(subject)
         self._wanted[STORED_PREFIX + subject] += 1
@@ -57,7 +57,7 @@ class ServedFilters:
             members.pop(member, None)
             if not members:
                 del self._present[subject]
-                self._index.remove(_as_filter(subject))
+                self._index.remove(as_filter(subject))
             wanted[STORED_PREFIX + subject] -= 1
             if wanted[STORED_PREFIX + subject] <= 0:
                 del wanted[STORED_PREFIX + subject]
@@ -83,6 +83,7 @@ def shown(subject: str) -> bool:
     return subject[:1] == "$" or visible_to_wildcard(subject)
 
 
-def _as_filter(subject: str) -> str:
+def as_filter(subject: str) -> str:
+    """Return the filter, with topic levels, of a filter subject without its prefix."""
     tokens = subject.translate(SWAPPED).split("/")
     return "/".join({"*": "+", ">": "#"}.get(token, token) for token in tokens)

@@ -22,6 +22,7 @@ from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
@@ -89,7 +90,7 @@ class SharedReaderSessions(SharedFeed):
         """Sessions on their way back to their own consumers."""
         self.catching: dict[DurableDelivery, CatchUpReader] = {}
         """Catch-up readers of the sessions that are catching up."""
-        self.places = asyncio.Semaphore(CATCHING_MOST)
+        self.places = CatchUpPlaces(services, self.catching.values())
         """Places of catch-up readers that read pages, except those that wait for their clients."""
         self.slow: set[CatchUpReader] = set()
         """Catch-up readers whose messages wait for their clients."""

@@ -25,10 +25,12 @@ _TOO_LARGE: Final = b"MaxBytes"
 class Pages:
     """Reader of a subject of a stream (wildcards allowed), in sequence order; call :meth:`close` at the end."""
 
-    def __init__(self, js: JetStream, stream: str, name: str) -> None:
+    def __init__(self, js: JetStream, stream: str, name: str, pending: int) -> None:
         self._js = js
         self._stream = stream
         self._name = name
+        self.pending = pending
+        """Number of messages that there were to read when the reader was opened."""
         self._next = 1
         """Consumer sequence of the next message; a gap shows that a message is missing."""
 
@@ -40,7 +42,7 @@ class Pages:
         """
         request = reader_request(stream, "", (subject,), start_seq, IDLE)
         answer = await call(js, f"CONSUMER.CREATE.{stream}", request)
-        return cls(js, stream, str(answer["name"]))
+        return cls(js, stream, str(answer["name"]), int(answer.get("num_pending", 0)))
 
     async def page(self, messages: int, size: int) -> tuple[list[StoredMessage], bool]:
         """Return up to `messages` messages, about `size` bytes or one message, and whether there are more.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -92,10 +92,14 @@ class MemoryJetStream:
         return Reply("", b"", orjson.dumps(answer))
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
-        """Answer a direct get, message by message."""
+        """Answer a direct get, or a request for a page of a consumer, message by message."""
         self.asked.append(subject)
         self.before(subject)
         name, body = subject.rpartition(".")[2], orjson.loads(payload)
+        if ".CONSUMER.MSG.NEXT." in subject:
+            for reply in self._pull(subject.split(".")[-2], name, body["batch"]):
+                yield reply
+            return
         start, since = body.get("seq", 1), time_ns(body["start_time"]) if "start_time" in body else 0
         some = [one for one in self.messages[name] if one.seq >= start and one.time_ns >= since]
         found = [one for one in some if match(one.subject, body["next_by_subj"])]
@@ -103,6 +107,19 @@ class MemoryJetStream:
             yield Reply("", _direct_headers(name, one), one.payload)
         rest = len(found) - body.get("batch", 1)
         yield Reply("", b"NATS/1.0 204 EOB\r\nNats-Num-Pending:%d\r\n\r\n" % max(rest, 0), b"")
+
+    def _pull(self, stream: str, name: str, batch: int) -> Iterator[Reply]:
+        """Yield the next messages of a consumer."""
+        consumer = self._consumer(stream, name)
+        config, done = consumer["config"], consumer.setdefault("delivered", 0)
+        some = [one for one in self.messages[stream] if one.seq >= config["opt_start_seq"]]
+        found = [one for one in some if any(match(one.subject, each) for each in config["filter_subjects"])]
+        for number, one in enumerate(found[done : done + batch], done + 1):
+            consumer["delivered"] = number
+            reply = f"$JS.ACK.{stream}.{name}.1.{one.seq}.{number}.{one.time_ns}.{len(found) - number}"
+            yield Reply(one.subject, one.headers, one.payload, reply)
+        if len(found) < done + batch:
+            yield Reply("", b"NATS/1.0 404 No Messages\r\n\r\n", b"")
 
     def _direct(self, name: str, body: Answer) -> Reply:
         try:
@@ -146,6 +163,9 @@ class MemoryJetStream:
                 self._consumer(stream, name)
                 del self.consumers[stream][name]
                 return {"success": True}
+            case ["CONSUMER", "CREATE", stream]:
+                name = f"unnamed{len(self.asked)}"
+                return self._api([*tokens, name], body) | {"name": name, "num_pending": len(self.messages[stream])}
             case ["CONSUMER", "DURABLE", "CREATE", stream, name] | ["CONSUMER", "CREATE", stream, name]:
                 if body.get("action") == "update":
                     self._consumer(stream, name)

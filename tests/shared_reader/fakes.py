@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, cast
 
@@ -14,9 +13,10 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
+from mqtt_nats.shared_reader.promotion import Member, Promotion
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_nats.transport.turns import TimingWheel
@@ -88,8 +88,8 @@ class FakeSessions:
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
-        self.places = asyncio.Semaphore(CATCHING_MOST)
         self.catching: dict[DurableDelivery, CatchUpReader] = {}
+        self.places = CatchUpPlaces(cast("Services", services), self.catching.values())
         self.slow: set[CatchUpReader] = set()
         self.members: dict[Receiver, Member] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()

@@ -122,29 +122,29 @@ async def test_what_has_no_place_in_the_window_waits(setup: Setup) -> None:
 async def test_a_session_that_waits_for_its_client_leaves_its_place(setup: Setup, others: int) -> None:
     """Others need not wait for that client; of too many such sessions one goes to its consumers."""
     setup.live.slow.update(cast(CatchUpReader, object()) for _ in range(others))
-    free = setup.live.places._value
+    free = setup.live.places.free
     setup.bring(11)
-    assert setup.live.places._value == free
+    assert setup.live.places.free == free
     setup.machine.limit = 0
     setup.bring(12)
     setup.bring(13)
-    assert setup.live.places._value == free + 1
+    assert setup.live.places.free == free + 1
     assert len(setup.live.fake_back) == (others == CATCHING_MOST)
 
 
 async def test_a_session_waits_for_a_place() -> None:
     """Until another one has read what it has missed."""
     waiting = Setup("a", begins=False)
-    while not waiting.live.places.locked():
-        await waiting.live.places.acquire()
+    while waiting.live.places.free:
+        assert await waiting.live.places.take(waiting.reader)
     waiting.reader.begin()
     await asyncio.sleep(0)
     assert not waiting.consumers
-    waiting.live.places.release()
+    waiting.live.places.leave()
     await waiting.made()
     waiting.reader.end()
     await waiting.services.tasks.fake_settle()
-    assert not waiting.live.places.locked()
+    assert waiting.live.places.free
 
 
 async def test_nothing_overtakes_what_waits(setup: Setup) -> None:
@@ -247,11 +247,11 @@ async def test_a_reader_that_fails_leaves_its_place_and_its_session(
         if ".CONSUMER.CREATE." in subject:
             raise ValueError("on purpose")
 
-    free = setup.live.places._value
+    free = setup.live.places.free
     setup.services.fake_inbox.before = fail
     setup.reader.broken()
     await setup.services.tasks.fake_settle()
-    assert setup.live.places._value == free + 1
+    assert setup.live.places.free == free + 1
     assert [client.client_id for client in setup.live.fake_back] == ["client"]
     assert setup.services.fake_link.handlers == {}
     assert "on purpose" in caplog.text

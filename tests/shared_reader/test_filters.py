@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
 from mqtt_nats.shared_reader import filters as module
-from mqtt_nats.shared_reader.filters import EVERYTHING, FILTERS_MOST, FILTERS_SIZE_MOST, WANTED_MOST, FilterSet, chosen
+from mqtt_nats.shared_reader.filters import (
+    EVERYTHING,
+    FILTERS_MOST,
+    FILTERS_SIZE_MOST,
+    WANTED_MOST,
+    FilterSet,
+    chosen,
+    common,
+)
 from mqtt_streams.messages import PREFIX
 
 TOKENS = st.sampled_from(["a", "b", "*"])
@@ -75,3 +83,23 @@ def test_a_topic_of_many_levels() -> None:
     deep = PREFIX + ".".join("a" * 30_000)
     assert chosen([deep, f"{PREFIX}a.b"]) == (deep, f"{PREFIX}a.b")
     assert chosen([deep, f"{PREFIX}a.>"]) == (f"{PREFIX}a.>",)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["a.b"], "a.b"),
+        (["a.b.c", "a.b.*"], "a.b.>"),
+        (["a.b", "a.b.>"], "a.>"),
+        (["a.*.c", "a.*.d"], "a.*.>"),
+        (["a", "b"], ">"),
+    ],
+)
+def test_one_filter_for_all(filters: list[str], expected: str) -> None:
+    assert common([PREFIX + one for one in filters]) == PREFIX + expected
+
+
+@given(st.lists(FILTERS, min_size=1, max_size=5), SUBJECTS)
+def test_one_filter_matches_what_each_matches(filters: list[str], subject: list[str]) -> None:
+    if any(subject_matches(one, subject) for one in filters):
+        assert subject_matches(common(filters), subject)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of catch-up readers, and the common reading for many readers that wait for a place.
+
+nats-server searches all stored messages for those of one session. It brings all of them in little more time.
+See docs/internals/shared_reader.md#catching-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.pubsub.filter_index import FilterIndex
+from mqtt_nats.shared_reader.filters import common
+from mqtt_nats.shared_reader.index import SWAPPED, as_filter, shown
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.messages import PREFIX as STORED_PREFIX
+from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pages import Pages
+
+if TYPE_CHECKING:
+    from collections.abc import ValuesView
+
+    from mqtt_nats.sessions.services import Services
+    from mqtt_nats.shared_reader.catch_up import CatchUpReader
+
+log = logging.getLogger("mqtt_nats.broker")
+
+TOGETHER_MIN: Final = 256
+"""Smallest number of waiting readers that read together: for fewer, nats-server has less work with each alone."""
+
+READ_EACH: Final = 100
+"""Largest number of messages, for each reader, that readers read together."""
+
+LEFT_OUT: Final = 8
+"""One of so many readers may be left out, those that begin furthest back: for one of them all would read far more."""
+
+PAGE: Final = 1024
+PAGE_BYTES: Final = 1024 * 1024
+"""Maximum number of messages, and of bytes, of a page that is read together."""
+
+KEPT_BYTES: Final = CATCHING_MOST * 1024 * 1024
+"""Maximum bytes of the messages that wait for the clients of all readers together."""
+
+
+class CatchUpPlaces:
+    """Places of a gateway's catch-up readers that read pages, and the readers that wait for a place.
+
+    Args:
+        readers: all catch-up readers of the gateway.
+    """
+
+    def __init__(self, services: Services, readers: ValuesView[CatchUpReader]) -> None:
+        self._services = services
+        self._readers = readers
+        self.free = CATCHING_MOST
+        """Number of places that no reader has."""
+        self._waiting: dict[CatchUpReader, asyncio.Future[bool]] = {}
+        self._needed = TOGETHER_MIN
+        """Number of waiting readers from which on they read together."""
+        self._busy = False
+        """Whether readers read together, or are about to."""
+
+    async def take(self, reader: CatchUpReader) -> bool:
+        """Wait for a place; False: the reader needs none any more, as it has read together with others."""
+        if self.free:
+            self.free -= 1
+            return True
+        if not self._waiting:
+            self._needed = TOGETHER_MIN
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[reader] = turn
+        self._begin()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.result():
+                self.leave()
+            raise
+        finally:
+            del self._waiting[reader]
+
+    def leave(self) -> None:
+        """Give a place back; the reader gets it that has waited longest, of those that do not read together."""
+        for reader, turn in self._waiting.items():
+            if not (reader.together or turn.done()):
+                turn.set_result(True)
+                return
+        self.free += 1
+
+    def _begin(self) -> None:
+        """Have the waiting readers read together, if they are enough."""
+        if not self._busy and len(self._waiting) >= self._needed:
+            self._busy = True
+            self._services.tasks.spawn(self._read_together(), "messages that many sessions have missed")
+
+    def _has_no_turn(self, reader: CatchUpReader) -> bool:
+        """Return whether a reader waits, and has got no place yet."""
+        turn = self._waiting.get(reader)
+        return turn is not None and not turn.done()
+
+    async def _read_together(self) -> None:
+        more = True
+        try:
+            while more and len(self._waiting) >= self._needed:
+                await self._services.nats.online.wait()
+                self._needed = len(self._waiting) * 2  # so many have to wait, where these do not read together
+                try:
+                    more = await self._read()
+                except (ApiError, NoResponders, RequestTimeout) as error:
+                    log.debug("sessions do not read together what they have missed: %s", error)
+                    more = False
+        finally:
+            self._busy = False
+
+    async def _read(self) -> bool:
+        """Read the messages of the waiting readers; False: these are too few, or the messages too many."""
+        willing = [one for one in self._waiting if self._has_no_turn(one) and one.may_join()]
+        if len(willing) < TOGETHER_MIN:
+            return False
+        start = sorted(one.position for one in willing)[len(willing) // LEFT_OUT]
+        wanted = {one: one.subjects() for one in willing if one.position >= start}
+        subject = common(subject for subjects in wanted.values() for subject in subjects)
+        pages = await Pages.open(self._services.nats.inbox, MESSAGES, subject, start + 1)
+        try:
+            if pages.pending > READ_EACH * len(wanted):
+                return False
+            # Meanwhile some may have got a place, have ended, or have other subscriptions.
+            readers = {one: some for one, some in wanted.items() if self._has_no_turn(one) and one.may_join(some)}
+            for one in readers:
+                one.begin_together()
+            last = None
+            try:
+                last = await self._deal(pages, readers, start)
+            finally:
+                for one in readers:
+                    self._end(one, last)
+            self._needed = TOGETHER_MIN
+            return True
+        finally:
+            await pages.close()
+
+    async def _deal(self, pages: Pages, readers: dict[CatchUpReader, list[str]], last: int) -> int:
+        """Give each reader its messages; returns the sequence up to which all messages were read."""
+        index: FilterIndex[list[CatchUpReader]] = FilterIndex()
+        by_subject: dict[str, list[CatchUpReader]] = {}
+        for reader, subjects in readers.items():
+            for subject in subjects:
+                by_subject.setdefault(subject, []).append(reader)
+        for subject, some in by_subject.items():
+            index.add(as_filter(subject.removeprefix(STORED_PREFIX)), some)
+        kept = sum(one.waiting_bytes for one in self._readers)
+        most, more = (KEPT_BYTES - kept) // max(len(readers), 1), True
+        while more:
+            page, more = await pages.page(PAGE, PAGE_BYTES)
+            for message in page:
+                last = message.seq
+                text = message.subject.removeprefix(STORED_PREFIX)
+                if shown(text):
+                    found = index.match(text.translate(SWAPPED))
+                    for reader in dict.fromkeys(one for some in found for one in some):
+                        if reader.together and not reader.bring(message, most):
+                            self._end(reader, None)
+        return last
+
+    def _end(self, reader: CatchUpReader, last: int | None) -> None:
+        """End a reader's part in the common reading; where messages are left, it waits for a place."""
+        if reader.together:
+            reader.end_together(last)
+            if self._has_no_turn(reader) and not reader.waits:
+                self._waiting[reader].set_result(False)

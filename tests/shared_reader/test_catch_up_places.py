@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of catch-up readers, and what many readers that wait for one read together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from mqtt_nats.shared_reader import catch_up_places
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.promotion import Member
+from mqtt_streams.api import ApiError
+from mqtt_streams.messages import STREAM as MESSAGES
+from tests.harness.waiting import aeventually
+from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
+
+pytestmark = pytest.mark.sources
+
+QOS1 = b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n"
+SESSIONS = 8
+CREATE = f".CONSUMER.CREATE.{MESSAGES}"
+PAGE = f".CONSUMER.MSG.NEXT.{MESSAGES}.unnamed"
+
+
+class Crowd:
+    """Sessions at sequence 10 with a filter each; all places are taken."""
+
+    def __init__(self, *, fewer: int = 0) -> None:
+        self.services = FakeReaderServices()
+        self.inbox = self.services.fake_inbox
+        self.live = FakeSessions(self.services, position=10)
+        self.given: dict[str, list[int]] = {}
+        self.live.give = self.live.put_through = self._note  # type: ignore[assignment,method-assign]
+        self.live.places.free = 0
+        for _ in range(10):
+            self.inbox.put("$MQTT.msgs.other", headers=QOS1)
+        self.members = [self._session(number) for number in range(SESSIONS - fewer)]
+
+    def _note(self, member: Member, sequence: int, *_: object) -> None:
+        self.given.setdefault(member.client.client_id, []).append(sequence)
+
+    def _session(self, number: int) -> Member:
+        member = member_of(self.services, str(number), f"dev.{number}.*")
+        self.live.members[member.client] = member
+        return member
+
+    def store(self, rounds: int, payload: bytes = b"x") -> None:
+        """A message for each session, so many times."""
+        for _ in range(rounds):
+            for number in range(SESSIONS):
+                self.inbox.put(f"$MQTT.msgs.dev.{number}.set", payload, QOS1)
+        self.live.reader.position = self.inbox.last[MESSAGES]
+
+    def begin(self, first: int = 10) -> list[CatchUpReader]:
+        """Begin to read; ``first``: position of the first session."""
+        for number, one in enumerate(self.members):
+            reader = CatchUpReader(as_sessions(self.live), one, 10 if number else first)
+            self.live.catching[one.side] = reader
+            reader.begin()
+        return list(self.live.catching.values())
+
+    def asked(self, what: str) -> int:
+        """How many requests of a kind there were."""
+        return sum(what in one for one in self.inbox.asked)
+
+    def due(self, number: int) -> list[int]:
+        """Sequences of the messages for a session."""
+        wanted = f"$MQTT.msgs.dev.{number}.set"
+        return [one.seq for one in self.inbox.messages[MESSAGES] if one.subject == wanted]
+
+    def all_given(self) -> bool:
+        return self.given == {str(number): self.due(number) for number in range(len(self.members))}
+
+
+@pytest.fixture
+async def crowd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Crowd]:
+    monkeypatch.setattr(catch_up_places, "TOGETHER_MIN", SESSIONS)
+    found = Crowd()
+    yield found
+    await _end(found)
+
+
+async def _end(crowd: Crowd) -> None:
+    for one in list(crowd.live.catching.values()):
+        one.end()
+    for _ in range(SESSIONS):
+        crowd.live.places.leave()
+    await crowd.services.tasks.fake_settle()
+    assert not crowd.inbox.consumers[MESSAGES]
+
+
+async def test_many_sessions_that_wait_read_together(crowd: Crowd) -> None:
+    """Each gets its own messages, in order, and is handed over; one consumer reads for all."""
+    crowd.store(3)
+    crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert crowd.all_given()
+    assert {since for _, since in crowd.live.fake_caught_up} == {crowd.inbox.last[MESSAGES]}
+    assert (crowd.asked(CREATE), crowd.live.places.free) == (1, 0)
+
+
+async def test_a_few_wait_for_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catch_up_places, "TOGETHER_MIN", SESSIONS)
+    crowd = Crowd(fewer=1)
+    crowd.store(1)
+    crowd.begin()
+    places = crowd.live.places
+    await aeventually(lambda: len(places._waiting) == SESSIONS - 1)
+    assert (crowd.asked(CREATE), places._busy) == (0, False)
+    await _end(crowd)
+
+
+async def test_messages_that_have_no_place_wait_for_the_client(crowd: Crowd) -> None:
+    """The position is where the last message was given; acknowledgements make room."""
+    crowd.store(3)
+    slow = crowd.members[0].side.machine
+    slow.limit = 0
+    readers = crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 1)
+    assert (readers[0].position, crowd.given.get("0")) == (10, None)
+    slow.limit = 10
+    assert slow.on_room is not None
+    slow.on_room()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert crowd.all_given()
+    assert crowd.asked(CREATE) == 1
+
+
+async def test_a_client_for_which_too_much_waits_reads_alone(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins after what its client was given, when it has a place."""
+    monkeypatch.setattr(catch_up_places, "KEPT_BYTES", SESSIONS * 3000)
+    crowd.store(3, b"x" * 1000)
+    crowd.members[0].side.machine.limit = 0
+    (reader, *_) = crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 1)
+    assert (reader.waits, reader.position, crowd.asked(CREATE)) == (True, 10, 1)
+    crowd.live.places.leave()
+    await aeventually(lambda: crowd.asked(CREATE) == 2)
+    (found,) = crowd.inbox.consumers[MESSAGES].values()
+    assert found["config"]["opt_start_seq"] == 11
+    assert found["config"]["filter_subjects"] == ["$MQTT.msgs.dev.0.*"]
+
+
+async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers wait for their places, until more of them wait."""
+    monkeypatch.setattr(catch_up_places, "READ_EACH", 1)
+    crowd.store(3)
+    readers = crowd.begin()
+    await aeventually(lambda: crowd.asked(CREATE) == 1 and crowd.asked(".CONSUMER.DELETE.") == 1)
+    assert (all(one.waits for one in readers), crowd.given, crowd.asked(PAGE)) == (True, {}, 0)
+
+
+async def test_sessions_far_back_are_left_out(crowd: Crowd) -> None:
+    crowd.store(3)
+    readers = crowd.begin(first=1)
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 1)
+    assert (readers[0].waits, readers[0].position) == (True, 1)
+
+
+async def test_a_page_that_fails_has_the_readers_wait(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given is not given again."""
+    crowd.store(3)
+
+    def refuse(subject: str) -> None:
+        if PAGE in subject and crowd.asked(PAGE) == 2:
+            raise ApiError(503, 0, "on purpose")
+
+    crowd.inbox.before = refuse
+    monkeypatch.setattr(catch_up_places, "PAGE", SESSIONS + 2)
+    readers = crowd.begin()
+    await aeventually(lambda: crowd.asked(PAGE) == 2 and all(one.waits for one in readers))
+    assert [one.position for one in readers][:3] == [19, 20, 13]
+    assert not crowd.live.fake_caught_up
+
+
+async def test_a_session_that_ends_or_changes_meanwhile(crowd: Crowd) -> None:
+    """It gets nothing more from the common reading; one with other subscriptions waits for a place."""
+    crowd.store(2)
+    readers: list[CatchUpReader] = []
+
+    def change(subject: str) -> None:
+        if PAGE in subject:
+            readers[0].end()
+            crowd.members[1].side.attachments["more"] = live_binding("more")
+            readers[1].broken()
+
+    crowd.inbox.before = change
+    readers += crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 2)
+    assert sorted(crowd.given) == [str(number) for number in range(2, SESSIONS)]
+    assert (readers[0].waits, readers[1].waits) == (False, True)
