@@ -414,6 +414,7 @@ class CatchUpReader:
         """Hand the session over to the shared reader; False when messages have to be read first."""
         live, member = self._live, self._member
         self._end = False
+        self._leave_place()  # others may read while the shared reader's filters are changed, which takes a second
         joining = member.joining
         if joining is None:
             joining = Promotion([], 0)

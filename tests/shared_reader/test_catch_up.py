@@ -304,6 +304,25 @@ async def test_nothing_is_left(setup: Setup) -> None:
     assert setup.live.fake_caught_up[0][1] == 10
 
 
+async def test_a_session_that_is_handed_over_leaves_its_place(setup: Setup) -> None:
+    """Others read meanwhile: the change of the shared reader's filters may take a second."""
+    places, changed = list[int](), asyncio.Event()
+    ready = setup.live.reader.ready
+
+    async def later() -> int:
+        places.append(setup.live.places._value)
+        await changed.wait()
+        return await ready()
+
+    setup.live.reader.ready = later  # type: ignore[method-assign]
+    free = setup.live.places._value
+    setup.status(END)
+    await aeventually(lambda: places)
+    assert places == [free + 1]
+    changed.set()
+    await aeventually(lambda: setup.live.fake_caught_up)
+
+
 async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
     """The shared reader has lost a message meanwhile, or kept back too many: they are read here."""
     ready = setup.live.reader.ready
