@@ -11,6 +11,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.retry import TimedPermit
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.client.authentication import authenticate
 from mqtt_nats.client.subscribe import withdraw
@@ -88,9 +89,10 @@ async def handle_connect(client: Client, connect: Connect) -> None:
             client.outlet.clog()
             denied, gates = await resubscribe(client)
             client.outlet.unclog()
-            if is_large(client):
+            if is_large(client) or client.delivery.resumes.locked():
                 client.resuming()
-            idle = await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
+            async with TimedPermit(client.delivery.resumes):
+                idle = await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.services import Registry, Services
+
+
+RESUMED_AT_ONCE: Final = 128
+"""Sessions that are resumed at the same time: with more, CONNACKs of other clients would wait for their requests."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -103,7 +108,7 @@ class SharedFeed:
 class Delivery:
     """Services of one account for durable delivery."""
 
-    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "services", "waiting", "writers")
+    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "resumes", "services", "waiting", "writers")
 
     def __init__(
         self,
@@ -127,6 +132,8 @@ class Delivery:
         """The shared reader."""
         self.resets = resets
         """Whether nats-server can set the position of a consumer."""
+        self.resumes = asyncio.Semaphore(RESUMED_AT_ONCE)
+        """Places of sessions that are resumed."""
 
 
 class Receiver(Publisher):

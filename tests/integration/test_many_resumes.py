@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many sessions that are resumed at the same time: each is resumed in its turn, after CONNACK."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mqtt_nats.delivery.receiver import RESUMED_AT_ONCE
+from mqtt_nats.sessions.session import State
+from tests.base.support import PATIENCE, running
+from tests.harness import raw
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+
+
+def test_connack_and_pings_do_not_wait_for_the_resume(nats_server: NatsServer) -> None:
+    """[MQTT-3.12.4-1] (3.1.1, 5.0): other sessions are being resumed, and this one has a missed message."""
+    with running(nats_server.url) as inside:
+        (port,) = inside.ports
+        with Raw.connected(port, "device", clean=False) as device:
+            assert device.subscribe(("resumed/+", 1)) == [1]
+        with Raw.connected(port) as writer:
+            writer.send(raw.publish("resumed/a", b"missed", qos=1))
+            writer.expect(raw.PUBACK)
+        assert inside.gateway.account is not None
+        places = inside.gateway.account.delivery.resumes
+
+        async def take_all() -> None:
+            for _ in range(RESUMED_AT_ONCE):
+                await places.acquire()
+
+        asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
+        with Raw(port) as device:
+            device.send(raw.connect("device", flags=0))
+            assert device.expect(raw.CONNACK).body == b"\1\0"
+            device.ping()
+            assert inside.client("device").state is State.RESUMING
+            for _ in range(RESUMED_AT_ONCE):
+                inside.call(places.release)
+            assert device.expect(raw.PUBLISH).payload == b"missed"
+        assert not inside.call(places.locked)
