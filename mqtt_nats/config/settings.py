@@ -8,7 +8,7 @@ the TOML file. docs/configuration.md lists every setting; a test compares the tw
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -42,6 +42,13 @@ TABLES = ("listeners", "authenticators", "plugins", "tenants", "mappings")
 
 def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
+
+
+DRAINED_PER_S: Final = 2000.0
+"""Clients that a stopping gateway disconnects per second by default: those that a single other gateway can serve."""
+
+DRAINED_WITHIN_S: Final = 5.0
+"""Seconds within which a stopping gateway has disconnected all clients by default."""
 
 
 class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, BaseSettings):
@@ -104,7 +111,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         ge=0,
         le=86_400,
         allow_inf_nan=False,
-        description="Time over which a gateway that stops disconnects its clients, one after the other.",
+        description="Time over which a gateway that stops disconnects its clients, one after the other. 0: 2,000 in a "
+        "second, and all of them within five seconds.",
     )
     server_reference: str | None = Field(
         default=None,
@@ -248,6 +256,10 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         if self.listeners and "listen" not in self.model_fields_set:
             return self.listeners
         return (ListenerSettings(listen=self.listen), *self.listeners)
+
+    def drain_seconds(self, clients: int) -> float:
+        """Return the seconds over which so many clients are disconnected when the gateway stops."""
+        return self.drain_time or min(clients / DRAINED_PER_S, DRAINED_WITHIN_S)
 
     def of(self, tenant: str) -> Self:
         """Return the settings in force for a tenant; "" = the gateway's own account."""

@@ -256,10 +256,8 @@ async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[An
         raise Refusal("a gateway can be drained only from its own account")
     log.warning("an administrator drains the gateway: it disconnects all clients and stops")
     control.powers.stop()
-    yield {
-        "connections": len(control.account.registry.connections),
-        "seconds": control.account.services.settings.drain_time,
-    }
+    connections = len(control.account.registry.connections)
+    yield {"connections": connections, "seconds": control.account.services.settings.drain_seconds(connections)}
 
 
 async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:

@@ -38,8 +38,8 @@ FAILED: Final = "failed"
 DRAINED: Final = 75
 """Exit status of a worker that was drained by request: the worker is not started again."""
 
-ENDING: Final = 15.0
-"""Maximum seconds for a worker's end after SIGTERM, besides `drain_time`; a worker takes ten at most."""
+ENDING: Final = 20.0
+"""Maximum seconds for a worker's end after SIGTERM, besides `drain_time`; a worker takes 15 at most."""
 
 AGAIN_FIRST: Final = 0.1
 AGAIN_MOST: Final = 10.0

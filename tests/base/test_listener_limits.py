@@ -127,6 +127,19 @@ def test_connect_timeout_begins_when_connect_has_its_turn(port: int) -> None:
         assert time.monotonic() - begun > 2.0
 
 
+def test_a_client_that_waits_is_refused_when_the_gateway_stops(nats_server: NatsServer) -> None:
+    with ExitStack() as opened:
+        with running(nats_server.url, {"connect_rate": 0.3}, rate_burst=1) as inside:
+            clients = [opened.enter_context(Raw(inside.ports[0])) for _ in range(2)]
+            for client in clients:
+                client.send(raw.connect())
+            assert clients[0].expect(raw.CONNACK).body == b"\0\0"
+            account = inside.gateway.account
+            assert account is not None
+            eventually(lambda: inside.call(lambda: any(one.unanswered for one in account.registry.connections)))
+        assert clients[1].expect(raw.CONNACK).body == bytes((0, BUSY))
+
+
 @listener("messages")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_rate_of_messages(inside: Inside, port: int, qos: int) -> None:

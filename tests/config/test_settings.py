@@ -336,3 +336,12 @@ def test_workers_get_the_listeners(tmp_path: Path) -> None:
 )
 def test_listeners_that_are_refused(entry: str, named: str, tmp_path: Path) -> None:
     assert named in refusal({}, listeners(tmp_path, entry))
+
+
+@pytest.mark.parametrize(
+    ("drain_time", "clients", "seconds"), [(0, 0, 0.0), (0, 500, 0.25), (0, 50_000, 5.0), (30, 2, 30.0)]
+)
+def test_clients_of_a_stopping_gateway_are_disconnected_at_a_pace(
+    drain_time: float, clients: int, seconds: float
+) -> None:
+    assert Settings(drain_time=drain_time).drain_seconds(clients) == seconds
