@@ -87,7 +87,7 @@ class AckedPublisher(PendingStores):
         self._offline = False
         self._outages: dict[bytes, StreamOutage] = {}
         """Outages by group of streams; see :func:`group_of`."""
-        self._stalled = False
+        self._in_outage = False
         """Whether the connection is down or an outage is under way."""
         self._lost = 0.0
         """Loop time in seconds since which no messages are sent."""
@@ -151,11 +151,11 @@ class AckedPublisher(PendingStores):
         self.pending[token] = op
         self.bytes += len(data)
         op.begin(data)
-        waits = (self._stalled and self._waits(op)) or (self._withheld and op in self._withheld)
+        waits = (self._in_outage and self._waits(op)) or (self._withheld and op in self._withheld)
         if waits or self._holds(token, op):
             if self._timed is op:
                 self._timed = None
-            if self._stalled and self.full and op.waits():
+            if self._in_outage and self.full and op.waits():
                 self.overtaking.waits(token, op)
         else:
             op.attempt(self.now)
@@ -185,7 +185,7 @@ class AckedPublisher(PendingStores):
             op.stored(payload)
             for earlier, one in self.overtaking.overtaken(token, op):
                 self._fail(earlier, one, OVERTAKEN)
-        if self._stalled:
+        if self._in_outage:
             group = frame_group(op.frame)
             outage = self._outages.get(group)
             if outage is not None and token == outage.probed and self.link.online:
@@ -214,11 +214,11 @@ class AckedPublisher(PendingStores):
         if no_room is not None:
             self._give_up(no_room)
         elif full:
-            self.stall(stream_of(op.frame), f"{FULL}: {error}", full=True)
+            self.note_outage(stream_of(op.frame), f"{FULL}: {error}", full=True)
         else:
             self.unheard = self.unheard or error is None
             reason = "no server answers" if error is None else str(error)
-            self.stall(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
+            self.note_outage(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
 
     def _give_up(self, error: ApiError) -> None:
         """Fail stores that wait for room: maybe what makes room waits behind them.
@@ -267,7 +267,7 @@ class AckedPublisher(PendingStores):
         """Stop sending after the connection was lost; pending frames are kept."""
         if not self._offline and MESSAGES not in self._outages:
             self._lost = self.now
-        self._offline = self._stalled = True
+        self._offline = self._in_outage = True
         self._end_silences()
         self.attempt += 1
         self.refusals.room()
@@ -297,8 +297,8 @@ class AckedPublisher(PendingStores):
         for token, op in larger:
             self._fail(token, op, ApiError(413, 0, f"larger than max_payload of the present nats-server, {most} bytes"))
 
-    def stall(self, stream: bytes, reason: str, *, full: bool = False) -> None:
-        """Send a group of streams nothing after a store failed for want of a leader; later probe with the oldest frame.
+    def note_outage(self, stream: bytes, reason: str, *, full: bool = False) -> None:
+        """Send a group nothing while one of its streams does not store; later probe with its oldest frame.
 
         With ``full`` only stores that wait for room are not sent. See docs/internals/backbone.md#no-leader.
         """
@@ -308,7 +308,7 @@ class AckedPublisher(PendingStores):
         outage = self._outages.get(group)
         had_no_leader = outage is not None and not outage.full
         if outage is None:
-            outage = self._begin(group, stream, full=full)
+            outage = self._add_outage(group, stream, full=full)
         elif not full and outage.full:
             self._stop(group)
         if outage.note_full(full):
@@ -323,11 +323,11 @@ class AckedPublisher(PendingStores):
             log.warning("JetStream still does not store: %s", reason, extra=once(reason))
         outage.later(self._probe)
 
-    def _begin(self, group: bytes, stream: bytes, *, full: bool = False) -> StreamOutage:
+    def _add_outage(self, group: bytes, stream: bytes, *, full: bool = False) -> StreamOutage:
         outage = self._outages[group] = StreamOutage(stream)
         if group == MESSAGES:
             self._lost = self.now
-        self._stalled = True
+        self._in_outage = True
         self.attempt += 1
         if not full:
             self._stop(group)
@@ -352,7 +352,7 @@ class AckedPublisher(PendingStores):
         if outage is None and not self._offline:
             if not any(stream_of(op.frame) == name and not op.optional for op in self.pending.values()):
                 return
-            outage = self._begin(group, name)
+            outage = self._add_outage(group, name)
         elif outage is not None and outage.full:
             self._stop(group)
             outage.note_full(False)
@@ -396,7 +396,7 @@ class AckedPublisher(PendingStores):
                 MESSAGES,
                 asyncio.get_running_loop().create_task(self._look(looking, doubtful), name="unconfirmed stores"),
             )
-        waited, self._stalled = self._stalled, bool(self._outages)
+        waited, self._in_outage = self._in_outage, bool(self._outages)
         all_wait = outage is None or not outage.full
         again = [(token, op) for token, op in self._of(group) if not self._waits(op) and (all_wait or op.waits())]
         if waited and not doubtful:
@@ -466,7 +466,7 @@ class AckedPublisher(PendingStores):
             if not isinstance(error, ApiError | NoResponders | RequestTimeout):
                 log.exception("unconfirmed stores cannot be checked")
             outage.end_looking()
-            self.stall(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
+            self.note_outage(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
             return
         outage.end_looking()
         for name, token, op in doubtful:
@@ -492,7 +492,7 @@ class AckedPublisher(PendingStores):
                 if self._waits(op):
                     continue
                 if not op.optional:
-                    self.stall(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
+                    self.note_outage(stream_of(op.frame), f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(op.frame)}")
                     continue
                 # The consumer went away before it could answer; a repetition now gets "no responders".
                 self._attempt(op)

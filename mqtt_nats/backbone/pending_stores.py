@@ -138,15 +138,15 @@ class PendingStore:
 class CountedStore(PendingStore):
     """Stores of one message that end together."""
 
-    __slots__ = ("left",)
+    __slots__ = ("remaining",)
 
-    def __init__(self, left: int = 0) -> None:
-        self.left = left
+    def __init__(self, remaining: int = 0) -> None:
+        self.remaining = remaining
         """Number of stores that have not ended."""
 
     def expect(self, stores: int = 1) -> None:
         """Add stores to those that have to end."""
-        self.left += stores
+        self.remaining += stores
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

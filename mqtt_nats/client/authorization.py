@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mqtt_nats.client.authentication import identify
 from mqtt_nats.client.subscribe import withdraw
 from mqtt_nats.codec import NotAuthorized
-from mqtt_nats.lifecycle.will import drop_will, may_leave
+from mqtt_nats.lifecycle.will import drop_will, may_publish
 from mqtt_nats.sessions.guard import denied_subscriptions
 from mqtt_streams.hashing import registered_as
 
@@ -51,7 +51,7 @@ def _check(client: Client) -> None:
     if guard is None:
         return
     will = client.will
-    if will is not None and not may_leave(client, will):
+    if will is not None and not may_publish(client, will):
         drop_will(client)
     denied = denied_subscriptions(client)
     if not denied:

@@ -40,7 +40,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
-from mqtt_nats.lifecycle.will import leave_will
+from mqtt_nats.lifecycle.will import publish_or_delay_will
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
 from mqtt_nats.messages.terms import UNLIMITED
@@ -405,7 +405,7 @@ class Client(JobRunner):
             self.authentication.lost()
         if self.expires is not None:
             self.expires.cancel()
-        leave_will(self.account.wills, self)
+        publish_or_delay_will(self.account.wills, self)
         if self._task is None:
             self.leave()
             return

@@ -21,7 +21,7 @@ from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.ingress.retained_replay import drop_gates
 from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
-from mqtt_nats.lifecycle.will import Done, drop_will, leave_late_will
+from mqtt_nats.lifecycle.will import Done, drop_will, set_late_will_timer
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.shared_subscribe import detach, leave_at_end
@@ -174,10 +174,10 @@ def leave(client: Client) -> None:
     if client.services.registry.clients.get(name) is client:
         del client.services.registry.clients[name]
     if name not in client.services.registry.clients:
-        client.services.quotas.left(client.hash)
+        client.services.quotas.forget_session(client.hash)
     disconnected(client, client.account.presence)
     will = client.account.wills.last.pop(client, None)
-    leave_late_will(client.account.wills, client)
+    set_late_will_timer(client.account.wills, client)
     if client.epoch and not client.taken:
         _close_session(client, will)
 

@@ -72,7 +72,7 @@ class JobRunner(Receiver):
         return waits and self.alive and not self.taken
 
     @property
-    def left(self) -> bool:
+    def ended_by_client(self) -> bool:
         """True when the client itself has ended the connection."""
         return self.sent_disconnect or self.connection.hung_up
 

@@ -424,7 +424,7 @@ class MessageHooks:
                 Taken(after.topic, route, after.payload, after.qos, retain, client.sender_header, more, identity),
                 operation,
             )
-        if not operation.left and packet.qos:
+        if not operation.remaining and packet.qos:
             operation.expect()
             operation.stored(b"")
 

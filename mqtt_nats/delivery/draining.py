@@ -130,7 +130,7 @@ def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: li
     attachment.stand_before(attachment.handover_limits)
 
 
-def brought(
+def handle_delivery(
     side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int, pending: int, *, unwanted: bool
 ) -> None:
     """Handle a message that the consumer of an ended subscription has brought; ``pending`` more are to come."""
@@ -140,25 +140,25 @@ def brought(
     if source.whole and not pending:
         attachment.emptied()
     if not attachment.drained and (sequence >= source.end or (not pending and not source.whole)):
-        spend(side, attachment)
+        note_exhausted(side, attachment)
     elif unwanted and source.collected:
         finish(side, attachment)
 
 
-def spend(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def note_exhausted(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Note that an ended subscription has no message left, except for redeliveries of messages that were pending."""
     attachment.exhaust()
-    written(side, attachment)
+    release_waiting(side, attachment)
     finish(side, attachment)
 
 
-def returned(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def note_redelivered(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Note that all messages that were pending when the consumer was attached have come again, or are gone."""
     attachment.end_redelivery()
-    written(side, attachment)
+    release_waiting(side, attachment)
 
 
-def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def release_waiting(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     """Let the subscriptions go on that wait for an ended one, if none of its messages is left: see `is_passed`."""
     if not is_passed(side, attachment):
         return
@@ -170,11 +170,11 @@ def written(side: DurableDelivery, attachment: ConsumerBinding) -> None:
         finish(side, attachment)
 
 
-def written_of(side: DurableDelivery, source: SubscriptionState) -> None:
+def release_waiting_for(side: DurableDelivery, source: SubscriptionState) -> None:
     """Let lowered subscriptions go on that wait for messages of ``source``, of which one was sent."""
     for attachment in list(side.attachments.values()):
         if attachment.source.whole and source in (attachment.source, side.past):
-            written(side, attachment)
+            release_waiting(side, attachment)
 
 
 def is_passed(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
@@ -234,7 +234,7 @@ async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> 
             log.debug("%s: the state of consumer %s is not known yet: %s", side.client, name, error)
         else:
             if nothing:
-                spend(side, attachment)
+                note_exhausted(side, attachment)
                 return
         await attachment.rest(LOOK_AGAIN)
 

@@ -17,7 +17,15 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
-from mqtt_nats.delivery.draining import brought, finish, inherited, may_have, unmatch, was_sent, written_of
+from mqtt_nats.delivery.draining import (
+    finish,
+    handle_delivery,
+    inherited,
+    may_have,
+    release_waiting_for,
+    unmatch,
+    was_sent,
+)
 from mqtt_nats.delivery.position_recovery import WINDOW
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
@@ -191,14 +199,14 @@ class DurableDelivery(StatefulDelivery):
         if self.client.alive:
             self.machine.look_again(source)
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         """Note that messages of this session wait, so that the periodic check looks at it."""
         self.client.delivery.waiting.add(self)
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         """Let new messages go that had to wait for a message of `source` that is now sent."""
         if source.whole or source is self.past:
-            written_of(self, source)
+            release_waiting_for(self, source)
 
     def seek(self) -> None:
         """Start to look for records of owed PUBRELs that JetStream does not deliver."""
@@ -298,7 +306,7 @@ class DurableDelivery(StatefulDelivery):
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
         if source.end:
-            brought(self, attachment, message, sequence, ack.pending, unwanted=unwanted)
+            handle_delivery(self, attachment, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle a delivery of the consumer of PUBREL records."""
@@ -460,7 +468,7 @@ class DurableDelivery(StatefulDelivery):
         """Send no more messages: the client does not read."""
         self.change(DeliveryEvent.NOT_READING)
         self.stall = stall
-        self.waits()
+        self.report_waiting()
 
     def end_stall(self) -> None:
         """Send messages again: the client reads."""

@@ -73,11 +73,11 @@ class PositionHandover:
         """Register the handover of a session; the gateway does not end before `task` has."""
         self._tasks[client_hash] = self._services.tasks.await_at_end(task)
 
-        def left(task: asyncio.Task[None]) -> None:
+        def forget(task: asyncio.Task[None]) -> None:
             if self._tasks.get(client_hash) is task:
                 del self._tasks[client_hash]
 
-        task.add_done_callback(left)
+        task.add_done_callback(forget)
 
     async def over(self, client_hash: str) -> None:
         """Wait until this gateway has handed a session over, at most `FAREWELL` seconds."""

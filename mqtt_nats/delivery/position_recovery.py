@@ -211,7 +211,7 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         keeper.expect_consumers(one.consumer.durable_name for one in attachments)
     # A consumer that is set forgets its pending messages: the position has to be stored before.
     if not await keeper.flush():
-        keeper.left()
+        keeper.end_if_moved()
         return False
 
     async def set_back(one: ConsumerBinding) -> ConsumerRef:
@@ -224,14 +224,14 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         try:
             one.reconfigure(await retry_until_answered(client, partial(set_back, one)))
         except Conflict:
-            keeper.left()
+            keeper.end_if_moved()
             return False
         if one.key in record.cons:
             record.cons[one.key] = replace(record.cons[one.key], start_seq=one.consumer.start_seq)
     keeper.live.clear()
     keeper.present.clear()
     if not await keeper.flush():
-        keeper.left()
+        keeper.end_if_moved()
         return False
     for one in attachments:
         one.become_plain(reached)

@@ -299,7 +299,7 @@ class PositionWriter:
             self.moved = client.alive or client.taken
             self.give_up()
 
-    def left(self) -> None:
+    def end_if_moved(self) -> None:
         """End the connection as taken over when the session has moved; other failures have ended it already."""
         if self.moved:
             self.client.taken_over()

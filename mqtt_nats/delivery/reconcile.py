@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
-from mqtt_nats.delivery.draining import finish, returned
+from mqtt_nats.delivery.draining import finish, note_redelivered
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import outstanding
@@ -118,7 +118,7 @@ class Reconciling:
                 self.due(client, name)  # without another check new messages would wait for ever
             else:
                 side.machine.release_held(one.source, SubscriptionState.RETURNING)
-                returned(side, one)
+                note_redelivered(side, one)
                 finish(side, one)
 
     async def _unclear(self, side: DurableDelivery, names: set[str]) -> set[str] | None:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import AT_ONCE, in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.delivery.draining import finish, finished, meeting, returned, still_draining, watch, written
+from mqtt_nats.delivery.draining import (
+    finish,
+    finished,
+    meeting,
+    note_redelivered,
+    release_waiting,
+    still_draining,
+    watch,
+)
 from mqtt_nats.delivery.position_recovery import (
     continue_in_stream,
     end_suspicion,
@@ -220,7 +228,7 @@ async def _attach(
             continue  # its pending messages have yet to come again
         if attachment.source.missing:
             side.machine.suspect(*attachment.not_come)
-        returned(side, attachment)
+        note_redelivered(side, attachment)
     await fetch_in_flight(client, side)
 
 
@@ -256,7 +264,7 @@ async def _start(
         if not attachment.drained:
             watch(side, attachment)
         elif attachment.source.whole:
-            written(side, attachment)
+            release_waiting(side, attachment)
     ask_again(client)
     for replay in unfinished:
         if replay.source is None:  # denied
@@ -357,7 +365,7 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
             return  # a later job attaches all consumers, here or at the next owner
         await retry_until_answered(client, partial(side.attach, attachment))
         if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
-            returned(side, attachment)
+            note_redelivered(side, attachment)
             finish(side, attachment)
         else:
             client.delivery.reconciling.due(client, attachment.consumer.durable_name)
@@ -412,7 +420,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
             if attachment.source.held & SubscriptionState.RETURNING and side.live:
                 # NATS was away: the session goes on only if this connection can still write its position.
                 if side.keeper is not None and not await side.keeper.flush():
-                    side.keeper.left()
+                    side.keeper.end_if_moved()
                     return
                 side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
             continue
@@ -429,7 +437,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
         patience = 0.0 if loop.time() - asked > RETURN else RETURN
         if await retry_until_answered(client, partial(bring_back, side, attachment, patience, ATTEMPTS)):
             side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
-            returned(side, attachment)
+            note_redelivered(side, attachment)
             finish(side, attachment)
         else:
             client.delivery.reconciling.due(client, consumer.durable_name)

@@ -19,7 +19,7 @@ from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
-from mqtt_nats.delivery.draining import returned
+from mqtt_nats.delivery.draining import note_redelivered
 from mqtt_nats.delivery.position_recovery import (
     fetch_in_flight,
     leave_reader,
@@ -156,7 +156,7 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
             link.unsubscribe_raw(attachment.sid)
     if client.outlet.clogged and machine.inflight:
         _take_back(client, side)
-    machine.stall()
+    machine.stop_sending()
 
 
 def _listens(side: DurableDelivery) -> bool:
@@ -247,7 +247,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         # Messages that had to come again after a loss have come with all others.
         side.machine.release_held(one.source, SubscriptionState.RETURNING)
         if not one.missed:
-            returned(side, one)
+            note_redelivered(side, one)
     if not client.alive:
         return
     side.end_stall()

@@ -431,8 +431,8 @@ class Tenant:
         assert broker is not None
         with anyio.move_on_after(SHUTDOWN) as limit:
             while broker.account.registry.connections:
-                broker.account.registry.left.clear()
-                await broker.account.registry.left.wait()
+                broker.account.registry.client_removed.clear()
+                await broker.account.registry.client_removed.wait()
             await broker.account.services.tasks.last_jobs()
             broker.account.ingress.retained.tombstones.end()
             await broker.account.services.nats.store.drained()

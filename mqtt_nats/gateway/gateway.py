@@ -216,7 +216,7 @@ class Gateway:
             listener.close()
 
     def _accept(self, listener: Listener, account: Account, connection: Connection) -> Handler | None:
-        if account.registry.closing or (connection.left is None and not listener.enter(connection, connection.host)):
+        if account.registry.closing or (connection.on_end is None and not listener.enter(connection, connection.host)):
             return None
         client = Client(account, connection, self.doors[listener])
         account.registry.enter(client)

@@ -93,7 +93,7 @@ class Acknowledgement(CountedStore):
 
     def refuse(self, reason: int, text: str) -> None:
         """Make the acknowledgement due with a reason code; stores are not waited for any more (5.0)."""
-        self.left = 0
+        self.remaining = 0
         self.reason = reason
         self.text = text
 
@@ -101,8 +101,8 @@ class Acknowledgement(CountedStore):
         """Count a finished store; after the last one the acknowledgement is due."""
         if self.reason:
             return
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             receipts = self.client.receipts
             if receipts and receipts[0] is self:
                 self.client.settle()
@@ -203,7 +203,7 @@ class Publisher(Session):
         receipts = self.receipts
         data, due = b"", 0
         for receipt in receipts:
-            if receipt.left:
+            if receipt.remaining:
                 break
             due += 1
             data += receipt.packet()

@@ -104,7 +104,7 @@ class UnheldPubrec(Acknowledgement):
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; after the last one PUBREC is due and the client may send PUBREL."""
-        if self.left == 1 and not self.reason:
+        if self.remaining == 1 and not self.reason:
             self.client.inbound.machine.stored(self.id)
         super().stored(ack)
 
@@ -145,8 +145,8 @@ class PublishHeld(CountedStore):
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; after the last one the held record is removed."""
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             self.client.inbound.stored(self.client, self.held, self.receipt)
 
     def waits(self) -> bool:

@@ -54,8 +54,8 @@ class Awaited(CountedStore):
 
     def stored(self, ack: bytes) -> None:
         """Count one finished store; ``done`` is set after the last one."""
-        self.left -= 1
-        if self.left <= 0 and not self.done.done():
+        self.remaining -= 1
+        if self.remaining <= 0 and not self.done.done():
             self.done.set_result(0)
 
     def failed(self, error: ApiError) -> None:

@@ -28,7 +28,7 @@ from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_R
 from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.expiry import end_session, is_ended
-from mqtt_nats.lifecycle.will import delay_wills, keep_will, settle_wills
+from mqtt_nats.lifecycle.will import keep_will, reset_will_timers, settle_wills
 from mqtt_nats.sessions.guard import may_read_all
 from mqtt_nats.sessions.quotas import holder
 from mqtt_nats.sessions.record import claimed, discard_session, leftovers, save_record, unfinished
@@ -288,7 +288,7 @@ async def _count(client: Session, known: SessionRecord | None, quota: str, *, pr
     quotas = client.services.quotas
     _, v5 = claimed(client.record)
     if known is not None and quota == v5.quota:
-        quotas.claimed(known)
+        quotas.note_claim(known)
     elif v5.quota and not present:
         await quotas.admit(v5.quota, holder(client.user, client.connection.host))
 
@@ -452,7 +452,7 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
     client.claim(epoch)
     log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
-        await delay_wills(wills, client, record.v5.wills)
+        await reset_will_timers(wills, client, record.v5.wills)
     else:
         await settle_wills(wills, client.hash, record.v5.wills, client.epoch, continued=False)
     latest = await services.streams.sessions.load(client.hash, client.client_id)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.ingress.retained_store import is_retained
 from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.expiry import end_session
-from mqtt_nats.lifecycle.will import delay_will, published, settle_wills
+from mqtt_nats.lifecycle.will import publish_and_wait, set_will_timer, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry
@@ -136,10 +136,10 @@ async def _will(wills: Wills, dead: Entry, will: StoredWill, done: bool) -> None
     record = found[0] if found is not None else None
     v5 = record.v5 if record is not None else None
     if found is None or v5 is None or not will.delay or v5.kind == "regular" or v5.expiry == 0:
-        await published(wills, will)
+        await publish_and_wait(wills, will)
         return
     delay = will.delay if v5.expiry is None else min(will.delay, v5.expiry)
-    delay_will(wills.services, will, found[1], dead.alive + delay)
+    set_will_timer(wills.services, will, found[1], dead.alive + delay)
 
 
 async def _session(wills: Wills, presence: Presence, dead: Entry, record: SessionRecord, sequence: int) -> None:

@@ -139,12 +139,12 @@ class KeepOp(AwaitedStore):
         """Keep the stored will, or remove it if the connection has ended or changed rules do not permit it."""
         client, will = self.client, self.will
         client.keep_will(will._replace(seq=sequence(ack)))
-        if not client.alive or (client.guarded is not self.guard and not may_leave(client, will)):
+        if not client.alive or (client.guarded is not self.guard and not may_publish(client, will)):
             drop_will(client)
         super().stored(ack)
 
 
-def may_leave(client: Publisher, will: StoredWill) -> bool:
+def may_publish(client: Publisher, will: StoredWill) -> bool:
     """Whether the present rules permit a stored will: its message, and answers on its response topic."""
     if client.guarded is None:
         return True
@@ -170,13 +170,13 @@ def drop_will(client: Publisher) -> Done | None:
     return deleted
 
 
-def leave_will(wills: Wills, client: Publisher) -> None:
+def publish_or_delay_will(wills: Wills, client: Publisher) -> None:
     """Publish the will of a connection that has ended without DISCONNECT, at once or after its delay."""
     will = client.take_will()  # [MQTT-3.1.2-10] (3.1.1, 5.0)
     if will is None or not client.epoch:  # [MQTT-3.1.2-12] (3.1.1)
         return
     if client.taken:
-        wills.services.tasks.spawn(_taken(wills, client, will), f"will of {client.client_id}")
+        wills.services.tasks.spawn(_publish_unless_owned(wills, client, will), f"will of {client.client_id}")
     elif will.delay and client.durable and client.expiry != 0:
         # [MQTT-3.1.3-9] (5.0); the session may expire before the delay is over
         delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
@@ -196,27 +196,27 @@ def leave_will(wills: Wills, client: Publisher) -> None:
             publish_will(wills, will, done)
 
 
-def leave_late_will(wills: Wills, client: Publisher) -> None:
+def set_late_will_timer(wills: Wills, client: Publisher) -> None:
     """Set the timer of a delayed will, after the client's last job: a later write of the record would make it void."""
     late = wills.late.pop(client, None)
     if late is None:
         return
     will, at = late
     if client.taken:
-        wills.services.tasks.spawn(_taken(wills, client, will), f"will of {client.client_id}")
+        wills.services.tasks.spawn(_publish_unless_owned(wills, client, will), f"will of {client.client_id}")
     else:
-        delay_will(wills.services, will, client.epoch, at)
+        set_will_timer(wills.services, will, client.epoch, at)
 
 
-def delay_will(services: Services, will: StoredWill, epoch: int, at: float) -> None:
-    """Have a will published at Unix time ``at``, unless the session record has been written after ``epoch``."""
+def set_will_timer(services: Services, will: StoredWill, epoch: int, at: float) -> None:
+    """Set the timer by which a will is published at Unix time ``at``, unless its session is claimed after ``epoch``."""
     key = f"{will.gateway}.{will.client_hash}"
     headers = schedule_block(WILL, key, at, epoch)
     services.nats.store.put(b"HPUB %b " % timer_subject(WILL, key).encode(), headers, b"", TimerOp(will))
     services.nats.link.kick()
 
 
-async def _taken(wills: Wills, client: Publisher, will: StoredWill) -> None:
+async def _publish_unless_owned(wills: Wills, client: Publisher, will: StoredWill) -> None:
     """Publish the will of a moved session unless a gateway owns it: nats-server's listener ignores gateways' wills."""
     while True:
         try:
@@ -237,7 +237,8 @@ async def _taken(wills: Wills, client: Publisher, will: StoredWill) -> None:
 async def _publish_if_there(wills: Wills, will: StoredWill, done: Done | None) -> None:
     """Publish a will if it is still stored: another gateway may have published it while this one had no NATS.
 
-    This gateway may also have passed for dead. The message may be so old that a repetition would not be recognised.
+    The others may also have taken over the lease of this gateway. The message may be so old that JetStream would not
+    recognise the repetition.
     """
     while True:
         await wills.services.nats.online.wait()
@@ -275,10 +276,10 @@ async def settle_wills(wills: Wills, client_hash: str, gateways: Iterable[str], 
         if continued and will.delay and not due:
             await wills.services.streams.wills.delete(will.seq)
         else:
-            await published(wills, will)
+            await publish_and_wait(wills, will)
 
 
-async def delay_wills(wills: Wills, client: Session, gateways: Iterable[str]) -> None:
+async def reset_will_timers(wills: Wills, client: Session, gateways: Iterable[str]) -> None:
     """Set the delays of a session's wills anew from now, as at the end of a connection; publish wills without one.
 
     Raises:
@@ -290,7 +291,7 @@ async def delay_wills(wills: Wills, client: Session, gateways: Iterable[str]) ->
             continue
         if will.delay and client.expiry != 0:
             delay = will.delay if client.expiry is None else min(will.delay, client.expiry)
-            delay_will(wills.services, will, client.epoch, natstime.now() + delay)
+            set_will_timer(wills.services, will, client.epoch, natstime.now() + delay)
         else:
             await settle_wills(wills, client.hash, [gateway], client.epoch, continued=False)
 
@@ -309,13 +310,13 @@ async def will_due(wills: Wills, timer: FiredTimer) -> None:
     except PoisonedRecord:
         present = timer.epoch
     if present == timer.epoch:
-        await published(wills, will)
+        await publish_and_wait(wills, will)
 
 
 # -- publishing -------------------------------------------------------------------------------------
 
 
-async def published(wills: Wills, will: StoredWill) -> None:
+async def publish_and_wait(wills: Wills, will: StoredWill) -> None:
     """Publish a will, and wait until that is done."""
     done = Done()
     publish_will(wills, will, done)
@@ -350,7 +351,7 @@ def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
         operation.end()
         return
-    if not operation.left:
+    if not operation.remaining:
         operation.end()
 
 
@@ -395,8 +396,8 @@ class WillOp(CountedStore):
 
     def stored(self, ack: bytes) -> None:
         """Count a finished store; the last one ends the operation."""
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             self.end()
 
     def waits(self) -> bool:

@@ -80,7 +80,7 @@ class Host:
             raise PacketTooLarge(str(error)) from None
         account.services.nats.link.kick()
         account.services.path.round.start()
-        if operation.left:
+        if operation.remaining:
             await operation.done
 
     def subscribe(self, client: ClientView, *subscriptions: Subscription) -> None:

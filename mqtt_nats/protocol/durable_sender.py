@@ -98,7 +98,7 @@ class DurableSender(OwedPubrels):
             forgotten
             or (attempt > 1 and source.been(sequence))
             or sequence in self._owed
-            or sequence in source.left
+            or sequence in source.unwanted
             or self._had(sequence)
         ):
             self.ports.ack(reply)
@@ -129,7 +129,7 @@ class DurableSender(OwedPubrels):
 
     def _queue(self, delivery: Delivery) -> None:
         self._queued[delivery.sequence] = delivery
-        self.ports.waits()
+        self.ports.report_waiting()
 
     def sent_at_once(
         self, source: SubscriptionState, sequence: int, qos: int, reply: bytes, following: int = 0
@@ -188,7 +188,7 @@ class DurableSender(OwedPubrels):
     def passed_over(self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes) -> None:
         """Acknowledge a message that the client does not get through this source."""
         source.seen(sequence, attempt)
-        source.left.append(sequence)
+        source.unwanted.append(sequence)
         self.ports.ack(reply)
         if self._waiting:  # a message may wait until this consumer has passed an older sequence
             self.pump()
@@ -284,7 +284,7 @@ class DurableSender(OwedPubrels):
             del self._queued[sequence]
             self._send(delivery)
             if delivery.source.whole or delivery.source.live:
-                self.ports.written(delivery.source)
+                self.ports.report_sent(delivery.source)
 
     def _send(self, delivery: Delivery) -> None:
         delivery.send()

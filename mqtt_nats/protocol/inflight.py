@@ -37,7 +37,6 @@ class SubscriptionState:
         "identifier",
         "kept",
         "last",
-        "left",
         "live",
         "no_local",
         "past",
@@ -48,6 +47,7 @@ class SubscriptionState:
         "settled_before",
         "start",
         "until",
+        "unwanted",
         "was_qos",
         "whole",
     )
@@ -103,8 +103,8 @@ class SubscriptionState:
     done: deque[int]
     """Stream sequences completed last. A redelivery shows that its acknowledgement was lost: that can happen to
     one window of the consumer, and to a few more messages where its next leader lags behind."""
-    left: deque[int]
-    """Latest stream sequences left to another subscription, or let go; their redeliveries are acknowledged."""
+    unwanted: deque[int]
+    """Latest stream sequences that are not sent through this source; their redeliveries are acknowledged."""
     settled: deque[bytes] | None
     """Acknowledgement subjects of a shared subscription's QoS 1 messages that were acknowledged last; None = there are
     none. See :meth:`doubtful`."""
@@ -129,7 +129,7 @@ class SubscriptionState:
         self.expected = None
         self.backlog = deque()
         self.done = deque(maxlen=max(window, self.KNOWN_LEAST))
-        self.left = deque(maxlen=max(window, self.KNOWN_LEAST))
+        self.unwanted = deque(maxlen=max(window, self.KNOWN_LEAST))
         self.settled = self.settled_before = None
 
     # -- what was granted -----------------------------------------------------------------------
@@ -267,7 +267,7 @@ class SubscriptionState:
         self.last = self.first = self.base = self.clear = self.forgotten_from = 0
         self.was_qos = self.until = 0
         self.done.clear()
-        self.left.clear()
+        self.unwanted.clear()
         self.past.clear()
 
     def attaching(self) -> None:

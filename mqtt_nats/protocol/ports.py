@@ -30,10 +30,10 @@ class Ports(Protocol):
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         """Report that a message waits in the machine."""
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         """Report that a waiting message was sent whose subscription is live or was lowered to QoS 0."""
 
     def seek(self) -> None:
@@ -59,10 +59,10 @@ class Nowhere:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Leave the request to the next connection."""
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         """Drop the report: nobody looks after the messages."""
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         """Drop the report: nothing waits for it."""
 
     def seek(self) -> None:

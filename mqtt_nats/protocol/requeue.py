@@ -147,7 +147,7 @@ class Requeue(UnsequencedQueue):
         """Have ``callback`` called when acknowledgements may have made room in the window; None = no more."""
         self.on_room = callback
 
-    def stall(self) -> None:
+    def stop_sending(self) -> None:
         """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
         self.open = False
         for delivery in list(self._queued.values()):
@@ -244,7 +244,7 @@ class Requeue(UnsequencedQueue):
                 again.append((delivery.sequence, delivery))
                 continue
             del self._queued[delivery.sequence]
-            source.left.append(delivery.sequence)
+            source.unwanted.append(delivery.sequence)
             for reply in delivery.replies():
                 self.ports.ack(reply)
         source.backlog.clear()

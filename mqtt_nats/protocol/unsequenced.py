@@ -61,7 +61,7 @@ class UnsequencedQueue:
             release.replay_for(source)  # a copy for another subscription would be another message
             return  # the client has the message: its PUBREL is owed, or was until now
         self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
-        self.ports.waits()
+        self.ports.report_waiting()
         self.pump()
 
     def free_id(self, sequence: int) -> int:
@@ -91,7 +91,7 @@ class UnsequencedQueue:
         """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or its former one."""
         self.reserved.add(identifier)
         self.others.append(Delivery(source, -sequence, identifier, qos, body, reply, dup))
-        self.ports.waits()
+        self.ports.report_waiting()
         if self.open:
             self.pump()
 

@@ -144,12 +144,12 @@ class Quotas:
             raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
         use.admit()
 
-    def claimed(self, record: SessionRecord) -> None:
+    def note_claim(self, record: SessionRecord) -> None:
         """Note a session that goes on here or is replaced by a new one, before the record of the claim is written."""
         if record.v5 is not None and record.v5.quota:
             self._note(record.key, record.v5.quota, len(record.cons))
 
-    def written(self, record: SessionRecord) -> None:
+    def store_note(self, record: SessionRecord) -> None:
         """Store the note of a session whose record was written, where its number of consumers has changed."""
         if record.v5 is None or not record.v5.quota:
             return
@@ -164,7 +164,7 @@ class Quotas:
         target = b"HPUB %b " % note_subject(quota, record.key).encode()
         self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
 
-    def left(self, key: str) -> None:
+    def forget_session(self, key: str) -> None:
         """Forget the note and the reservation of a session whose connection has ended; its stored note stays."""
         if key in self._reserved:
             self._release(key)

@@ -97,7 +97,7 @@ async def save_record(client: Session, expected: int) -> int:
     except (RequestTimeout, NoResponders):
         sequence = await retry_until_answered(client, partial(_save_again, client, record, expected, nonce, reply))
     client.claim(sequence)
-    services.quotas.written(record)
+    services.quotas.store_note(record)
     return sequence
 
 

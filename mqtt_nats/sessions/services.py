@@ -32,7 +32,7 @@ S = TypeVar("S", bound="Session")
 class Registry(Generic[S]):
     """The connections of a gateway in one account, and the sessions that they have."""
 
-    __slots__ = ("attached", "checks", "clients", "closing", "connections", "left", "sharing", "unchecked")
+    __slots__ = ("attached", "checks", "client_removed", "clients", "closing", "connections", "sharing", "unchecked")
 
     def __init__(self) -> None:
         self.clients: dict[str, S] = {}
@@ -45,8 +45,8 @@ class Registry(Generic[S]):
         """Of these, clients by the time at which their keep alive or connect timeout may have passed."""
         self.sharing: set[S] = set()
         """Clients that have had shared subscriptions."""
-        self.left = asyncio.Event()
-        """Set when a client has left."""
+        self.client_removed = asyncio.Event()
+        """Set when a client was removed: its connection has ended, or belongs to another account."""
         self.attached: dict[str, S] = {}
         """Clients by the name of the consumer that delivers to their connection."""
         self.closing = False
@@ -62,7 +62,7 @@ class Registry(Generic[S]):
         self.connections.discard(client)
         self.checks.discard(client)
         self.sharing.discard(client)
-        self.left.set()
+        self.client_removed.set()
 
     def begin_closing(self) -> None:
         """Let no more clients in: the gateway ends."""

@@ -171,7 +171,7 @@ class Session(Member):
 
     @property
     @abstractmethod
-    def left(self) -> bool:
+    def ended_by_client(self) -> bool:
         """True when the client itself has ended the connection."""
 
     @property

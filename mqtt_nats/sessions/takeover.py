@@ -181,7 +181,7 @@ class Claims:
     def _unserved(self, client: Session) -> bool:
         clients = self._clients.get(client.hash, ())
         earlier = clients[: clients.index(client)] if client in clients else ()
-        return any(one.unserved and one.user == client.user and one.left for one in earlier)
+        return any(one.unserved and one.user == client.user and one.ended_by_client for one in earlier)
 
     def is_elsewhere(self, client: Session, known: SessionRecord) -> bool:
         """Whether a client has closed its connection, and a later one of the client may have written the record."""

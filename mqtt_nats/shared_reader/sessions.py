@@ -330,7 +330,7 @@ class SharedReaderSessions(SharedFeed):
         if live and side.keeper is not None:
             # Nothing is sent before the stored position says that it may have been sent.
             if not await side.keeper.flush():
-                side.keeper.left()
+                side.keeper.end_if_moved()
                 return
             for source in live:
                 side.machine.release_held(source, SubscriptionState.RETURNING)

@@ -52,11 +52,11 @@ class Counted(Protocol):
     def due(self) -> float:
         """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
 
-    def count(self, left: Callable[[], None] | None, due: float) -> None:
-        """Note that the connection is counted: call ``left`` once when it is gone; ``due``: see the property."""
+    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+        """Note that the connection is counted: call ``on_end`` once when it is gone; ``due``: see the property."""
 
     def uncount(self) -> None:
-        """Call ``left`` now: the connection ends."""
+        """Call ``on_end`` now: the connection ends."""
 
     def name_source(self, source: tuple[str, int]) -> None:
         """Note the client's address and port, as a proxy has named them."""

@@ -49,11 +49,11 @@ def _tcp_info(transport: asyncio.Transport, size: int) -> bytes | None:
 class ClientSocket:
     """The socket of a client, and what its listener has noted about it."""
 
-    __slots__ = ("_host", "due", "left", "source", "transport")
+    __slots__ = ("_host", "due", "on_end", "source", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.left: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         """Function called once when the socket is closed; None = no listener counts the socket."""
         self.source: tuple[str, int] | None = None
         """Address and port that a proxy has named for the client; None = the socket's peer."""
@@ -61,15 +61,15 @@ class ClientSocket:
         self.due = 0.0
         """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
 
-    def count(self, left: Callable[[], None] | None, due: float) -> None:
+    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.left, self.due = left, due
+        self.on_end, self.due = on_end, due
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""
-        left, self.left = self.left, None
-        if left is not None:
-            left()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     def name_source(self, source: tuple[str, int]) -> None:
         """Note the address and port of the client that a proxy has named."""

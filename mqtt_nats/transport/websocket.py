@@ -123,7 +123,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         paths: Collection[str] = PATHS,
     ) -> None:
         super().__init__()
-        self.left: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.source: tuple[str, int] | None = None
         self.due = 0.0
         self._paths = paths
@@ -158,7 +158,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the new connection and start the deadline of the upgrade."""
         self._transport = transport = cast(asyncio.Transport, transport)
-        if self.left is None and not self._enter(self):
+        if self.on_end is None and not self._enter(self):
             transport.abort()
             return
         self._deadline = asyncio.get_running_loop().call_later(self._timeout, transport.abort)
@@ -166,7 +166,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
     def data_received(self, data: bytes) -> None:
         """Handle received data, in several turns if there is much."""
         if not self._open:
-            if self.left is not None and not self._ended:  # else the connection is one too many, or refused
+            if self.on_end is not None and not self._ended:  # else the connection is one too many, or refused
                 self._head += data
                 self._upgrade()
         elif not self._done:
@@ -203,15 +203,15 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._connection.connection_lost(exc)
         self.uncount()
 
-    def count(self, left: Callable[[], None] | None, due: float) -> None:
+    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.left, self.due = left, due
+        self.on_end, self.due = on_end, due
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""
-        left, self.left = self.left, None
-        if left is not None:
-            left()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
 
     def name_source(self, source: tuple[str, int]) -> None:
         """Note the address and port of the client that a proxy has named."""
@@ -242,8 +242,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._open = True
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
-        self._connection.count(self.left, self.due)
-        self.left = None
+        self._connection.count(self.on_end, self.due)
+        self.on_end = None
         self._connection.connection_made(self)
         if rest:
             self.data_received(rest)

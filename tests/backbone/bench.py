@@ -111,7 +111,7 @@ class Bench:
     @property
     def stalled(self) -> bool:
         """Something is not sent."""
-        return self.store._stalled
+        return self.store._in_outage
 
     def op(self, name: str) -> PendingStore:
         """The operation that was put under a name."""

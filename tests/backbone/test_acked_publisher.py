@@ -172,7 +172,7 @@ async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(outage, "PROBE_MOST", 0.01)
     bench = Bench()
     bench.put("a")
-    bench.store.stall(b"$MQTT_msgs", "a test")
+    bench.store.note_outage(b"$MQTT_msgs", "a test")
     await aeventually(lambda: len(bench.link.out) >= 4)
     assert set(bench.sent()) == {"a"}
     bench.store.offline()

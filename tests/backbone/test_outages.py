@@ -283,11 +283,11 @@ async def test_a_leader_that_answers_no_request_is_told_of(monkeypatch: pytest.M
 
     bench.store.on_silent = lambda stream: silent.append((stream, requests()))
     bench.put("message")
-    bench.store.stall(b"$MQTT_msgs", "a test")
+    bench.store.note_outage(b"$MQTT_msgs", "a test")
     bench.store.call(DELETE_HELD, b"", Note(bench.log, "removal"))
     bench.replies["removal"] = bench.store.prefix + list(bench.store.pending)[-1]
     bench.link.take()
-    bench.store.stall(b"$MQTT_qos2in", "a test")
+    bench.store.note_outage(b"$MQTT_qos2in", "a test")
     await aeventually(lambda: bool(silent))
     await aeventually(lambda: requests() > 6)
     assert silent == [("$MQTT_qos2in", 2)]

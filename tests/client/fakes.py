@@ -263,7 +263,7 @@ class FakeLeftQuotas(FakeQuotas):
         super().__init__()
         self.fake_left: list[str] = []
 
-    def left(self, client_hash: str) -> None:
+    def forget_session(self, client_hash: str) -> None:
         self.fake_left.append(client_hash)
 
 

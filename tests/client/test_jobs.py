@@ -328,7 +328,7 @@ async def test_a_job_before_disconnect_goes_on() -> None:
     runner.do(note(runner, "one"))
     assert not runner.outlasts(None)
     runner.hear_disconnect()
-    assert (runner.ended, runner.left, runner.unserved) == (True, True, True)
+    assert (runner.ended, runner.ended_by_client, runner.unserved) == (True, True, True)
     assert runner.outlasts(None)
     await runner.fake_tasks.fake_settle()
     assert runner.fake_log == ["silent", "one"]
@@ -351,7 +351,7 @@ async def test_packets_of_a_session_that_has_moved_are_not_served(keeps: bool, t
 async def test_who_has_ended_the_connection(hung_up: bool, state: State) -> None:
     runner = Runner(state)
     runner.fake_connection.hung_up = hung_up
-    assert runner.left is hung_up
+    assert runner.ended_by_client is hung_up
     assert runner.ended is (state is State.ENDED)
     assert runner.holds_up(Disconnect()) is (state is State.ENDED)
 

@@ -61,10 +61,10 @@ class Ports:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         pass
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:
@@ -99,7 +99,7 @@ class Keeping:
         self.fake_times -= 1
         return self.fake_times >= 0
 
-    def left(self) -> None:
+    def end_if_moved(self) -> None:
         self.fake_left = True
 
     def restore(self, position: Position, valid: int, sent: int) -> None:

@@ -261,7 +261,7 @@ async def test_a_last_position_is_not_written_over_another(setup: Setup) -> None
     setup.writer.strict = True
     await refused(setup, b"{}", owner=True)
     assert (setup.writer.lost, setup.writer.moved) == (True, True)
-    setup.writer.left()
+    setup.writer.end_if_moved()
     assert setup.client.fake_ended == ["taken over"]
 
 
@@ -282,7 +282,7 @@ async def test_another_refusal_ends_the_connection(setup: Setup) -> None:
     setup.writes[0][3].failed(ApiError(503, 10077, "maximum bytes exceeded"))
     assert setup.writer.lost
     assert "maximum bytes exceeded" in str(setup.client.fake_ended[0])
-    setup.writer.left()  # it has not moved
+    setup.writer.end_if_moved()  # it has not moved
     assert len(setup.client.fake_ended) == 1
 
 

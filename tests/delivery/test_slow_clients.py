@@ -281,7 +281,7 @@ def test_only_what_comes_again_is_taken_back() -> None:
     assert retained_id in bench.machine.inflight
     retained = bench.put(retained_id)
     _take_back(bench.client, bench.side)
-    bench.machine.stall()
+    bench.machine.stop_sending()
     assert bench.outlet.chunks == [shared, PINGRESP, retained]
     assert read not in bench.outlet.chunks
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [-848, -7, 1]
@@ -347,7 +347,7 @@ def test_what_was_never_sent_comes_again_without_dup_and_in_order() -> None:
     bench.stored(3, attempt=2)  # an earlier connection may have sent it
     bench.ports.take()
     _take_back(bench.client, bench.side)
-    machine.stall()
+    machine.stop_sending()
     machine.arrived(one, 4, 1, b"r4", None, 1)
     assert not machine.sent_at_once(one, 5, 1, b"r5")
     for sequence in (1, 2, 3, 4):
@@ -369,7 +369,7 @@ def test_a_server_that_was_killed_meanwhile_has_forgotten_what_it_delivered() ->
     bench.stored(3)
     bench.ports.take()
     _take_back(bench.client, bench.side)
-    machine.stall()
+    machine.stop_sending()
     for sequence in (1, 2, 3):
         machine.arrived(one, sequence, 1, b"anew%d" % sequence, None, 1)
     machine.go_on()
@@ -384,7 +384,7 @@ def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> N
     for sequence in (2, 3):
         bench.stored(sequence)
     _take_back(bench.client, bench.side)
-    machine.stall()
+    machine.stop_sending()
     assert (one.last, one.forgotten_from) == (3, 2)
     machine.go_on()
     assert one.forgotten_from == 0
@@ -398,7 +398,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     attachment = ConsumerBinding("a", consumer, one)
     one.held |= SubscriptionState.RETURNING
     stall = SlowClient()
-    machine.stall()
+    machine.stop_sending()
 
     async def nothing(*_: object) -> None:
         return
@@ -442,7 +442,7 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
     machine.arrived(ended, 3, 1, b"r3", "body", 1)
     ended.end = 3
     assert [one.body for one in machine.queued] == ["body", "body"]
-    machine.stall()
+    machine.stop_sending()
     assert [delivery.sequence for delivery in machine.queued] == [3], "others may depend on one that has ended"
     machine.arrived(one, 2, 2, b"r2b", "body", 1)
     machine.acknowledged(4, [packet_id(1)])

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
-from mqtt_nats.delivery.draining import returned, spend
+from mqtt_nats.delivery.draining import note_exhausted, note_redelivered
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
@@ -40,7 +40,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
 
     async def reattach(client: Any, side: Any) -> None:
         ended.missed = False
-        returned(side, ended)
+        note_redelivered(side, ended)
 
     for name in ("save_record", "write_changed_record", "fetch_in_flight"):
         monkeypatch.setattr(stalling, name, nothing)
@@ -74,7 +74,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
     )
     client.durable_side = side
     client.delivery.reconciling = found = Reconciling(as_services(services), services.registry, SharedFeed())
-    spend(side, ended)
+    note_exhausted(side, ended)
     found.due(client, "ended")
     async with asyncio.timeout(5):
         await (await work.get())

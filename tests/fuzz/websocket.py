@@ -124,13 +124,13 @@ class _Reader:
     """In place of a connection: collects what comes."""
 
     def __init__(self) -> None:
-        self.left: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.due = 0.0
         self.got = b""
         self.made = self.lost = 0
 
-    def count(self, left: Callable[[], None] | None, due: float) -> None:
-        self.left, self.due = left, due
+    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+        self.on_end, self.due = on_end, due
 
     def connection_made(self, transport: WebSocket) -> None:
         self.made += 1
@@ -155,7 +155,7 @@ async def _serve(data: bytes, portion: int, origins: tuple[str, ...]) -> tuple[_
     def enter(web: WebSocket) -> bool:
         nonlocal counted
         counted += 1
-        web.left = leave
+        web.on_end = leave
         return True
 
     web = WebSocket(cast(Connection, reader), enter, 60.0, origins)
@@ -171,8 +171,8 @@ async def _serve(data: bytes, portion: int, origins: tuple[str, ...]) -> tuple[_
         await asyncio.sleep(0)
     expect(not web._busy, "it does not come to an end")
     web.connection_lost(None)
-    if reader.left is not None:
-        reader.left()
+    if reader.on_end is not None:
+        reader.on_end()
     expect(counted == 0, f"the connection counts {counted} times when it is over")
     expect(reader.made == reader.lost <= 1, f"the connection begins {reader.made} times and ends {reader.lost} times")
     return wire, reader

@@ -145,7 +145,7 @@ class Gateway:
         taken = Taken(f"$delayed/1/{topic}", route, payload, qos, retain, SENDER, more, b"id1")
         operation = Lonely(topic)
         schedule(cast("Path", self.path), taken, 2e9, operation)
-        assert operation.left == 1
+        assert operation.remaining == 1
         (found,) = self.store.fake_put
         self.store.fake_put.clear()
         assert found[0] == b"HPUB $MQTT.timers.message.id1 "

@@ -42,7 +42,7 @@ class FakeClaimQuotas(FakeQuotas):
     async def admit(self, quota: str, who: str) -> None:
         self.fake_admitted.append(who)
 
-    def claimed(self, record: SessionRecord) -> None:
+    def note_claim(self, record: SessionRecord) -> None:
         self.fake_claimed.append(record.client_id)
 
 
@@ -113,7 +113,7 @@ class FakeClaimant(FakeClient):
         self.expiry = None
         self.user: str | None = None
         self.foreign = 0
-        self.unserved = self.left = False
+        self.unserved = self.ended_by_client = False
         self.connection = FakeClaimConnection()
         self.delivery = FakeClaimDelivery()
         self.fake_begun: list[tuple[int, bool]] = []

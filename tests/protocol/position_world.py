@@ -92,10 +92,10 @@ class Gateway:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         pass
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:

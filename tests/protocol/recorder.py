@@ -33,10 +33,10 @@ class Recorder:
     def look(self, source: SubscriptionState, sequence: int) -> None:
         self.calls.append(("look", sequence))
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         self.waited += 1
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         self.calls.append(("written", source))
 
     def seek(self) -> None:

@@ -53,7 +53,7 @@ def test_what_was_given_up_is_sent_when_it_comes_again() -> None:
     one.attaching()
     machine.arrived(one, 8, 1, b"r8", None, 1)
     assert machine.recall(packet_id(6))
-    machine.stall()
+    machine.stop_sending()
     ports.take()
     one.attaching()
     for sequence in (5, 6, 7):

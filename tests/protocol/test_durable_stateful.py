@@ -217,7 +217,7 @@ class DurableSession(RuleBasedStateMachine):
     def stall(self, unread: int) -> None:
         """The client does not read: what has not left the gateway is given up."""
         self.world.recall(self.gateway, unread)
-        self.gateway.machine.stall()
+        self.gateway.machine.stop_sending()
         self.stalled = True
         for name, source in self.gateway.sources.items():
             if not source.end:

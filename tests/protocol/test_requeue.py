@@ -138,7 +138,7 @@ def test_what_has_not_come_again_was_not_sent_either() -> None:
     machine.arrived(one, 3, 2, b"sent", None, 1)
     machine.arrived(one, 5, 1, b"waits", None, 1)
     assert machine.unsent() == {4, 5}
-    machine.stall()
+    machine.stop_sending()
     assert machine.unsent() == {4, 5}
 
 

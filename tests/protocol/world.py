@@ -104,10 +104,10 @@ class Gateway:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 
-    def waits(self) -> None:
+    def report_waiting(self) -> None:
         pass
 
-    def written(self, source: SubscriptionState) -> None:
+    def report_sent(self, source: SubscriptionState) -> None:
         pass
 
     def seek(self) -> None:

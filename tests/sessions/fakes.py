@@ -125,7 +125,7 @@ class FakeQuotas:
     def __init__(self) -> None:
         self.fake_written: list[SessionRecord] = []
 
-    def written(self, record: SessionRecord) -> None:
+    def store_note(self, record: SessionRecord) -> None:
         self.fake_written.append(record)
 
 

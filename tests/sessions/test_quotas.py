@@ -260,7 +260,7 @@ async def test_a_note_without_its_session_does_not_count(monkeypatch: pytest.Mon
     await bench.sessions.save(moved, expected=None)
     bench.js.put(bench.sessions.subject(poisoned.key), b"no JSON")
     begins = record("begins")  # its first record is about to be written
-    bench.quotas.claimed(begins)
+    bench.quotas.note_claim(begins)
     for one in (moved, poisoned, begins):
         bench.js.put(note_subject(QUOTA, one.key), b"0")
     assert await bench.admits()
@@ -290,24 +290,24 @@ async def test_notes_are_left_alone_while_there_is_room(monkeypatch: pytest.Monk
 
 async def test_a_note_is_stored_when_the_number_of_consumers_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    bench.quotas.claimed(record("c", 1))
-    bench.quotas.written(record("c", 1))
+    bench.quotas.note_claim(record("c", 1))
+    bench.quotas.store_note(record("c", 1))
     assert bench.store.fake_put == []
-    bench.quotas.written(record("c", 3))
+    bench.quotas.store_note(record("c", 3))
     ((target, _, payload, _),) = bench.store.fake_put
     assert (target, payload) == (b"HPUB %b " % note_subject(QUOTA, name_hash("c")).encode(), b"3")
     assert bench.quotas.consumers == 3
-    bench.quotas.left(name_hash("c"))
+    bench.quotas.forget_session(name_hash("c"))
     assert bench.quotas.consumers == 0
 
 
 async def test_a_session_that_counts_for_nobody_has_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     for one in (record("c", 2, quota=""), SessionRecord("of nats-server's listener")):
-        bench.quotas.claimed(one)
-        bench.quotas.written(one)
+        bench.quotas.note_claim(one)
+        bench.quotas.store_note(one)
         await bench.quotas.forget(one)
-        bench.quotas.left(one.key)
+        bench.quotas.forget_session(one.key)
     assert (bench.store.fake_put, bench.quotas.consumers, bench.js.asked) == ([], 0, [])
 
 
@@ -347,10 +347,10 @@ async def test_a_reservation_ends_when_the_record_is_written(monkeypatch: pytest
     bench = Bench(monkeypatch, max_durable_consumers=5)
     assert await bench.reserve("c", 4) == 4
     assert await bench.reserve("other", 4) == 1
-    bench.quotas.written(record("c", 2))
+    bench.quotas.store_note(record("c", 2))
     assert bench.quotas.consumers == 3
     assert await bench.reserve("other", 4) == 3, "what it had reserved before is free again"
-    bench.quotas.left(name_hash("other"))
+    bench.quotas.forget_session(name_hash("other"))
     assert bench.quotas.consumers == 2
     assert await bench.reserve("third", 4) == 3
 

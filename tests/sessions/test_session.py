@@ -46,7 +46,7 @@ class PlainSession(Session):
     """A session without what the client above it decides."""
 
     consumers = None
-    unserved = left = busy = False
+    unserved = ended_by_client = busy = False
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         work.close()

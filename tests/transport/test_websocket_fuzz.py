@@ -55,15 +55,15 @@ class Reader:
     """In place of a connection: takes what comes, stops now and then, and may end it."""
 
     def __init__(self, chance: random.Random) -> None:
-        self.left: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.got = b""
         self.held = False
         self.lost = 0
         self._chance = chance
         self._transport: WebSocket | None = None
 
-    def count(self, left: Callable[[], None] | None, due: float) -> None:
-        self.left = left
+    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+        self.on_end = on_end
 
     def connection_made(self, transport: WebSocket) -> None:
         self._transport = transport
@@ -95,8 +95,8 @@ class Reader:
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost += 1
-        if self.left is not None:
-            self.left()
+        if self.on_end is not None:
+            self.on_end()
 
 
 def make(chance: random.Random) -> bytes:
@@ -135,7 +135,7 @@ async def test_nearly_right() -> None:
         def enter(connection: Any, leave: Callable[[], None] = leave) -> bool:
             nonlocal counted
             counted += 1
-            connection.left = leave
+            connection.on_end = leave
             return True
 
         reader, wire = Reader(chance), Wire()
@@ -185,7 +185,7 @@ async def test_the_end_comes_while_nothing_is_read() -> None:
     reader, wire = Holding(random.Random()), Wire()
 
     def enter(connection: Any) -> bool:
-        connection.left = lambda: None
+        connection.on_end = lambda: None
         return True
 
     web = WebSocket(cast(Connection, reader), enter, 60.0)
@@ -211,7 +211,7 @@ async def test_a_long_international_host_costs_little(name: str) -> None:
     data = request(Host=None).replace(b"\r\n", f"\r\n{name}:xn--{'a' * 7_000}\r\n".encode(), 1)
 
     def enter(web: WebSocket) -> bool:
-        web.left = lambda: None
+        web.on_end = lambda: None
         return True
 
     begin = time.process_time()
