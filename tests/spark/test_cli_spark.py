@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from pyspark_mqtt_nats.jobs import archive, commands, flags, session
 from pyspark_mqtt_nats.jobs.session import Log, Setup
 from pyspark_mqtt_nats.options import OPTIONS
-from pyspark_mqtt_nats.rules import planning
+from pyspark_mqtt_nats.rules import query_plan
 from tests.conftest import NatsFactory
 from tests.harness.nats import ROOT, NatsServer
 from tests.harness.process import LoggedProcess, wait_ready
@@ -118,7 +118,7 @@ def test_help_names_every_option_of_the_connection_but_no_flag_for_a_secret(job:
     ("job", "flag", "default"),
     [
         ("rule", "--num-partitions", "1"),
-        ("rule", "--max-messages-per-trigger", str(planning.BATCH)),
+        ("rule", "--max-messages-per-trigger", str(query_plan.BATCH)),
         ("archive", "--max-messages-per-trigger", str(archive.BATCH)),
     ],
 )

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.publishing.dead_letters import PAYLOAD_MOST, dead_letter
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Refused
-from pyspark_mqtt_nats.rules import metrics, ruleset, running
+from pyspark_mqtt_nats.rules import metrics, query, ruleset
 from pyspark_mqtt_nats.rules.definitions import FILE_MOST, Rule, load
 from pyspark_mqtt_nats.rules.query import Figures
 from pyspark_mqtt_nats.rules.query_plan import Reads, sink_options, source_options
@@ -250,9 +250,9 @@ class Messages:
 def test_a_rule_runs_when_its_first_trigger_is_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when nothing comes: it is up again after a failure, and the user is told."""
     clock = [0.0]
-    monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    monkeypatch.setattr(query.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
     messages = Messages()
-    rule = running.RunningRule(load(file).rules["hot"], cast(DataFrame, messages), {}, "checkpoint")
+    rule = query.RunningRule(load(file).rules["hot"], cast(DataFrame, messages), {}, "checkpoint")
     for up in (1, 0):
         assert rule.check(may_start=True) == ""  # it is started
         messages.query.status["isTriggerActive"] = True
@@ -266,7 +266,7 @@ def test_a_rule_runs_when_its_first_trigger_is_over(file: Path, monkeypatch: pyt
         assert rule.check(may_start=True) == "there is no stream x; the rule is started again"
         assert (rule.told, rule.figures.up) == (False, 0)
         assert rule.check(may_start=True) == ""
-        clock[0] += running.PAUSE_MOST
+        clock[0] += query.PAUSE_MOST
 
 
 def test_parts_of_a_template() -> None:
