@@ -104,7 +104,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
     if client.durable_side is not None and idle:
         await attach_idle(client, client.durable_side, idle)
     if client.durable_side is not None:
-        client.delivery.feed.soon(client)
+        client.delivery.feed.promote_soon(client)
 
 
 def refuse(client: Client, error: MqttError) -> None:

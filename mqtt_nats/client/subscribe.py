@@ -234,7 +234,7 @@ class Subscribing:
         if self.shares:
             ask_again(client)
         if client.durable_side is not None:
-            client.delivery.feed.soon(client)
+            client.delivery.feed.promote_soon(client)
 
 
 def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark | None:

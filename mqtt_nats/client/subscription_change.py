@@ -119,7 +119,7 @@ class Lowering:
         sources, self._sources = self._sources, []
         for source in sources:
             if side is not None:
-                side.machine.release_held(source)
+                side.machine.drop_hold(source)
         gates, self._gates = self._gates, []
         for gate in gates:
             close_gate(self._client, gate)

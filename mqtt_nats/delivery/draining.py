@@ -165,7 +165,7 @@ def release_waiting(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     for gate in attachment.release():
         close_gate(side.client, gate)
     for other in attachment.take_behind():
-        side.machine.release_held(other, SubscriptionState.BEHIND)
+        side.machine.drop_hold(other, SubscriptionState.BEHIND)
     if attachment.source.whole:
         finish(side, attachment)
 
@@ -215,7 +215,7 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
     waiting = {found: gate for found, gate in (side.client.gates or {}).items() if gate.waiting}
     for found in meeting(side.client, [subject]) if waiting else ():
         if found in waiting:
-            waiting[found].after.append(partial(side.machine.release_held, source, SubscriptionState.BEHIND))
+            waiting[found].after.append(partial(side.machine.drop_hold, source, SubscriptionState.BEHIND))
             before += 1
     source.hold(SubscriptionState.BEHIND, before)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.delivery.position_recovery import SETTING, leave_reader
+from mqtt_nats.delivery.position_recovery import SETTING, end_shared_delivery
 from mqtt_nats.delivery.position_writer import PROOFS, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.requeue import EVER
@@ -127,7 +127,7 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     """Hand the session's position over after the end of its connection."""
     services = client.services
     keeper = side.keeper
-    leave_reader(side)
+    end_shared_delivery(side)
     client.delivery.feed.forget(client)
     side.change(DeliveryEvent.ENDED)
     if keeper is None or keeper.lost:

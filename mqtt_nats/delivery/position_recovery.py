@@ -66,8 +66,8 @@ ROUNDS: Final = 10
 WINDOW: Final = 32768
 
 
-def leave_reader(side: DurableDelivery) -> None:
-    """Stop taking messages of the session from the shared reader, and note how far the session has come."""
+def end_shared_delivery(side: DurableDelivery) -> None:
+    """Take no more messages of a session from the shared reader; its subscriptions note up to where they have come."""
     keeper = side.keeper
     if keeper is None or not side.live:
         return

@@ -68,10 +68,10 @@ class SharedFeed:
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
 
-    def later(self, client: Receiver) -> None:
+    def promote_later(self, client: Receiver) -> None:
         """Leave a session to its own consumers for a while."""
 
-    def soon(self, client: Receiver) -> None:
+    def promote_soon(self, client: Receiver) -> None:
         """Try soon to make subscriptions of a session live."""
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:

@@ -117,7 +117,7 @@ class Reconciling:
             if name in unclear or one.missed or one.wire is not client.path.link.wire:
                 self.due(client, name)  # without another check new messages would wait for ever
             else:
-                side.machine.release_held(one.source, SubscriptionState.RETURNING)
+                side.machine.drop_hold(one.source, SubscriptionState.RETURNING)
                 note_redelivered(side, one)
                 finish(side, one)
 

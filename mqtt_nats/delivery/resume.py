@@ -24,9 +24,9 @@ from mqtt_nats.delivery.draining import (
 )
 from mqtt_nats.delivery.position_recovery import (
     continue_in_stream,
+    end_shared_delivery,
     end_suspicion,
     fetch_in_flight,
-    leave_reader,
     limit_in_flight,
     remove_dormant,
     restore_position,
@@ -422,7 +422,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
                 if side.keeper is not None and not await side.keeper.flush():
                     side.keeper.end_if_moved()
                     return
-                side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
+                side.machine.drop_hold(attachment.source, SubscriptionState.RETURNING)
             continue
         consumer = record.cons.get(attachment.key)
         if consumer is None:
@@ -436,7 +436,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
         # A consumer that had no leader sends nothing again by itself.
         patience = 0.0 if loop.time() - asked > RETURN else RETURN
         if await retry_until_answered(client, partial(bring_back, side, attachment, patience, ATTEMPTS)):
-            side.machine.release_held(attachment.source, SubscriptionState.RETURNING)
+            side.machine.drop_hold(attachment.source, SubscriptionState.RETURNING)
             note_redelivered(side, attachment)
             finish(side, attachment)
         else:
@@ -449,7 +449,7 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
     """Move a session that has left the shared reader to its own consumers."""
     if side.state is not DeliveryState.LEAVING:
         return
-    client.delivery.feed.later(client)
+    client.delivery.feed.promote_later(client)
     in_records = _is_in_records(client)
     if await store_positions_in_consumers(client, side):
         if not in_records:
@@ -474,7 +474,7 @@ async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None
         return
     if side.live and not wholly and all(one.source.live for one in side.attachments.values()):
         return
-    leave_reader(side)
+    end_shared_delivery(side)
     if not side.stalled:
         await return_to_consumers(client, side)
     elif side.dormant:

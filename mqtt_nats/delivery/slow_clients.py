@@ -21,8 +21,8 @@ from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.delivery.draining import note_redelivered
 from mqtt_nats.delivery.position_recovery import (
+    end_shared_delivery,
     fetch_in_flight,
-    leave_reader,
     limit_in_flight,
     store_positions_in_consumers,
 )
@@ -148,7 +148,7 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
         if not machine.open:  # the session is being resumed, or wakes, or its connection ends
             return
         log.info("%s does not read: its messages wait in JetStream", client)
-        leave_reader(side)
+        end_shared_delivery(side)
         side.begin_stall(SlowClient())
     link = client.path.link
     for attachment in side.attachments.values():
@@ -245,7 +245,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
     for one in attachments:
         # Messages that had to come again after a loss have come with all others.
-        side.machine.release_held(one.source, SubscriptionState.RETURNING)
+        side.machine.drop_hold(one.source, SubscriptionState.RETURNING)
         if not one.missed:
             note_redelivered(side, one)
     if not client.alive:

@@ -346,6 +346,7 @@ class Inbound:
         bound(client)
 
     def _release(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
+        """Publish a held message under the id of its record: store it, and serve the subscribers of this gateway."""
         path, takers = client.path, client.ingress.takers
         if not held.sequence:  # no record: an answer that has gone to its NATS client, or a publish handled by hooks
             client.ingress.replying.released(client, held.id)

@@ -203,7 +203,7 @@ class Replay:
         side = self.client.consumers
         if self._holding and source is not None and side is not None:
             self._holding = False
-            side.machine.release_held(source)
+            side.machine.drop_hold(source)
 
     @property
     def wanted(self) -> bool:

@@ -61,7 +61,7 @@ async def publish_wills(wills: Wills, dead: Entry) -> int:
     return len(owed)
 
 
-async def reap(wills: Wills, presence: Presence, dead: Entry) -> None:
+async def fail_over(wills: Wills, presence: Presence, dead: Entry) -> None:
     """Publish the wills of a dead gateway, and end its sessions or set their deadlines.
 
     Raises:

@@ -23,7 +23,7 @@ from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.server_clock import converted, elapsed
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.config.worker_identity import default_name
-from mqtt_nats.lifecycle.failover import publish_wills, reap
+from mqtt_nats.lifecycle.failover import fail_over, publish_wills
 from mqtt_nats.lifecycle.predecessor import NAME, PROCESS, free_name, is_gone, own_process
 from mqtt_nats.lifecycle.readiness import explain
 from mqtt_nats.sessions.takeover import still_owner
@@ -169,7 +169,7 @@ class Lease:
         )
         await publish_wills(self._wills, entry)
         self._reaping.add(entry.identity)
-        self._services.tasks.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+        self._services.tasks.spawn(self._fail_over(entry, sequence), f"clients of gateway {entry.identity}")
 
     async def keep(self) -> None:
         """Renew the lease, and handle lapsed leases of other gateways, for as long as the gateway runs.
@@ -375,7 +375,7 @@ class Lease:
                     "gateway %s has not renewed its lease: its wills and sessions are taken over", called(entry)
                 )
                 self._reaping.add(entry.identity)
-                self._services.tasks.spawn(self._reap(entry, sequence), f"clients of gateway {entry.identity}")
+                self._services.tasks.spawn(self._fail_over(entry, sequence), f"clients of gateway {entry.identity}")
 
     def _can_read(self, entry: Entry) -> bool:
         """Whether this gateway can read all records of a dead one; else a newer gateway deals with its clients."""
@@ -393,9 +393,9 @@ class Lease:
             )
         return False
 
-    async def _reap(self, entry: Entry, sequence: int) -> None:
+    async def _fail_over(self, entry: Entry, sequence: int) -> None:
         """Deal with the clients of a dead gateway; after an interruption any gateway does it again."""
-        work = asyncio.create_task(reap(self._wills, self._presence, entry))
+        work = asyncio.create_task(fail_over(self._wills, self._presence, entry))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self.ttl)

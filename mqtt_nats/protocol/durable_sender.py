@@ -34,14 +34,12 @@ from typing import Any, Final
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, SubscriptionState
-from mqtt_nats.protocol.owed_pubrels import OwedPubrels
+from mqtt_nats.protocol.owed_pubrels import PUBREL, OwedPubrels
 from mqtt_nats.protocol.ports import Ports
 from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 follow from sequences of ``$MQTT_msgs``; higher ones are for retained and shared messages."""
-
-PUBREL: Final = 6
 
 
 def packet_id(sequence: int) -> int:
@@ -307,7 +305,7 @@ class DurableSender(OwedPubrels):
         waiting = len(self._waiting) + len(self.others) + len(self.reserved)
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
-    def release_held(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
+    def drop_hold(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
         """Remove one reason for which new messages of a subscription wait; after the last one let them go."""
         source.drop_reason(reason)
         while source.backlog and not source.held:
@@ -369,19 +367,16 @@ class DurableSender(OwedPubrels):
         Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
-        self._resend_pubrels()
+        self.resend_pubrels()
         self.open = self.begun = True
         self.pump()
-
-    def _resend_pubrels(self) -> None:
-        """Send the owed PUBRELs again, in the order in which their messages were received [MQTT-4.6.0-4] (3.1.1)."""
-        for identifier in self.releases:
-            self.ports.send(ack_bytes(PUBREL, identifier))
 
     # -- what the client acknowledges -----------------------------------------------------------
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
         """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
+
+        PUBACK acknowledges a message at QoS 1 to JetStream; a message at QoS 2 waits for :meth:`pubrel_stored`.
 
         Raises:
             ProtocolError: the packet does not belong to the message's QoS.
@@ -432,7 +427,7 @@ class DurableSender(OwedPubrels):
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
-        """Send PUBREL, which is stored now, then acknowledge the message to JetStream."""
+        """Send PUBREL, whose record is stored now, then acknowledge the message at QoS 2 to JetStream."""
         delivery = self.inflight.get(identifier)
         if delivery is None or delivery.state != STORING:
             return

@@ -174,7 +174,7 @@ class SubscriptionState:
             self.held += reason * times
 
     def drop_reason(self, reason: int) -> None:
-        """Remove one reason for which new messages are kept back; :meth:`DurableSender.release_held` sends them."""
+        """Remove one reason for which new messages are kept back; :meth:`DurableSender.drop_hold` sends them."""
         if reason == self.RETURNING:
             self.held &= ~reason
         else:

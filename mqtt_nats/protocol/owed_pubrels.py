@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
+from mqtt_nats.codec import ack_bytes
 from mqtt_nats.protocol.inflight import STORING, Delivery, Release, SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.protocol.requeue import EVER, Requeue
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
+
+PUBREL: Final = 6
 
 
 class OwedPubrels(Requeue):
@@ -44,6 +48,11 @@ class OwedPubrels(Requeue):
             self._owed.add(sequence)
         if identifier >= RETAINED_BASE:
             self._recorded[identifier] = sequence
+
+    def resend_pubrels(self) -> None:
+        """Send the owed PUBRELs again, in the order in which their messages were received [MQTT-4.6.0-4] (3.1.1)."""
+        for identifier in self.releases:
+            self.ports.send(ack_bytes(PUBREL, identifier))
 
     def keep(self, identifier: int, record: bytes) -> None:
         """Keep the identifier of an owed PUBREL taken until :meth:`freed` is called."""

@@ -175,7 +175,7 @@ async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -
     try:
         return await send_again(services, MESSAGES, attachment.consumer, lambda: source.again)
     finally:
-        side.machine.release_held(source)
+        side.machine.drop_hold(source)
 
 
 async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:

@@ -39,7 +39,7 @@ class ConsumerChoice:
         return self._wanted != "consumers"
 
     def wants_no_consumers(self, in_records: bool, own: int, consumers: int, replicas: int) -> bool:
-        """Return whether a session is to have no consumers.
+        """Return whether a session is to have no consumers, but records; it moves when it is resumed.
 
         Args:
             in_records: whether it has none.

@@ -122,4 +122,4 @@ def let_go(live: SharedReaderSessions, side: DurableDelivery, begun: list[Consum
     if side.client in live.registry.unchecked:
         return  # NATS was lost meanwhile: new messages wait until the session is known to be this gateway's still
     for one in begun:
-        side.machine.release_held(one.source, SubscriptionState.RETURNING)
+        side.machine.drop_hold(one.source, SubscriptionState.RETURNING)

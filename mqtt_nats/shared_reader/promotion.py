@@ -345,7 +345,7 @@ def undo(live: SharedReaderSessions, member: Member, joining: Promotion) -> None
     """Undo a promotion that has failed: the consumers go on."""
     client, side = member.client, member.side
     if not joining.gave_way:
-        live.later(client)
+        live.promote_later(client)
     if not side.live:
         live.remove(client)
     if not client.alive:

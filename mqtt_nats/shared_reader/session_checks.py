@@ -80,7 +80,7 @@ def _promote(live: SharedReaderSessions, client: Receiver, now: float) -> None:
     try:
         live.begin(client, side, now)
     except Exception:
-        live.later(client)
+        live.promote_later(client)
         raise
     member = live.members.get(client)
     live.candidates.put(client, now if member is None else max(now, member.retry))

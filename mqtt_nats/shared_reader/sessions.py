@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import leave_reader, limit_in_flight, remove_dormant
+from mqtt_nats.delivery.position_recovery import end_shared_delivery, limit_in_flight, remove_dormant
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.delivery.resume import return_to_consumers
@@ -147,7 +147,7 @@ class SharedReaderSessions(SharedFeed):
         if consumer in ("", self.reader.name):
             self.reader.suspect()
 
-    def later(self, client: Receiver) -> None:
+    def promote_later(self, client: Receiver) -> None:
         """Leave a session to its own consumers for a while, since it has fallen behind or cannot become live."""
         if (member := self._member(client)) is not None:
             member.put_off(asyncio.get_running_loop().time())
@@ -227,10 +227,10 @@ class SharedReaderSessions(SharedFeed):
     def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""
         self.put_through(member, sequence, message, mark)
-        self._look_after(member)
+        self._demote_if_crowded(member)
 
-    def _look_after(self, member: Member) -> None:
-        """Move a session for which too many messages wait back to its consumers."""
+    def _demote_if_crowded(self, member: Member) -> None:
+        """Have a session leave the shared reader if too many messages wait for it."""
         if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers deliver its messages", member.client)
             self.demote(member.client, member.side)
@@ -261,8 +261,8 @@ class SharedReaderSessions(SharedFeed):
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
     def demote(self, client: Receiver, side: DurableDelivery) -> None:
-        """Move a session back to its own consumers."""
-        leave_reader(side)
+        """Have a session leave the shared reader, in a job: its own consumers bring its messages from then on."""
+        end_shared_delivery(side)
         self.returning.add(client)
         client.do(self._demote(client, side))
 
@@ -274,7 +274,7 @@ class SharedReaderSessions(SharedFeed):
 
     # -- promotion ------------------------------------------------------------------------------
 
-    def soon(self, client: Receiver) -> None:
+    def promote_soon(self, client: Receiver) -> None:
         """Try promotion shortly: a session has begun, or has new subscriptions."""
         self._consider(client, 0.0)
         asyncio.get_running_loop().call_later(SOON, self._try, client)
@@ -318,7 +318,7 @@ class SharedReaderSessions(SharedFeed):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
             log.debug("%s does not become live: %s", client, error)
-            self.later(client)
+            self.promote_later(client)
         except Conflict:
             client.taken_over()
         finally:
@@ -333,7 +333,7 @@ class SharedReaderSessions(SharedFeed):
                 side.keeper.end_if_moved()
                 return
             for source in live:
-                side.machine.release_held(source, SubscriptionState.RETURNING)
+                side.machine.drop_hold(source, SubscriptionState.RETURNING)
             if claimed(client.record)[1].consumerless:
                 await remove_dormant(client, side)
 
@@ -343,10 +343,10 @@ class SharedReaderSessions(SharedFeed):
         if client.crowded():
             return
         if behind is None or (behind and (side.live or len(self.slow) >= CATCHING_MOST)):
-            self.later(client)
+            self.promote_later(client)
             return
         if behind and await far_apart(self.services.head, attachments):
-            self.later(client)
+            self.promote_later(client)
             return
         if side.keeper is None:
             side.store_position_with(PositionWriter(client, NO_POSITION))
@@ -412,7 +412,7 @@ class SharedReaderSessions(SharedFeed):
         side = member.side
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
             side.keeper.confirm_sent()
-        self._look_after(member)
+        self._demote_if_crowded(member)
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
         """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""

@@ -131,7 +131,7 @@ def test_what_is_held_back_of_an_ended_subscription_keeps_its_consumer() -> None
     one.held += SubscriptionState.BEHIND
     machine.arrived(one, 5, 1, b"held", message(), 1)
     assert machine.holds(one)
-    machine.release_held(one, SubscriptionState.BEHIND)
+    machine.drop_hold(one, SubscriptionState.BEHIND)
     assert machine.holds(one)
     machine.acknowledged(PUBACK, [packet_id(5)])
     assert not machine.holds(one)

@@ -196,7 +196,7 @@ def test_retained_messages_are_sent_before_what_waits() -> None:
     machine.replay(one, 3, 2, None, False)
     assert ports.take() == [("publish", -3, 2, False)]
     assert machine.oldest_replayed(one) == 3
-    machine.release_held(one)
+    machine.drop_hold(one)
     assert ports.take() == [("publish", 5, 1, False)]
     identifier = retained_id(3)
     machine.acknowledged(PUBREC, [identifier])
@@ -216,11 +216,11 @@ def test_new_messages_wait_for_every_replay() -> None:
     one.held |= SubscriptionState.RETURNING
     one.held |= SubscriptionState.RETURNING
     machine.arrived(one, 5, 1, b"r", None, 1)
-    machine.release_held(one)
-    machine.release_held(one, SubscriptionState.RETURNING)
-    machine.release_held(one, SubscriptionState.RETURNING)
+    machine.drop_hold(one)
+    machine.drop_hold(one, SubscriptionState.RETURNING)
+    machine.drop_hold(one, SubscriptionState.RETURNING)
     assert ports.take() == []
-    machine.release_held(one)
+    machine.drop_hold(one)
     assert ports.take() == [("publish", 5, 1, False)]
 
 
@@ -390,7 +390,7 @@ def test_qos_0_takes_the_place_of_a_subscription() -> None:
     assert (one.end, one.whole) == (9, True)
     assert not ports.take()
     assert machine.waits(one)
-    machine.release_held(one)
+    machine.drop_hold(one)
     calls = ports.take()
     assert [call[1] for call in calls if call[0] == "publish"] == [5, 6, 7, 8]
     assert calls[-1] == ("written", one)
@@ -441,7 +441,7 @@ def test_drain_of_what_was_held_back() -> None:
     assert [delivery.sequence for delivery in machine.drain(one)] == [-3]
     assert ports.take() == [("ack", b"held")]
     assert not machine.others
-    machine.release_held(one)
+    machine.drop_hold(one)
     assert ports.take() == []
 
 
@@ -454,10 +454,10 @@ def test_what_stands_behind_an_ended_subscription() -> None:
     ended.end = 6
     machine.arrived(heir, 7, 1, b"new", None, 1)
     machine.arrived(ended, 6, 1, b"old", None, 1)
-    machine.release_held(heir, SubscriptionState.BEHIND)
-    machine.release_held(heir)
+    machine.drop_hold(heir, SubscriptionState.BEHIND)
+    machine.drop_hold(heir)
     assert ports.take() == [("publish", 6, 1, False)]
-    machine.release_held(heir, SubscriptionState.BEHIND)
+    machine.drop_hold(heir, SubscriptionState.BEHIND)
     assert ports.take() == [("publish", 7, 1, False)]
 
 

@@ -180,7 +180,7 @@ class Between(RuleBasedStateMachine):
         (_, live, _), gateway.write, gateway.stored_now = gateway.write, None, False
         gateway.answered()
         if live:
-            gateway.machine.release_held(gateway.source, SubscriptionState.RETURNING)
+            gateway.machine.drop_hold(gateway.source, SubscriptionState.RETURNING)
 
     @precondition(lambda self: bool(self.gateway.records))
     @rule()

@@ -141,7 +141,7 @@ class FakeSessions:
         self._fail(client)
         self.fake_begun.append(client)
 
-    def later(self, client: FakeClient) -> None:
+    def promote_later(self, client: FakeClient) -> None:
         self.fake_later.append(client)
 
     def _fail(self, client: FakeClient) -> None:
