@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.moving import arguments_for
 from tests.harness.cluster import Cluster
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
@@ -22,11 +23,15 @@ class Setting:
         directory: an empty directory for stores, logs and histories.
         long: the long version (`make chaos`); otherwise the one of `make test`, at most 25 seconds.
         seed: for everything that is left to chance.
+        positions: `session_positions` of gateways whose experiment does not say it; empty: none is given.
+        urls: NATS URLs of the servers that were started.
     """
 
     directory: Path
     long: bool = False
     seed: int = 1
+    positions: str = ""
+    urls: list[str] = field(default_factory=list)
     gateways: list[Gateway] = field(default_factory=list)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -35,6 +40,7 @@ class Setting:
         server = make_server("process", self.fresh("nats"), config=config, mqtt=mqtt)
         self._stack.callback(server.discard)
         server.start()
+        self.urls.append(server.url)
         return server
 
     def cluster(self, *, config: str = "", mqtt: bool = False) -> Cluster:
@@ -42,12 +48,14 @@ class Setting:
         cluster = Cluster(self.fresh("cluster"), config=config, mqtt=mqtt)
         self._stack.callback(cluster.discard)
         cluster.start()
+        self.urls.append(cluster.url)
         return cluster
 
     def gateway(
         self, nats: str, *arguments: str, env: Mapping[str, str] | None = None, start: bool = True, module: str = ""
     ) -> Gateway:
         """A gateway at the NATS URLs ``nats``; ``module`` is run in place of ``mqtt_nats``."""
+        arguments = (*arguments_for(self.positions), *arguments)
         gateway = Gateway(self.fresh("gateway") / "log", nats, arguments=arguments, env=env, module=module)
         self._stack.callback(gateway.process.discard)
         self.gateways.append(gateway)
@@ -106,9 +114,9 @@ class Experiment:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *, long: bool = False, seed: int = 1) -> Iterator[Setting]:
+def running(directory: Path, *, long: bool = False, seed: int = 1, positions: str = "") -> Iterator[Setting]:
     """A setting that is closed at the end."""
-    setting = Setting(directory, long, seed)
+    setting = Setting(directory, long, seed, positions)
     try:
         yield setting
     finally:

@@ -99,6 +99,8 @@ def test_an_experiment_by_name(tmp_path: Path) -> None:
         (["R0"], "no experiment is called R0"),
         (["R19", "--report", "/nonexistent/page.md"], "there is no file /nonexistent/page.md"),
         (["R19", "--report", "README.md"], "README.md has no lines between which the figures belong"),
+        (["R19", "--positions", "memory"], "argument --positions: invalid choice: 'memory'"),
+        (["R19", "--positions", "auto", "--report", "README.md"], "--report and --positions exclude each other"),
         (["R19", "--seed", "x"], "invalid int value: 'x'"),
     ],
 )

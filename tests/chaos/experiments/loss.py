@@ -52,22 +52,23 @@ async def _script(
 
     A subscriber's application takes 10 ms for a message, so that a kill always finds some unacknowledged.
     """
-    long = setting.long
+    long, moving = setting.long, setting.positions == "auto"
+    messages = 26_000 if long else 600 if moving else 200
     workload = Workload(
         setting.directory / f"histories {name}",
         ports,
         publishers=4,
         subscribers=2,
         qos=qos,
-        messages=26_000 if long else 200,
+        messages=messages,
         rate=120 if long else 50,
         ack_after=0.01,
         promises=replace(promises, shared=long),
         group=(_MEMBERS if long else 2) if group else 0,
-        restless=8.0 if group else 0.0,
+        restless=(2.0 if moving else 8.0) if group else 0.0,
     )
     await workload.start()
-    enough = time.monotonic() + _LONGEST * (26_000 / 120 if long else 200 / 50)
+    enough = time.monotonic() + _LONGEST * messages / (120 if long else 50)
     await kill_in_turn(
         victims,
         workload.nemesis,
@@ -90,7 +91,7 @@ async def _kills(setting: Setting, qos: int) -> Result:
     both = await _script(setting, "whole", [broker], broker.ports, qos, Promises(marked=False))
     result.peers["a gateway and its nats-server killed together"] = both
     result.violations += [f"{line} (killed together)" for line in both.violations]
-    if setting.long:
+    if setting.long and not setting.positions:
         for name, start in others().items():
             other = await started(start, setting)
             result.peers[name] = await _script(setting, name, [other], other.ports, qos, group=False)
