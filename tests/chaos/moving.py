@@ -89,8 +89,8 @@ class Moves:
     async def _turn(self, look: Look) -> None:
         """Bring the number of consumers beyond the bound, and below it."""
         for number in range(OTHERS):
-            config = {"durable_name": f"other{number}", "filter_subject": "$MQTT.msgs.other", "ack_policy": "explicit"}
-            config |= {"num_replicas": 1, "mem_storage": True}
+            config: dict[str, Any] = {"durable_name": f"other{number}", "filter_subject": "$MQTT.msgs.other"}
+            config |= {"ack_policy": "explicit", "num_replicas": 1, "mem_storage": True}
             body = {"stream_name": "$MQTT_msgs", "config": config}
             await _request(look, f"CONSUMER.DURABLE.CREATE.$MQTT_msgs.other{number}", body)
         await asyncio.sleep(TURN)
