@@ -8,7 +8,8 @@ session moves when its client connects again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
 import nats.errors
@@ -19,16 +20,16 @@ from tests.chaos.looking import Look, looking
 
 POSITIONS: Final = ("consumers", "records", "auto")
 
-BOUND: Final = 40
-"""`session_consumers` of the gateways; an experiment's own sessions and gateways have fewer than half of them."""
+BOUND: Final = 24
+"""`session_consumers` of the gateways; an experiment has fewer than three quarters of so many consumers of its own."""
 
-OTHERS: Final = 60
+OTHERS: Final = 32
 """Consumers of nobody, with which the number is beyond the bound by more than a quarter."""
 
-LEASE: Final = 8
+LEASE: Final = 4
 """Seconds of `gateway_lease`; gateways look at the number four times in this time."""
 
-TURN: Final = 4.0
+TURN: Final = 2.0
 """Seconds for which the number stays beyond the bound, or below it."""
 
 EVERY: Final = 0.1
@@ -83,20 +84,14 @@ class Moves:
 
     async def _at(self, url: str) -> None:
         async with looking(url) as look, asyncio.TaskGroup() as tasks:
-            tasks.create_task(_again(TURN / 2, lambda: self._turn(look)))
-            tasks.create_task(_again(EVERY, lambda: self._count(url, look)))
+            tasks.create_task(_change_number(look))
+            tasks.create_task(self._look(url, look))
 
-    async def _turn(self, look: Look) -> None:
-        """Bring the number of consumers beyond the bound, and below it."""
-        for number in range(OTHERS):
-            config: dict[str, Any] = {"durable_name": f"other{number}", "filter_subject": "$MQTT.msgs.other"}
-            config |= {"ack_policy": "explicit", "num_replicas": 1, "mem_storage": True}
-            body = {"stream_name": "$MQTT_msgs", "config": config}
-            await _request(look, f"CONSUMER.DURABLE.CREATE.$MQTT_msgs.other{number}", body)
-        await asyncio.sleep(TURN)
-        for number in range(OTHERS):
-            await _request(look, f"CONSUMER.DELETE.$MQTT_msgs.other{number}")
-        await asyncio.sleep(TURN / 2)
+    async def _look(self, url: str, look: Look) -> None:
+        while True:
+            with contextlib.suppress(*AWAY):
+                await self._count(url, look)
+            await asyncio.sleep(EVERY)
 
     async def _count(self, url: str, look: Look) -> None:
         start = 1
@@ -117,15 +112,26 @@ class Moves:
         self.to_consumers += in_records < before
 
 
-async def _again(pause: float, what: Callable[[], Any]) -> None:
-    """Do something again and again, also while no nats-server answers."""
+async def _change_number(look: Look) -> None:
+    """Bring the number of consumers beyond the bound, and below it, in turn."""
+    subject, config = "$MQTT.msgs.other", {"ack_policy": "explicit", "num_replicas": 1}
+    names = [f"other{number}" for number in range(OTHERS)]
+
+    def create(name: str) -> Awaitable[None]:
+        body = {"stream_name": "$MQTT_msgs", "config": config | {"durable_name": name, "filter_subject": subject}}
+        return _insist(look, f"CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name}", body)
+
     while True:
-        try:
-            await what()
-        except AWAY:
-            pass
-        await asyncio.sleep(pause)
+        await asyncio.gather(*map(create, names))
+        await asyncio.sleep(TURN)
+        await asyncio.gather(*(_insist(look, f"CONSUMER.DELETE.$MQTT_msgs.{name}") for name in names))
+        await asyncio.sleep(TURN)
 
 
-async def _request(look: Look, subject: str, body: dict[str, Any] | None = None) -> None:
-    await look.nats.request(f"$JS.API.{subject}", orjson.dumps(body) if body else b"", timeout=2)
+async def _insist(look: Look, subject: str, body: dict[str, Any] | None = None) -> None:
+    """Make a request until it is answered."""
+    while True:
+        with contextlib.suppress(*AWAY):
+            await look.nats.request(f"$JS.API.{subject}", orjson.dumps(body) if body else b"", timeout=2)
+            return
+        await asyncio.sleep(EVERY)

@@ -37,7 +37,7 @@ class Scene:
 
     def __init__(self, setting: Setting, restless: float) -> None:
         self.setting = setting
-        self.moving = setting.positions == "auto"
+        self.moving = bool(setting.positions)
         self.restless = 2.0 if self.moving else restless
         self.chance = random.Random(setting.seed)
         self.kills = 0

@@ -52,7 +52,7 @@ async def _script(
 
     A subscriber's application takes 10 ms for a message, so that a kill always finds some unacknowledged.
     """
-    long, moving = setting.long, setting.positions == "auto"
+    long, moving = setting.long, bool(setting.positions)
     messages = 26_000 if long else 600 if moving else 200
     workload = Workload(
         setting.directory / f"histories {name}",
