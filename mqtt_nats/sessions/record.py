@@ -232,9 +232,8 @@ async def discard_expired(
 async def _delete_consumers(services: Services, known: SessionRecord) -> None:
     """Delete the consumers of messages; a consumer's name is never used again."""
     names = {entry.name for entry in leftovers(known)} - {CONSUMER_PREFIX + known.key}
-    await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
-    if known.v5 is None or not known.v5.consumerless:
-        services.stream.count_consumers(-len(known.cons))
+    found = await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
+    services.stream.count_consumers(-sum(found))
 
 
 async def _delete_pubrel_consumer(services: Services, known: SessionRecord, epoch: int) -> None:

@@ -429,7 +429,7 @@ class SharedReaderSessions(SharedFeed):
         record, v5 = claimed(client.record)
         stream = self.services.stream
         having = v5.consumerless, len(record.cons)
-        return self.allowed and self.choice.wants_no_consumers(*having, stream.consumers, stream.replicas)
+        return self.admit() and self.choice.wants_no_consumers(*having, stream.consumers, stream.replicas)
 
     def admit(self) -> bool:
         """Return whether the shared reader can serve sessions without consumers."""

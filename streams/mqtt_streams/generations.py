@@ -60,7 +60,7 @@ class GenerationStore:
         self._clock = clock
         self._seen = Mark("", "", 0, 0)
         self.has_leader = False
-        """Whether the stream had a leader in the last answer."""
+        """Whether the stream had a leader in the answer to the last request; False while there is none."""
         self.consumers = 0
         """Number of consumers of the stream in the last answer."""
         self.replicas = 1
@@ -78,6 +78,7 @@ class GenerationStore:
             # The mark is read before the stream: an unreplaced stream then ends at the mark's sequence or later.
             message = await stored.get_last(self._js, STREAM, SUBJECT)
             known = _mark(message.payload) if message is not None else None
+            self.has_leader = False
             asked = self._clock()
             try:
                 info = await call(self._js, f"STREAM.INFO.{MESSAGES}")

@@ -18,10 +18,14 @@ from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
 
 
-def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes meanwhile is delivered, once; and by the reader again when there is one."""
+@pytest.mark.parametrize("positions", ["consumers", "records"])
+def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, positions: str) -> None:
+    """What comes meanwhile is delivered, once; and by the reader again when there is one.
+
+    Without a reader every session has consumers, and its record does not say otherwise.
+    """
     monkeypatch.setattr(session_checks, "REFUSED", 0.2)
-    with running(nats_server.url, shared_reader="always") as inside:
+    with running(nats_server.url, shared_reader="always", session_positions=positions) as inside:
         broker, port = inside.gateway.own.broker, inside.ports[0]
         assert broker is not None
         assert broker.live is not None
@@ -34,6 +38,10 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             side = inside.client("without").durable_side
             return side is not None and side.live
 
+        def consumerless() -> bool:
+            record = inside.client("without").record
+            return record is not None and record.v5 is not None and record.v5.consumerless
+
         def deliver(writer: Raw, client: Raw, number: int) -> None:
             writer.send(raw.publish("without/reader", b"%d" % number, qos=1, id=number))
             assert writer.expect(raw.PUBACK, PATIENCE).id == number
@@ -45,6 +53,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             assert client.subscribe(("without/reader", 1)) == [1]
             eventually(served, PATIENCE)
             deliver(writer, client, 1)
+            assert consumerless() is (positions == "records")
 
             def refuse() -> None:
                 monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", wrong)
@@ -55,9 +64,11 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
             deliver(writer, client, 2)
             eventually(lambda: not served(), PATIENCE)
             deliver(writer, client, 3)
+            eventually(lambda: not consumerless(), PATIENCE)
             monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", reader_request)
             eventually(served, PATIENCE)
             deliver(writer, client, 4)
+            assert consumerless() is (positions == "records")
             client.ping()
         with Raw.connected(port, "without") as client:
             client.ping()

@@ -79,6 +79,7 @@ async def test_a_session_ends_at_its_deadline(world: World, caplog: pytest.LogCa
     epoch = await world.write(V5(wills=["gateway1"]), consumer=CONSUMER)
     await world.expire(epoch)
     assert (world.records, world.js.consumers[MESSAGES]) == ([], {})
+    assert world.wills.services.stream.consumers == -1
     assert world.settled == [(["gateway1"], epoch + 1, False)]
     assert world.told == [f"client {epoch}"]
     assert world.quotas.fake_forgotten == ["client"]

@@ -158,6 +158,7 @@ class Stored:
 async def test_all_of_it_goes() -> None:
     stored = Stored()
     await discard_session(as_services(stored.services), known(), stored.epoch)
+    assert stored.services.stream.consumers == -2
     assert stored.left == {}
     assert stored.js.consumers[OUT] == {}
     assert not [name for name in stored.js.consumers[MESSAGES] if name.startswith(KEY)]
@@ -215,6 +216,7 @@ async def expire(stored: Stored) -> None:
 async def test_all_of_an_expired_session_goes() -> None:
     stored = Stored()
     await expire(stored)
+    assert stored.services.stream.consumers == -2, "the choice between consumers and records counts those that are gone"
     assert stored.left == {}
     assert stored.js.consumers[OUT] == {}
     assert not [name for name in stored.js.consumers[MESSAGES] if name.startswith(KEY)]

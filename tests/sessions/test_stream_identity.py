@@ -74,6 +74,22 @@ async def test_the_number_of_consumers() -> None:
     assert found.consumers == 5
 
 
+async def test_a_stream_that_does_not_answer_has_no_leader() -> None:
+    """So that the answer before is no proof that JetStream is there."""
+    services = FakeServices()
+    found = await looked(services)
+    assert found.has_leader
+
+    def silent(subject: str) -> None:
+        if ".STREAM.INFO." in subject:
+            raise NoResponders(subject)
+
+    services.fake_inbox.before = silent
+    with pytest.raises(NoResponders):
+        await found.check()
+    assert not found.has_leader
+
+
 async def test_the_same_stream() -> None:
     services = FakeServices()
     found = await looked(services)

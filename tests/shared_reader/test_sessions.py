@@ -120,6 +120,9 @@ class Room:
     def catch_up(self, member: Member, position: int, *, missed: bool) -> FakeCatchUpReader:
         return FakeCatchUpReader()
 
+    def admit(self) -> bool:
+        return SharedReaderSessions.admit(cast("SharedReaderSessions", self))
+
     def _member(self, client: object) -> Member:
         return self.members[client]
 
@@ -151,15 +154,15 @@ def test_which_sessions_go_on_without_consumers(allowed: bool, refused: float, a
 
 
 @pytest.mark.sources
-@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize(("allowed", "refused"), [(True, 0.0), (False, 0.0), (True, 1.0)])
 @pytest.mark.parametrize(("consumers", "wanted"), [(999, False), (1000, True)])
-def test_which_sessions_are_to_have_no_consumers(allowed: bool, consumers: int, wanted: bool) -> None:
-    """By the number of consumers, while all who serve sessions know such ones."""
+def test_which_sessions_are_to_have_no_consumers(allowed: bool, refused: float, consumers: int, wanted: bool) -> None:
+    """By the number of consumers, while all who serve sessions know such ones, and JetStream takes the reader."""
     services = FakeReaderServices(session_positions="auto")
     services.stream.count_consumers(consumers)
-    room = cast("SharedReaderSessions", Room(allowed=allowed, services=services))
+    room = cast("SharedReaderSessions", Room(allowed=allowed, refused=refused, services=services))
     client = as_client(FakeClient(services))
-    assert SharedReaderSessions.wants_no_consumers(room, client) is (allowed and wanted)
+    assert SharedReaderSessions.wants_no_consumers(room, client) is (allowed and not refused and wanted)
 
 
 @pytest.mark.sources
