@@ -9,18 +9,29 @@ from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.late import (
     LATE,
     LATE_LIVE,
+    LATE_MOVES,
     LATE_RECORDS,
     SOME_LATE,
     SOME_LATE_LIVE,
+    SOME_LATE_MOVES,
     SOME_LATE_RECORDS,
     run_late,
 )
 from tests.chaos.points.machine import Tally, explore
+from tests.chaos.points.moves import MOVES_POINTS, MOVING, SOME_MOVES
 from tests.chaos.points.records import RECORDS_POINTS, SOME_RECORDS
 from tests.chaos.points.scenes import run_point
 from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
 
 LEASE = 4  # seconds
+RECORDS = ("--shared-reader", "always", "--session-positions", "records")
+FLEETS = (
+    (("--shared-reader", "never"), POINTS, SOME, LATE, SOME_LATE),
+    (("--shared-reader", "always"), LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+    (RECORDS, RECORDS_POINTS, SOME_RECORDS, LATE_RECORDS, SOME_LATE_RECORDS),
+    (MOVING, MOVES_POINTS, SOME_MOVES, LATE_MOVES, SOME_LATE_MOVES),
+)
+"""Flags of gateways, points, those that tests take, points at which a gateway is held up, those that tests take."""
 FEW = 6
 """Every so manieth of the tests' points is taken in the short version."""
 RUNS, STEPS, SECONDS = 5, 15, 4.0
@@ -29,19 +40,16 @@ RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 600.0
 
 
 async def points(setting: Setting) -> Result:
-    """Single points, then random ones: without a shared reader, with it, and with sessions that have no consumers."""
+    """Single points, then random ones: without a shared reader, with it, and with sessions that have no consumers.
+
+    The long version also has the single points of sessions that move between consumers and records.
+    """
     result = Result()
     tally = Tally()
     named = kills = stood_still = 0
-    for reader, positions, everything, some, late, some_late in (
-        ("never", "consumers", POINTS, SOME, LATE, SOME_LATE),
-        ("always", "consumers", LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
-        ("always", "records", RECORDS_POINTS, SOME_RECORDS, LATE_RECORDS, SOME_LATE_RECORDS),
-    ):
-        directory = setting.directory / f"fleet-{reader}-{positions}"
-        directory.mkdir()
-        arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader, "--session-positions", positions)
-        fleet = Fleet(directory, setting.nats(), 3, tally.passes, tally.killed, arguments)
+    for flags, everything, some, late, some_late in FLEETS if setting.long else FLEETS[:3]:
+        arguments = ("--gateway-lease", str(LEASE), *flags)
+        fleet = Fleet(setting.fresh("fleet"), setting.nats(), 3, tally.passes, tally.killed, arguments)
         chosen = everything if setting.long else some[setting.seed % FEW :: FEW]
         before = tally.runs
         try:
@@ -63,7 +71,8 @@ async def points(setting: Setting) -> Result:
                     result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
             stood_still += tally.runs - before
             runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
-            await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
+            if flags != MOVING:  # R25 moves sessions while gateways die at any point
+                await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
         finally:
             await fleet.close()
         kills += sum(slot.kills for slot in fleet.slots)

@@ -232,6 +232,11 @@ class Fleet:
         found = None if "error" in answer else decode_position(base64.b64decode(answer["message"]["data"]))
         return found or Position("")
 
+    async def in_records(self, client_id: str) -> bool:
+        """Whether a session has no consumers, by its record."""
+        record = await self._record(client_id)
+        return record.v5 is not None and record.v5.consumerless
+
     async def _listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         while True:

@@ -10,6 +10,7 @@ from typing import Final
 from mqtt_streams.hashing import name_hash
 from tests.chaos.history import Event
 from tests.chaos.points.fleet import Fleet, Slot
+from tests.chaos.points.moves import MOVES_POINTS
 from tests.chaos.points.proxy import Action, Trap
 from tests.chaos.points.records import RECORDS_POINTS, RESETTING
 from tests.chaos.points.scenes import DELIVERY, PATIENCE, Point, Scene, Script
@@ -63,10 +64,13 @@ LATE_LIVE: Final = list(_live_held(LIVE_POINTS, "$MQTT.out.pubrel.{hash}", RESET
 """Those of gateways with a shared reader; the others are of gateways without."""
 LATE_RECORDS: Final = list(_live_held(RECORDS_POINTS))
 """Those of gateways with a shared reader and without consumers: the sessions leave PUBRELs in their positions."""
+LATE_MOVES: Final = list(_held(MOVES_POINTS))
+"""Those of gateways whose sessions move between consumers and records."""
 
 SOME_LATE: Final = LATE[::9]
 SOME_LATE_LIVE: Final = LATE_LIVE[::4]
 SOME_LATE_RECORDS: Final = LATE_RECORDS[::9]
+SOME_LATE_MOVES: Final = LATE_MOVES[::5]
 """Those of them that tests take."""
 
 

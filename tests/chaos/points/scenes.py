@@ -110,12 +110,12 @@ class Scene:
         await self.has(client, 1 + len(later))
         client.withheld.clear()
 
-    async def live(self, peer: Peer) -> None:
-        """Wait until a session's messages come from the shared reader."""
+    async def live(self, peer: Peer, consumers: int = 1) -> None:
+        """Wait until a session's messages come from the shared reader, in place of at least so many consumers."""
 
         async def speaks() -> bool:
             at = await self.fleet.position(peer.client_id)
-            return bool(at.live) and not at.clean
+            return len(at.live) >= consumers and not at.clean
 
         await aeventually(speaks, PATIENCE, what=f"{peer.client_id} is live")
 

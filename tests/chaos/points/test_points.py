@@ -12,8 +12,9 @@ import pytest
 
 from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
-from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, SOME_LATE_RECORDS, run_late
+from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, SOME_LATE_MOVES, SOME_LATE_RECORDS, run_late
 from tests.chaos.points.machine import Tally, explore
+from tests.chaos.points.moves import MOVING, SOME_MOVES
 from tests.chaos.points.records import SOME_RECORDS
 from tests.chaos.points.scenes import Point, run_point
 from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
@@ -61,6 +62,18 @@ async def records_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPa
         await fleet.close()
 
 
+@pytest.fixture(scope="module")
+async def moves_fleet(nats_factory: NatsFactory, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """The same with sessions that move, on a nats-server without consumers of other tests."""
+    arguments = ("--gateway-lease", str(LEASE), *MOVING)
+    fleet = Fleet(tmp_path_factory.mktemp("moves"), nats_factory(), 3, arguments=arguments)
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        await fleet.close()
+
+
 @pytest.mark.parametrize("point", SOME, ids=str)
 async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
     await run_point(fleet, point, *await fleet.trio(next(_TURNS)))
@@ -92,6 +105,17 @@ async def test_the_gateway_dies_there_with_sessions_without_consumers(records_fl
 async def test_the_gateway_is_held_up_there_with_sessions_without_consumers(records_fleet: Fleet, point: Point) -> None:
     turn = next(_TURNS)
     await run_late(records_fleet, point, *await records_fleet.trio(turn), dropped=bool(turn % 2))
+
+
+@pytest.mark.parametrize("point", SOME_MOVES, ids=str)
+async def test_the_gateway_dies_there_while_a_session_moves(moves_fleet: Fleet, point: Point) -> None:
+    await run_point(moves_fleet, point, *await moves_fleet.trio(next(_TURNS)))
+
+
+@pytest.mark.parametrize("point", SOME_LATE_MOVES, ids=str)
+async def test_the_gateway_is_held_up_there_while_a_session_moves(moves_fleet: Fleet, point: Point) -> None:
+    turn = next(_TURNS)
+    await run_late(moves_fleet, point, *await moves_fleet.trio(turn), dropped=bool(turn % 2))
 
 
 @pytest.mark.slow
