@@ -38,7 +38,9 @@ class ConsumerChoice:
         """Whether sessions without consumers are possible."""
         return self._wanted != "consumers"
 
-    def wants_no_consumers(self, in_records: bool, own: int, consumers: int, replicas: int) -> bool:
+    def wants_no_consumers(
+        self, in_records: bool, own: int, consumers: int, replicas: int, *, listener: bool = False
+    ) -> bool:
         """Return whether a session is to have no consumers, but records; it moves when it is resumed.
 
         Args:
@@ -46,9 +48,12 @@ class ConsumerChoice:
             own: number of consumers that it has, or would have; 0: a new session.
             consumers: number of consumers of the stream of messages.
             replicas: of that stream.
+            listener: nats-server's MQTT listener has served the session, and may serve it again: it needs consumers.
         """
         if self._wanted != "auto":
             return self._wanted == "records"
+        if listener:
+            return False
         bound = self._bound or (CONSUMERS_REPLICATED if replicas > 1 else CONSUMERS_ALONE)
         if in_records:
             return consumers + own > bound * (1 - MARGIN)

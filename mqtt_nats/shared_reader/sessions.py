@@ -428,8 +428,8 @@ class SharedReaderSessions(SharedFeed):
         """Return whether a session is to have no consumers; see :class:`ConsumerChoice`."""
         record, v5 = claimed(client.record)
         stream = self.services.stream
-        having = v5.consumerless, len(record.cons)
-        return self.admit() and self.choice.wants_no_consumers(*having, stream.consumers, stream.replicas)
+        having = v5.consumerless, len(record.cons), stream.consumers, stream.replicas
+        return self.admit() and self.choice.wants_no_consumers(*having, listener=v5.listener)
 
     def admit(self) -> bool:
         """Return whether the shared reader can serve sessions without consumers."""

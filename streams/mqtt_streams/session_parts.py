@@ -140,7 +140,8 @@ class V5:
     else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
     the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
     anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none. `consumerless`:
-    consumers that the session's position speaks for may be missing. `extra`: unknown keys, written back unchanged.
+    consumers that the session's position speaks for may be missing. `listener`: nats-server's listener has served the
+    session. `extra`: unknown keys, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -166,6 +167,7 @@ class V5:
     quota: str = ""
     leaving: list[str] = field(default_factory=list)
     consumerless: bool = False
+    listener: bool = False
     extra: dict[str, object] | None = None
 
     def sign(self, owner: str, nonce: str) -> None:
@@ -303,6 +305,8 @@ def encode_v5(v5: V5) -> dict[str, object]:
         body["quota"] = v5.quota
     if v5.consumerless:
         body["consumerless"] = True
+    if v5.listener:
+        body["listener"] = True
     if v5.first:
         # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
         body["first"] = v5.nonce if v5.first == FIRST else v5.first
@@ -359,6 +363,7 @@ def read_v5(value: object, client_hash: str) -> V5:
         reader.text("quota", ""),
         leaving,
         reader.flag("consumerless"),
+        reader.flag("listener"),
         reader.values or None,
     )
 

@@ -97,7 +97,7 @@ class SessionRecord:
     def upgrade(self) -> V5:
         """Return the gateways' part, made if nats-server's listener wrote the record last."""
         if self.v5 is None:
-            self.v5 = V5(kind="durable", q2=True)
+            self.v5 = V5(kind="durable", q2=True, listener=True)
         return self.v5
 
     def sign(self, gateway: str, nonce: str) -> None:

@@ -165,7 +165,9 @@ async def test_a_record_that_nats_server_has_written_is_a_plain_311_session(
     subscriber.expect(Message(topic, b"queued", 2, False))
     again = await record()
     assert again["subs"] == written["subs"]
-    assert "v5" in again
+    assert isinstance(written["v5"], dict)
+    assert isinstance(again["v5"], dict)
+    assert ("listener" in written["v5"], again["v5"]["listener"]) == (False, True)
 
 
 def test_a_session_that_the_listener_serves_is_not_cleaned(paho: Pahos, nats: NatsServer) -> None:

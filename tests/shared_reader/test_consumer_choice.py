@@ -44,6 +44,13 @@ def test_by_the_number_of_consumers(in_records: bool, own: int, consumers: int, 
     assert choice(bound=100).wants_no_consumers(in_records, own, consumers, 1) is wanted
 
 
+@pytest.mark.parametrize("in_records", [True, False])
+def test_a_session_that_the_listener_has_served(in_records: bool) -> None:
+    """It has consumers, which it may need there again; unless the settings say otherwise."""
+    assert not choice(bound=100).wants_no_consumers(in_records, 1, 1000, 1, listener=True)
+    assert choice("records").wants_no_consumers(in_records, 1, 1000, 1, listener=True)
+
+
 @pytest.mark.parametrize("own", [1, 20, 74, 100, 1000])
 def test_no_session_changes_back_and_forth(own: int) -> None:
     """One that was given consumers does not lose them because of its own."""

@@ -146,6 +146,16 @@ def test_a_record_whose_consumers_may_be_missing_has_a_version_of_its_own(versio
     assert (last.consumerless, last.version) == (False, V5_SECOND)
 
 
+def test_a_session_that_the_listener_has_served_is_known_as_one() -> None:
+    """Its record had no data of gateways; they write down why."""
+    record = captured_record()
+    assert record.upgrade().listener
+    again = decode(record.encode())
+    assert again.upgrade().listener
+    again.v5 = V5()
+    assert not decode(again.encode()).upgrade().listener
+
+
 @pytest.mark.parametrize("user", ["", "ann", None])
 def test_the_user_and_the_quota_come_back(user: str | None) -> None:
     """A record without a user is one of 0.1: it differs from that of a client that has not proved who it is."""
