@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
+from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import V5_CONSUMERLESS
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
@@ -252,3 +255,34 @@ async def test_everything_is_killed(
             await client.complete(message)
         await client.quiet()
         await consumerless(stored, one)
+
+
+async def test_below_the_bound_it_costs_nothing(
+    connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
+) -> None:
+    """SUBSCRIBE, and CONNECT that resumes, ask JetStream for the same as with `session_positions = "consumers"`."""
+    asked: dict[str, Counter[str]] = {}
+    for positions in ("consumers", "auto"):
+        gateway = gateway_factory(nats_server, "--session-positions", positions)
+        client_id = f"{name}-{positions}"
+        subjects: list[str] = []
+
+        async def note(message: Msg, into: list[str] = subjects) -> None:
+            into.append(message.subject)
+
+        seen = [await stored.nats.subscribe(one, cb=note) for one in ("$JS.API.>", "$MQTT.sess.>")]
+        client = await connect(client_id, clean=False, to=gateway)
+        await client.subscribe(client_id, qos=1)
+        await stored.live(client_id)
+        await client.disconnect()
+        await left(stored, client_id)
+        client = await connect(client_id, clean=False, to=gateway)
+        await stored.live(client_id)
+        (consumer,) = await stored.session_consumers(client_id)
+        for one in seen:
+            await one.unsubscribe()
+        looks = ".GET.$MQTT_pos."  # this test's
+        own = [one for one in subjects if name_hash(client_id) in one and looks not in one]
+        asked[positions] = Counter(one.replace(consumer.name, "c").replace(name_hash(client_id), "h") for one in own)
+    assert asked["auto"]
+    assert asked["auto"] == asked["consumers"]
