@@ -165,7 +165,7 @@ def test_the_queries_of_the_page(site: Site) -> None:
     assert re.search(r"^site/1/temp +4\.5$", found, re.MULTILINE)
     assert site.job(retained).startswith("1 row in retained.parquet (")
     assert site.job(hours).endswith(" drawn in hours.html\n")
-    assert (site.directory / "hours.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (site.directory / "hours.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     process = LoggedProcess("follow", site.directory / "follow.log")
     try:
         process.start(site.command(follow), site.environ(), site.directory)
