@@ -210,6 +210,33 @@ def test_a_file_is_tried_again_when_its_planning_has_failed_in_passing(
         assert said == [f"{file}: {text}" for text in texts[:tries]]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [("x = [", "not TOML: Invalid value (at end of document)"), (GOOD.replace("> 80", "> 90"), "no such column")],
+)
+def test_a_file_that_is_again_as_it_was_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, text: str
+) -> None:
+    """After an error of the file itself, and after one of the planning."""
+    said: list[str] = []
+
+    def plan(spark: object, definitions: object, rule: Rule, reads: Reads) -> object:
+        if "> 90" in rule.query:
+            raise JobError("no such column")
+        return object()  # no query is started
+
+    monkeypatch.setattr(ruleset, "plan", plan)
+    rules = ruleset.Ruleset(cast(SparkSession, None), file, Reads({}), said.append)
+    rules.reload()
+    assert said == []
+    file.write_text(wrong, encoding="utf-8")
+    rules.reload()
+    file.write_text(GOOD, encoding="utf-8")
+    for _ in range(2):
+        rules.reload()
+    assert said == [f"{file}: {text}; the rules in force stay", f"{file}: it has the rules in force"]
+
+
 class Query:
     """A streaming query in its first trigger, which has had no data."""
 

@@ -58,7 +58,8 @@ class Ruleset:
         try:
             found = load(self._file)
             if found == self._seen and time.monotonic() < self._retry_at:
-                self._refused = self._refused if found != self._force else ""
+                if found == self._force:
+                    self._accept()
                 return
             self._seen = found
             changed = [name for name in found.rules if not found.same(self._force, name)]
@@ -69,9 +70,11 @@ class Ruleset:
                 self._refused = str(error)
                 self._say(f"{error}; the rules in force stay")
             return
-        self._refused = ""
         self._retry_at = math.inf
         gone = [name for name in self._running if name not in found.rules]
+        if not changed and not gone:
+            self._accept()
+        self._refused = ""
         for name in (*gone, *changed):
             if (rule := self._running.get(name)) is not None:
                 rule.stop()
@@ -80,6 +83,12 @@ class Ruleset:
         self._swap(found, planned)
         if changed or gone:
             self._say(f"{self._file}: started {_names(changed)}, stopped {_names(gone)}")
+
+    def _accept(self) -> None:
+        """Say that the file has the rules in force, where an error of the file was told before."""
+        if self._refused:
+            self._refused = ""
+            self._say(f"{self._file}: it has the rules in force")
 
     def stop(self) -> None:
         """Stop all queries."""
