@@ -129,12 +129,15 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.process.text}") from None
 
-    def children(self, name: str) -> list[psutil.Process]:
-        """Return the processes below the job that have `name` in their command line."""
+    def children(self, word: str, program: str = "") -> list[psutil.Process]:
+        """Return the processes below the job with a word in their command line; a parent comes before its children.
+
+        `program`: part of the name. A process that the JVM is about to start is for a moment a copy of the JVM.
+        """
         found = []
         for one in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                if any(name in word for word in one.cmdline()):
+                if program in one.name() and any(word in argument for argument in one.cmdline()):
                     found.append(one)
             except psutil.NoSuchProcess:
                 continue
@@ -152,7 +155,7 @@ def stored(server: NatsServer, topics: str) -> list[Stored]:
 
 def kill_driver(job: Job, server: NatsServer) -> None:
     """Kill Spark's JVM, which is the driver; the job then ends with an error."""
-    (jvm,) = [one for one in job.children("SparkSubmit") if "java" in one.name()]
+    jvm, *_ = job.children("SparkSubmit", "java")
     jvm.kill()
     assert job.process.wait(PATIENCE) != 0
 
