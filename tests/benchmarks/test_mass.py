@@ -42,6 +42,7 @@ def test_clients_come_back(
     assert "## Return of many clients" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_table_tells_why_connections_failed() -> None:
     rows = [
         mass.Return("killed", 10, "records", 2, 3.0, 1.0, 2.0, {}, (0.001, 0.001)),

@@ -310,12 +310,12 @@ async def test_a_session_that_is_handed_over_leaves_its_place(setup: Setup) -> N
     ready = setup.live.reader.ready
 
     async def later() -> int:
-        places.append(setup.live.places._value)
+        places.append(setup.live.places.free)
         await changed.wait()
         return await ready()
 
     setup.live.reader.ready = later  # type: ignore[method-assign]
-    free = setup.live.places._value
+    free = setup.live.places.free
     setup.status(END)
     await aeventually(lambda: places)
     assert places == [free + 1]
