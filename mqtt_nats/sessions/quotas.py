@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.logs import log_failure, once
+from mqtt_nats.base.tasks import rooted
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_streams.quotas import note_subject
 from mqtt_streams.sessions import PoisonedRecord
@@ -277,7 +278,7 @@ class Quotas:
         if task is None:
             before = self._uses.get(quota)
             admitted = before.admitted if before is not None else 0
-            reading = self._read(quota, full, before, admitted)
+            reading = rooted(self._read(quota, full, before, admitted))
             task = self._readings[quota] = asyncio.get_running_loop().create_task(reading, name="notes of a quota")
             task.add_done_callback(partial(self._have_read, quota))
         return task

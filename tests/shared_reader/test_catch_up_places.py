@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mqtt_nats.shared_reader import catch_up_places
+from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.promotion import Member
 from mqtt_streams.api import ApiError
@@ -111,14 +111,22 @@ async def test_a_few_wait_for_their_places(monkeypatch: pytest.MonkeyPatch) -> N
     await _end(crowd)
 
 
-async def test_messages_that_have_no_place_wait_for_the_client(crowd: Crowd) -> None:
-    """The position is where the last message was given; acknowledgements make room."""
+async def test_a_session_gets_nothing_from_before_its_position(crowd: Crowd) -> None:
+    crowd.store(3)
+    crowd.begin(first=11)
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert crowd.given["0"] == crowd.due(0)[1:]
+
+
+async def test_messages_that_have_no_place_wait_for_the_client(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position is where the last message was given; acknowledgements make room, however late they come."""
+    monkeypatch.setattr(catch_up, "SILENCE", 0.0)
     crowd.store(3)
     slow = crowd.members[0].side.machine
     slow.limit = 0
     readers = crowd.begin()
     await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 1)
-    assert (readers[0].position, crowd.given.get("0")) == (10, None)
+    assert (readers[0].position, readers[0].waits, crowd.given.get("0")) == (10, False, None)
     slow.limit = 10
     assert slow.on_room is not None
     slow.on_room()
@@ -190,3 +198,28 @@ async def test_a_session_that_ends_or_changes_meanwhile(crowd: Crowd) -> None:
     await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 2)
     assert sorted(crowd.given) == [str(number) for number in range(2, SESSIONS)]
     assert (readers[0].waits, readers[1].waits) == (False, True)
+
+
+async def test_other_subscriptions_before_the_common_reading(crowd: Crowd) -> None:
+    """The common filter may not stand for them."""
+    crowd.store(2)
+
+    def change(subject: str) -> None:
+        if CREATE in subject:
+            crowd.members[1].side.attachments["more"] = live_binding("more")
+
+    crowd.inbox.before = change
+    readers = crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS - 1)
+    assert (crowd.given.get("1"), readers[1].waits) == (None, True)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_the_position_after_the_common_reading(crowd: Crowd, broken: bool) -> None:
+    """It is the end of what was read, unless the reader has to begin again."""
+    reader = CatchUpReader(as_sessions(crowd.live), crowd.members[0], 10)
+    reader.begin_together()
+    if broken:
+        reader.broken()
+    reader.end_together(20)
+    assert (reader.waits, reader.position) == ((True, 10) if broken else (False, 20))
