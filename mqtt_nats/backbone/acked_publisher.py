@@ -123,7 +123,7 @@ class AckedPublisher(PendingStores):
             self._send_held(silence.end())
 
     def forget_unheard(self) -> None:
-        """Reset `unheard`: the streams are being looked at."""
+        """Reset `unheard`: the state of the streams is being requested."""
         self.unheard = False
 
     def put(self, target: bytes, headers: bytes, payload: bytes, op: PendingStore) -> None:

@@ -113,7 +113,7 @@ class NatsLinks:
         self.relinked = asyncio.get_running_loop().time()
 
     def lost(self, link: NatsConnection) -> None:
-        """Note a gap: messages that the server sent after it was last heard are lost with the connection."""
+        """Note a gap: messages that the server sent after the last read are lost with the connection."""
         self.gaps.setdefault(link, converted(link.heard))
 
     def begin_repair(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubtful stores: acknowledgements, requests and messages of which JetStream may or may not have heard.
+"""Doubtful stores: acknowledgements, requests and messages that JetStream may or may not have received.
 
 Acknowledgements answered with "no responders": either the consumer is gone, and with it whatever it had pending; or
 the consumer has no leader for the moment, and would deliver unacknowledged messages again. A request for the

@@ -180,7 +180,7 @@ class RequestInbox:
                 replies.lose()
 
     def forget_unheard(self) -> None:
-        """Reset `unheard`: the streams are being looked at."""
+        """Reset `unheard`: the state of the streams is being requested."""
         self.unheard = False
 
     def note_unheard(self) -> None:

@@ -2,11 +2,11 @@
 """Message hooks: the handlers between a connection and its client while hooks for messages are registered.
 
 Without such hooks a connection hands its packets to the client itself, and the client's bytes go to the socket as they
-are. With the first hook a :class:`MessageHooks` (tap) is the connection's handler, and :class:`DeliveryHooks` (spout)
+are. With the first hook a :class:`MessageHooks` is the connection's handler, and :class:`DeliveryHooks`
 is in place of the socket's ``write``. With the last hook both are removed, while clients stay connected.
 
-A tap handles one packet after the other. While an async hook handles a packet, the packets behind it wait, and nothing
-more is read from this client; so all packets of the client stay in their order.
+`MessageHooks` handles one packet after the other. While an async hook handles a packet, the packets behind it wait, and
+nothing more is read from this client; so all packets of the client stay in their order.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from mqtt_nats.ingress.publish import (
 )
 from mqtt_nats.ingress.publish_properties import described, extras, unalias
 from mqtt_nats.ingress.retained_store import may_retain
-from mqtt_nats.ingress.server_publish import Lonely, check_size, inject
-from mqtt_nats.messages.delivery_hooks import DeliveryHooks, fit_spout, lost
+from mqtt_nats.ingress.server_publish import LoggedStore, check_size, inject
+from mqtt_nats.messages.delivery_hooks import DeliveryHooks, lost, set_delivery_hooks
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Handler, Hold
 from mqtt_nats.transport.packet_order import passes
@@ -87,39 +87,39 @@ def changed(account: Account, point: Point) -> None:
 
 
 def arrange(account: Account) -> None:
-    """Insert or remove the taps and spouts of all connections, as the present hooks require."""
+    """Insert or remove the handlers for hooks of all connections, as the present hooks require."""
     account.services.path.round.call_on_lost(lost if account.services.hooks.noticing(MESSAGE_DROPPED) else None)
     for client in account.registry.connections:
         fit(client)
 
 
 def entered(client: Client) -> Handler:
-    """Return the packet handler of a new connection: the client, or its tap."""
+    """Return the packet handler of a new connection: the client, or its `MessageHooks`."""
     if client.services.hooks.in_use:
-        _fit_spout(client)
-    return MessageHooks(client) if _tapped(client.account) else client
+        _set_delivery_hooks(client)
+    return MessageHooks(client) if _has_hooks(client.account) else client
 
 
-def _tapped(account: Account) -> bool:
+def _has_hooks(account: Account) -> bool:
     hooks, takers = account.services.hooks, account.ingress.takers
     return bool(takers) or (hooks.in_use and bool(hooks.deciding(MESSAGE_PUBLISH) or hooks.noticing(MESSAGE_ACKED)))
 
 
 def fit(client: Client) -> None:
-    """Insert or remove the tap and the spout of one connection, as the present hooks require."""
+    """Insert or remove the handlers for hooks of one connection, as the present hooks require."""
     connection = client.connection
     place = connection.handler if isinstance(connection.handler, Counting) else connection
     handler = place.handler
-    wanted = _tapped(client.account)
+    wanted = _has_hooks(client.account)
     if wanted and handler is client:
         place.hand_to(MessageHooks(client))
     elif not wanted and isinstance(handler, MessageHooks) and handler.idle:
         place.hand_to(client)
-    _fit_spout(client)
+    _set_delivery_hooks(client)
 
 
-def _fit_spout(client: Client) -> None:
-    fit_spout(client, client.services.hooks, partial(message_id, client))
+def _set_delivery_hooks(client: Client) -> None:
+    set_delivery_hooks(client, client.services.hooks, partial(message_id, client))
 
 
 def message_id(client: Client, identifier: int) -> str:
@@ -135,7 +135,7 @@ def message_id(client: Client, identifier: int) -> str:
 
 
 class MessageHooks:
-    """Tap: the packet handler of a connection, which asks the hooks before the client handles a packet."""
+    """Packet handler of a connection that asks the hooks before the client handles a packet."""
 
     __slots__ = ("_error", "_event", "_gone", "_waiting", "client")
 
@@ -432,7 +432,7 @@ class MessageHooks:
         """Return the operation that ends when all stores of a message are done: a PUBACK, a PUBREC, or none."""
         client = self.client
         if not packet.qos:
-            return Lonely(topic)
+            return LoggedStore(topic)
         receipt = Acknowledgement(client, PUBACK, packet.packet_id, 0) if packet.qos == 1 else self._passed(packet, key)
         client.receipts.append(receipt)
         return receipt

@@ -2,7 +2,7 @@
 """Set the consumers of a session by its position, when it leaves the shared reader or is resumed.
 
 A dormant consumer is set to begin after the last message that was taken; then a position is stored that no longer
-speaks for the consumer; then the consumer is attached. See docs/internals/delivery.md#positions.
+replaces the consumer; then the consumer is attached. See docs/internals/delivery.md#positions.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ async def _set(
 
 
 async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
-    """Delete the dormant consumers of a session; the stored position speaks for them.
+    """Delete the dormant consumers of a session; the stored position replaces them.
 
     Nobody takes their deletion for a loss, since the registry of attached consumers does not have them any more.
     """
@@ -264,7 +264,7 @@ def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) ->
 
 
 def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
-    """Whether readers can bring all that a session has missed: its position speaks for all of its subscriptions."""
+    """Whether readers can bring every missed message: the position replaces the consumers of all subscriptions."""
     assert record.v5 is not None
     settled = max((until for _, until in record.v5.was.values()), default=0)
     names = {one.durable_name for one in record.cons.values()}
@@ -411,7 +411,7 @@ async def _set_consumers(
             if now is not one:
                 record.cons[key] = now
                 side.change_record()
-    keeper.speak_for_none()
+    keeper.replace_no_consumer()
     return True
 
 

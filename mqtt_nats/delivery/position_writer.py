@@ -95,7 +95,7 @@ class PositionWriter:
         self.client = client
         self.ledger = SessionPosition(client.delivery.writers.changed)
         self.live: set[str] = set()
-        """Names of the consumers for which the position speaks."""
+        """Names of the consumers that the position replaces."""
         self.present: set[str] = set()
         """Names of those that may exist, in a session whose consumers are removed."""
         self.clean = False
@@ -154,24 +154,24 @@ class PositionWriter:
         """Remove from the position what the orderly end of a connection has noted there: the session goes on."""
         self.clean, self.unsent = False, []
 
-    def speak_for_none(self) -> None:
-        """Let the position speak for no consumer, and no more for a connection that has ended in order."""
+    def replace_no_consumer(self) -> None:
+        """Note that the position replaces no consumer any more, and that the session goes on."""
         self.live.clear()
         self.present.clear()
         self.go_on()
 
     def expect_consumers(self, names: Iterable[str]) -> None:
-        """Note that consumers may exist for which the position speaks: their gateway may die before it removes them."""
+        """Note that consumers may exist that the position replaces: their gateway may die before it removes them."""
         self.present.update(names)
         self.ledger.change()
 
     def miss_consumers(self, names: Iterable[str]) -> None:
-        """Note that consumers for which the position speaks do not exist."""
+        """Note that consumers that the position replaces do not exist."""
         self.present.difference_update(names)
         self.ledger.change()
 
     def forget_consumers(self, names: Iterable[str]) -> None:
-        """Let the position speak no more for consumers of ended subscriptions, which are deleted."""
+        """Forget the deleted consumers of ended subscriptions: the position replaces them no more."""
         self.live.difference_update(names)
         self.miss_consumers(names)
 

@@ -109,7 +109,7 @@ class Reconciling:
                     self.due(client, name)
 
     def _let_go(self, client: Receiver, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
-        """Let new messages of checked consumers go: their pending messages have come again, or are complete."""
+        """Send the new messages of checked consumers: their pending messages have come again, or are complete."""
         for name in names if not side.stalled else ():
             one = side.attachments.get(name)
             if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:

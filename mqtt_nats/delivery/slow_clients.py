@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of what waits for clients: unread bytes of clients that do not read, and messages of absent ones.
+"""Limits of waiting messages: unread bytes of clients that do not read, and the backlog of absent clients.
 
 A client whose socket takes no bytes is *clogged*; after ``stall_time`` its session is *stalled*. See
 docs/internals/delivery.md#clients-that-do-not-read and #too-much-for-an-absent-client.

@@ -16,7 +16,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish_properties import aged, restored
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import is_retained, retain
-from mqtt_nats.ingress.server_publish import Awaited, Lonely, inject, sender_line
+from mqtt_nats.ingress.server_publish import Awaited, LoggedStore, inject, sender_line
 from mqtt_streams import headers as block
 from mqtt_streams.consumers import parse_ack
 from mqtt_streams.qos2 import release_stored
@@ -90,7 +90,7 @@ async def message_due(ingress: Ingress, timer: FiredTimer) -> None:
         await timers.done(timer)
     elif await timers.done(timer):
         try:
-            inject(ingress, route, timer.payload, 0, retained, sender, more, release, Lonely(route.topic))
+            inject(ingress, route, timer.payload, 0, retained, sender, more, release, LoggedStore(route.topic))
         except TooLarge as error:
             log.error("a scheduled message on %r cannot be published: %s", route.topic, error)
         _send(ingress.services.path)

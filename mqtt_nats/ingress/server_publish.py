@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-class Lonely(CountedStore):
+class LoggedStore(CountedStore):
     """Stores of a message for whose end no client waits: a refusal is logged."""
 
     __slots__ = ("topic",)
@@ -181,4 +181,4 @@ def sender_line(headers: bytes) -> bytes:
     return first + newline if first.startswith(b"Nmqtt-Client:") else b""
 
 
-__all__ = ["Awaited", "Lonely", "TooLarge", "check_size", "inject", "sender_line", "unretain"]
+__all__ = ["Awaited", "LoggedStore", "TooLarge", "check_size", "inject", "sender_line", "unretain"]

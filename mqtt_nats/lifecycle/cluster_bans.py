@@ -32,7 +32,7 @@ log = logging.getLogger("mqtt_nats.audit")
 SUBJECTS: Final = f"{PREFIX}>".encode()
 
 EVERY: Final = 60.0
-"""Seconds between two reads of all bans; the gateway hears of writes between them."""
+"""Seconds between two reads of all bans; the gateway receives writes between them."""
 
 SOON: Final = 2.0
 """Seconds until the next read without an answer, and until the second read after a reconnect."""
@@ -49,7 +49,7 @@ class Banning:
         self._unsaved: dict[tuple[str, str], Ban] = {}
         """Bans that this gateway has set and that are not stored yet."""
         self._heard: list[dict[str, Any]] = []
-        """Writes that came since the last read of all bans: a write may be heard of before it is stored."""
+        """Writes that came since the last read of all bans: a write may arrive before it is stored."""
         self._renewed = True
         """The subscription is new, so the next read is soon: a ban published before it may not have been stored yet."""
         self._wake = asyncio.Event()

@@ -74,7 +74,7 @@ class Copy(NamedTuple):
 
 
 class Unclear:
-    """Copies on one subject that another program may be about to store: the first one stands for all.
+    """Copies on one subject that another program may be about to store: the check of the first one counts for all.
 
     One mechanism of NATS brings all of them, and stores either all or none.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delivery hooks: the spout between a client and its socket while hooks for sent packets are registered."""
+"""Delivery hooks: the function between a client and its socket while hooks for sent packets are registered."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DeliverySubscriber(HookedClient, Protocol):
         """Count and announce a message that the client does not get."""
 
 
-def fit_spout(client: DeliverySubscriber, hooks: Hooks, identity: Callable[[int], str]) -> None:
-    """Insert or remove the spout of a client, as the hooks require; ``identity``: see :class:`DeliveryHooks`."""
+def set_delivery_hooks(client: DeliverySubscriber, hooks: Hooks, identity: Callable[[int], str]) -> None:
+    """Insert or remove the `DeliveryHooks` of a client, as the hooks require; ``identity``: see there."""
     outlet = client.outlet
     looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED) or hooks.noticing(MESSAGE_ANSWERED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
@@ -44,7 +44,7 @@ _ANSWERS: Final[dict[int, Literal[4, 5, 7]]] = {4: 4, 5: 5, 7: 7}
 
 
 class DeliveryHooks:
-    """Spout: takes the place of a socket's ``write`` and reports the PUBLISH packets and answers that are sent.
+    """Function in place of a socket's ``write`` that reports the PUBLISH packets and answers that are sent.
 
     Args:
         identity: returns the id of the message with a packet identifier; empty where it does not come from a stream.
@@ -152,8 +152,8 @@ def _alias(data: bytes, at: int, end: int) -> int:
 
 def lost(outlet: WriteBuffer, data: bytes) -> None:
     """Report QoS 0 messages to the hooks that are dropped because their client does not read."""
-    spout = outlet.send
-    if not isinstance(spout, DeliveryHooks):
+    send = outlet.send
+    if not isinstance(send, DeliveryHooks):
         return
     at = 0
     while at < len(data):
@@ -161,4 +161,4 @@ def lost(outlet: WriteBuffer, data: bytes) -> None:
         body, at = extent(data, at)
         if first >> 4 == 3:
             size = data[body] << 8 | data[body + 1]
-            spout.client.drop(data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")
+            send.client.drop(data[body + 2 : body + 2 + size].decode(), first >> 1 & 3, "slow client")

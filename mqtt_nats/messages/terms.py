@@ -23,7 +23,7 @@ class Terms:
     problem_information: bool = True
     response_information: bool = False
     old: bool = False
-    """The client speaks MQTT 3.1: CONNACK has no Session Present, SUBACK no code for a refused subscription."""
+    """The client uses MQTT 3.1: CONNACK has no Session Present, SUBACK no code for a refused subscription."""
 
 
 TERMS: Final = Terms()

@@ -92,7 +92,7 @@ class ConsumerBinding:
         self.passing = False
         """Whether the oldest messages are being passed over (`max_backlog`)."""
         self.removed = False
-        """Whether the consumer was removed, or is being removed, since the session's position speaks for it."""
+        """Whether the consumer was removed, or is being removed, since the session's position replaces it."""
         self.since = 0
         """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
         self.gone = (1, 0)
@@ -167,7 +167,7 @@ class ConsumerBinding:
         self.since = max(self.since, since)
 
     def remove(self) -> None:
-        """Note that the consumer is being removed: the session's position speaks for it."""
+        """Note that the consumer is being removed: the session's position replaces it."""
         self.removed = True
 
     def go_on(self, since: int, *, removed: bool = True) -> None:

@@ -361,7 +361,7 @@ class TakenOp(IgnoredStore):
 
 
 class AssignOp(PendingStore):
-    """The store of what says that a group's QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
+    """The store of an assignment: a group's QoS 2 message is this client's, and no other's [MQTT-4.8.2-4] (5.0)."""
 
     __slots__ = ("arrived", "identifier", "member", "message", "number", "reply")
 

@@ -140,7 +140,7 @@ class V5:
     else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
     the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
     anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none. `consumerless`:
-    consumers that the session's position speaks for may be missing. `listener`: nats-server's listener has served the
+    consumers that the session's position replaces may be missing. `listener`: nats-server's listener has served the
     session. `extra`: unknown keys, written back unchanged.
     """
 
@@ -198,7 +198,7 @@ class V5:
     def name_position(self, position: str, *, consumerless: bool = False) -> None:
         """Set the id of the session's position; "" = none is stored.
 
-        `consumerless`: consumers for which it speaks may be missing from now on.
+        `consumerless`: consumers that it replaces may be missing from now on.
         """
         self.pos = position
         self.consumerless = self.consumerless or consumerless

@@ -105,7 +105,7 @@ class Keeping:
     def restore(self, position: Position, valid: int, sent: int) -> None:
         """Begin as the position says."""
 
-    def speak_for_none(self) -> None:
+    def replace_no_consumer(self) -> None:
         """Speak for no consumer."""
 
     def expect_consumers(self, names: Iterable[str]) -> None:

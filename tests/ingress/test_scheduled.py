@@ -17,7 +17,7 @@ from mqtt_nats.ingress.publish_properties import Extras, extras
 from mqtt_nats.ingress.request_reply import Replying
 from mqtt_nats.ingress.retained_store import Tombstones
 from mqtt_nats.ingress.scheduled import message_due, release_of, schedule
-from mqtt_nats.ingress.server_publish import Lonely
+from mqtt_nats.ingress.server_publish import LoggedStore
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
@@ -143,7 +143,7 @@ class Gateway:
         """Schedule a message; returns the headers of its timer."""
         route = self.path.table.route(len(topic).to_bytes(2) + topic.encode())
         taken = Taken(f"$delayed/1/{topic}", route, payload, qos, retain, SENDER, more, b"id1")
-        operation = Lonely(topic)
+        operation = LoggedStore(topic)
         schedule(cast("Path", self.path), taken, 2e9, operation)
         assert operation.remaining == 1
         (found,) = self.store.fake_put
