@@ -70,7 +70,7 @@ LATE_MOVES: Final = list(_held(MOVES_POINTS))
 SOME_LATE: Final = LATE[::9]
 SOME_LATE_LIVE: Final = LATE_LIVE[::4]
 SOME_LATE_RECORDS: Final = LATE_RECORDS[::9]
-SOME_LATE_MOVES: Final = LATE_MOVES[::5]
+SOME_LATE_MOVES: Final = LATE_MOVES[::8]
 """Those of them that tests take."""
 
 

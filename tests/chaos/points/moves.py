@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from functools import partial
@@ -28,14 +29,16 @@ _PROBES: Final = itertools.count(1)
 
 async def _set_number(scene: Scene, slot: Slot, *, beyond: bool) -> None:
     """Bring the number of consumers beyond the bound, or below it, and wait until a gateway knows it."""
-    for number in range(OTHERS):
-        name = f"other{number}"
+
+    async def change(name: str) -> None:
         if beyond:
             config = {"durable_name": name, "filter_subject": "$MQTT.msgs.other", "ack_policy": "explicit"}
             body = {"stream_name": "$MQTT_msgs", "config": config}
             await scene.fleet.request(f"CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name}", **body)
         else:
             await scene.fleet.request(f"CONSUMER.DELETE.$MQTT_msgs.{name}")
+
+    await asyncio.gather(*(change(f"other{number}") for number in range(OTHERS)))
 
     async def known() -> bool:
         probe = f"number{next(_PROBES)}"
@@ -97,5 +100,5 @@ def _points() -> Iterator[Point]:
 
 
 MOVES_POINTS: Final = list(_points())
-SOME_MOVES: Final = MOVES_POINTS[::8]
+SOME_MOVES: Final = MOVES_POINTS[::12]
 """Those of them that tests take."""

@@ -4,6 +4,7 @@
 Nothing is lost, at QoS 2 nothing comes twice.
 """
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.chaos.points.records import SOME_RECORDS
 from tests.chaos.points.scenes import Point, run_point
 from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
 from tests.conftest import NatsFactory
-from tests.harness.nats import NatsServer
+from tests.harness.nats import NatsServer, make_server
 
 LEASE = 4  # seconds: what a dead gateway has left is dealt with soon
 
@@ -63,15 +64,18 @@ async def records_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-async def moves_fleet(nats_factory: NatsFactory, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+async def moves_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """The same with sessions that move, on a nats-server without consumers of other tests."""
-    arguments = ("--gateway-lease", str(LEASE), *MOVING)
-    fleet = Fleet(tmp_path_factory.mktemp("moves"), nats_factory(), 3, arguments=arguments)
+    directory = tmp_path_factory.mktemp("moves")
+    server = make_server("process", directory / "nats")
+    await asyncio.to_thread(server.start)
+    fleet = Fleet(directory, server, 3, arguments=("--gateway-lease", str(LEASE), *MOVING))
     try:
         await fleet.start()
         yield fleet
     finally:
         await fleet.close()
+        server.discard()
 
 
 @pytest.mark.parametrize("point", SOME, ids=str)
