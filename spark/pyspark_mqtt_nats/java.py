@@ -163,11 +163,17 @@ def _wrap(java: Path, version: int, environ: MutableMapping[str, str]) -> Java:
     raise JavaError(f"no place for a script that starts {java} ({', '.join(problems)}); set XDG_CACHE_HOME or TMPDIR")
 
 
+def cache_directory(environ: MutableMapping[str, str]) -> Path | None:
+    """Return the directory for what can be made again, None where the user has none."""
+    cache = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
+    return Path(cache) / "mqtt-nats" if os.path.isabs(cache) else None
+
+
 def _directories(script: str, environ: MutableMapping[str, str]) -> Iterator[Path]:
     """Yield directories for the wrapper: in the user's cache, then a temporary one that is deleted at exit."""
-    cache = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
-    if os.path.isabs(cache):
-        yield Path(cache) / "mqtt-nats" / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    cache = cache_directory(environ)
+    if cache is not None:
+        yield cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     temporary = Path(tempfile.mkdtemp(prefix="mqtt-nats-java-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     yield temporary

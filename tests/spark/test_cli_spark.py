@@ -82,23 +82,30 @@ def invoke(*arguments: str, **env: str) -> Any:
 def test_it_is_part_of_the_command() -> None:
     done = run()
     assert done.returncode == 2
-    assert re.findall(r"^  ([a-z]+)  ", done.stderr, re.MULTILINE) == list(JOBS)
+    assert re.findall(r"^  ([a-z]+)  ", done.stderr, re.MULTILINE) == sorted((*JOBS, "prepare"))
     assert "Usage: mqtt-nats spark " in done.stderr
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("job", ["prepare", "report"])
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
-def test_without_spark_it_says_what_to_install(package: str) -> None:
+def test_without_spark_it_says_what_to_install(package: str, job: str) -> None:
     code = f"""
 import sys
 sys.modules[{package!r}] = None
-sys.argv = ["mqtt-nats", "spark", "report"]
+sys.argv = ["mqtt-nats", "spark", {job!r}]
 from mqtt_nats.cli import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"mqtt-nats spark: {package} is not installed: pip install 'mqtt-nats[spark]'\n"
+
+
+def test_prepare_starts_a_spark_of_its_own() -> None:
+    done = invoke("prepare", PYSPARK_GATEWAY_PORT="1")
+    assert done.exit_code == 1
+    assert "run it without spark-submit" in str(done.exception)
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -249,6 +256,7 @@ def test_commands_of_the_pages_are_understood(ran: Ran, tmp_path: Path, monkeypa
     pages = (ROOT / "docs" / f"{name}.md" for name in ("spark", "spark-lakehouse"))
     page = rules + "".join(one.read_text(encoding="utf-8") for one in pages)
     commands_shown = re.findall(r"^(?:mqtt-nats spark|spark-submit .* \S*job\.py) (.*)$", page, re.MULTILINE)
+    commands_shown.remove("prepare")  # it has no options, and no job that `ran` replaces
     assert {line.split()[0] for line in commands_shown} == set(JOBS)
     for line in commands_shown:
         done = invoke(*shlex.split(line))

@@ -2,7 +2,6 @@
 """Command lines of the jobs. A job checks all flags before it imports and starts Spark."""
 
 import contextlib
-import importlib.util
 import sys
 import time
 import traceback
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from pyspark_mqtt_nats import values
-from pyspark_mqtt_nats.jobs import JobError, flags
+from pyspark_mqtt_nats.jobs import JobError, flags, require_spark
 from pyspark_mqtt_nats.jobs.failures import OURS, explain
+from pyspark_mqtt_nats.jobs.prepare import prepare
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.options import STARTS
 from pyspark_mqtt_nats.rules.definitions import load
@@ -38,6 +38,9 @@ def jobs() -> None:
     """
 
 
+jobs.add_command(prepare)
+
+
 def main(
     arguments: list[str] | None = None,
     program: str = "python -m pyspark_mqtt_nats.jobs",
@@ -57,9 +60,7 @@ def main(
 
 def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progress], Any]) -> None:
     """Run a job in a new session and print its summary; raises JobError."""
-    for package in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(package) is None:
-            raise JobError(f"{package} is not installed: pip install 'mqtt-nats[spark]'")
+    require_spark()
     given = context.params
     progress = Progress(name)
     progress.show("starting Spark")
