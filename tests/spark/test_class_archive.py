@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archive of Spark's classes: how it is made, who uses it, and that a session starts with and without it."""
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ import pytest
 from pyspark_mqtt_nats import prepare
 from pyspark_mqtt_nats.class_archive import make_archive, use_archive
 from pyspark_mqtt_nats.java import Java, JavaError, packaged_java
+from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.prepare import end
 from tests.spark.conftest import SOURCE_ROOTS
 
 FILES = ("base.jsa", "spark.jsa")
@@ -123,6 +127,24 @@ def test_an_archive_needs_a_directory(tmp_path: Path) -> None:
     (tmp_path / "mqtt-nats").write_text("a file")
     with pytest.raises(JavaError, match=f"{tmp_path}.*: Not a directory"):
         make_archive(Java(None, 21), {"XDG_CACHE_HOME": str(tmp_path)}, lambda: None)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("program", "error"), [("cat", ""), ("cat; exit 3", "exit status 3; is there space")])
+def test_the_jvm_has_to_end_in_good_order(program: str, error: str) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", program], stdin=subprocess.PIPE) as jvm:
+        with pytest.raises(JobError, match=error) if error else contextlib.nullcontext():
+            end(jvm)
+        assert jvm.poll() is not None
+
+
+@pytest.mark.processes
+def test_a_jvm_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_mqtt_nats.jobs.prepare._EXIT_WAIT_S", 0.1)
+    with subprocess.Popen(["/bin/sh", "-c", "exec sleep 300"], stdin=subprocess.PIPE) as jvm:
+        with pytest.raises(JobError, match="has not ended"):
+            end(jvm)
+        assert jvm.wait() == -signal.SIGKILL
 
 
 def session(environ: dict[str, str]) -> str:

@@ -54,8 +54,13 @@ def use_spark() -> None:
         jvm: subprocess.Popen[bytes] = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
         _batch(spark, Path(directory))
         _stream(spark, Path(directory))
+    end(jvm)
+
+
+def end(jvm: "subprocess.Popen[bytes]") -> None:
+    """Close the input of a JVM, with which it ends, and wait; raises JobError unless its exit status is 0."""
     assert jvm.stdin is not None
-    jvm.stdin.close()  # the JVM ends with its input
+    jvm.stdin.close()
     try:
         status = jvm.wait(_EXIT_WAIT_S)
     except subprocess.TimeoutExpired:
