@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archive of the Java classes that Spark loads: a JVM that maps it starts Spark in two thirds of the CPU time.
+"""Archive of the Java classes that Spark loads: a JVM that maps it starts Spark in less CPU time.
 
 Without the archive a JVM finds, parses and checks thousands of classes (class data sharing, JEP 350). The command
 `mqtt-nats spark prepare` makes the archive, and `pyspark_mqtt_nats.prepare` gives it to Java by the environment
