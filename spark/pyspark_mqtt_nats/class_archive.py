@@ -40,7 +40,7 @@ def use_archive(environ: MutableMapping[str, str]) -> None:
 
 
 def make_archive(java: Java, environ: MutableMapping[str, str], use_spark: Callable[[], None]) -> Path:
-    """Make the archive in place of an earlier one, and return its directory; raises JavaError.
+    """Make the archive, and return its directory; raises JavaError. There is no archive until it is complete.
 
     Args:
         use_spark: starts a JVM with the options in `environ`, and returns when the JVM has ended.
@@ -50,16 +50,18 @@ def make_archive(java: Java, environ: MutableMapping[str, str], use_spark: Calla
         raise JavaError("no place for the archive: set XDG_CACHE_HOME to an absolute path")
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A JVM may be mapping the present files: they are replaced as a whole, and never written.
+        base, top = place / _BASE, place / _TOP
+        top.unlink(missing_ok=True)  # it would not match the new base
+        # A JVM may be mapping the present files: they are replaced, and never written.
         with tempfile.TemporaryDirectory(dir=place) as made:
-            base, top = Path(made, _BASE), Path(made, _TOP)
-            _dump_base(java, environ, base)
-            environ[_OPTIONS] = f'{_QUIET} "-XX:SharedArchiveFile={base}" "-XX:ArchiveClassesAtExit={top}"'
+            new_base, new_top = Path(made, _BASE), Path(made, _TOP)
+            _dump_base(java, environ, new_base)
+            os.replace(new_base, base)  # first, since the other file contains its path
+            environ[_OPTIONS] = f'{_QUIET} "-XX:SharedArchiveFile={base}" "-XX:ArchiveClassesAtExit={new_top}"'
             use_spark()
-            if not top.is_file():
+            if not new_top.is_file():
                 raise JavaError(f"Java {java.version} has written no archive of Spark's classes")
-            os.replace(base, place / _BASE)
-            os.replace(top, place / _TOP)
+            os.replace(new_top, top)
     except OSError as error:
         raise JavaError(f"{place}: {error.strerror}") from None
     return place

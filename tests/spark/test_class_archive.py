@@ -110,15 +110,32 @@ def test_prepare_leaves_options_of_the_user_alone(
 
 
 @pytest.mark.processes
-def test_an_archive_that_cannot_be_made_leaves_the_earlier_one(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_an_archive_that_cannot_be_made_is_not_used(tmp_path: Path, environ: dict[str, str]) -> None:
     java, broken = a_java(tmp_path / "jdk"), a_java(tmp_path / "broken", status=1)
+    user = dict(environ)
     place = make_archive(java, environ, spark_with(environ, "classes"))
     with pytest.raises(JavaError, match="Java 21 has written no archive"):
         make_archive(java, environ, lambda: None)
+    assert os.listdir(place) == ["base.jsa"]
     with pytest.raises(JavaError, match="broken/bin/java cannot make an archive: said at last"):
         make_archive(broken, environ, spark_with(environ, "new"))
-    assert sorted(os.listdir(place)) == list(FILES)
-    assert (place / "spark.jsa").read_text() == "classes"
+    assert os.listdir(place) == ["base.jsa"]
+    use_archive(user)
+    assert "SPARK_SUBMIT_OPTS" not in user
+
+
+@pytest.mark.processes
+def test_the_base_has_its_place_before_spark_starts(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Java 25 looks for it where it was when the other file was written."""
+    options: list[str] = []
+    spark = spark_with(environ, "classes")
+
+    def use_spark() -> None:
+        options.extend(shlex.split(environ["SPARK_SUBMIT_OPTS"]))
+        spark()
+
+    place = make_archive(a_java(tmp_path / "jdk"), environ, use_spark)
+    assert f"-XX:SharedArchiveFile={place / 'base.jsa'}" in options
 
 
 def test_an_archive_needs_a_directory(tmp_path: Path) -> None:
