@@ -127,18 +127,14 @@ class DeferredRemovals:
         self._waiting.append((self._loop.time() + LINGER, token, operation))
 
     def end(self) -> None:
-        """Remove records now, at the end of the connection: none is to vanish after the next owner has read it.
+        """Leave the records to the next owner, at the end of the connection: it sends PUBREL once more.
 
-        Records whose acknowledgement nats-server may still forget are left to the next owner: it sends PUBREL once
-        more. Assignments are removed when their time is over: the next owner finds their PUBRELs owed.
+        nats-server may still forget the acknowledgements of their messages, and none of the records is to vanish after
+        the next owner has read it. Assignments are removed when their time is over: the next owner finds their PUBRELs
+        owed.
         """
         self._ended = True
-        waiting, self._waiting = self._waiting, deque(one for one in self._waiting if one[1].startswith(ASSIGNED))
-        if not self._forgetful:
-            for _, token, _ in waiting:
-                if not token.startswith(ASSIGNED):
-                    self._remove(token)
-        self._nats.link.kick()
+        self._waiting = deque(one for one in self._waiting if one[1].startswith(ASSIGNED))
 
     @property
     def _forgetful(self) -> bool:

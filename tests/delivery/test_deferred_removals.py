@@ -55,27 +55,18 @@ def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench)
     assert bench.gone == [b"1", b"2"]
 
 
-def test_records_go_with_the_connection(bench: Bench) -> None:
-    """Else the next owner would read a record that is removed a moment later."""
+@pytest.mark.parametrize("relinked", [None, 0.0])
+def test_the_next_owner_finds_the_records(bench: Bench, relinked: float | None) -> None:
+    """A server that is killed forgets acknowledgements, and the gateway may be killed with it."""
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    bench.kept.end()
-    assert bench.link.out == [b"PUB reply 0\r\n\r\n"]
-    assert not bench.gone
-    bench.pass_to(11)
-    assert bench.gone == [b"1"], "the PUBREL of an assignment is owed, as its record says"
-
-
-@pytest.mark.parametrize("online", [False, True])
-def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, online: bool) -> None:
-    bench.kept.add(b"=1", IgnoredStore())
-    bench.kept.add(b"&reply", IgnoredStore())
-    bench.link.online, bench.services.nats.relinked = online, 0.0
+    if relinked is not None:
+        bench.services.nats.relinked = relinked
     bench.pass_to(5)
     bench.kept.end()
-    bench.link.online = True
     bench.pass_to(1000)
-    assert (bench.gone, bench.link.out) == ([b"1"], [])
+    assert bench.link.out == []
+    assert bench.gone == [b"1"], "the PUBREL of an assignment is owed, as its record says"
 
 
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
