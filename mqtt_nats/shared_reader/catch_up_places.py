@@ -31,8 +31,11 @@ log = logging.getLogger("mqtt_nats.broker")
 TOGETHER_MIN: Final = 256
 """Smallest number of waiting readers that read together: for fewer, nats-server has less work with each alone."""
 
-READ_EACH: Final = 100
-"""Largest number of messages, for each reader, that readers read together."""
+READ_EACH: Final = 300
+"""Largest number of messages, for each reader, that readers read together: with more, each alone costs less."""
+
+ALONE_MEANWHILE: Final = 4
+"""Places of readers that read alone while others read together: each search keeps nats-server from the others."""
 
 LEFT_OUT: Final = 8
 """One of so many readers may be left out, those that begin furthest back: for one of them all would read far more."""
@@ -65,7 +68,7 @@ class CatchUpPlaces:
 
     async def take(self, reader: CatchUpReader) -> bool:
         """Wait for a place; False: the reader needs none any more, as it has read together with others."""
-        if self.free:
+        if self.free > self._kept:
             self.free -= 1
             return True
         if not self._waiting:
@@ -83,12 +86,23 @@ class CatchUpPlaces:
             del self._waiting[reader]
 
     def leave(self) -> None:
-        """Give a place back; the reader gets it that has waited longest, of those that do not read together."""
-        for reader, turn in self._waiting.items():
-            if not (reader.together or turn.done()):
-                turn.set_result(True)
-                return
+        """Give a place back."""
         self.free += 1
+        self._give()
+
+    @property
+    def _kept(self) -> int:
+        """Number of places that nobody gets at present."""
+        return CATCHING_MOST - ALONE_MEANWHILE if self._busy else 0
+
+    def _give(self) -> None:
+        """Give free places to the readers that have waited longest, of those that do not read together."""
+        for reader, turn in self._waiting.items():
+            if self.free <= self._kept:
+                return
+            if not (reader.together or turn.done()):
+                self.free -= 1
+                turn.set_result(True)
 
     def _begin(self) -> None:
         """Have the waiting readers read together, if they are enough."""
@@ -114,6 +128,7 @@ class CatchUpPlaces:
                     more = False
         finally:
             self._busy = False
+            self._give()
 
     async def _read(self) -> bool:
         """Read the messages of the waiting readers; False: these are too few, or the messages too many."""

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
 from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.promotion import Member
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness.waiting import aeventually
@@ -157,6 +158,31 @@ async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch
     readers = crowd.begin()
     await aeventually(lambda: crowd.asked(CREATE) == 1 and crowd.asked(".CONSUMER.DELETE.") == 1)
     assert (all(one.waits for one in readers), crowd.given, crowd.asked(PAGE)) == (True, {}, 0)
+
+
+async def test_few_read_alone_while_others_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come meanwhile get two places; the other ones wait for the end of the common reading."""
+    monkeypatch.setattr(catch_up_places, "ALONE_MEANWHILE", 2)
+    places, found, tasks = crowd.live.places, list[int](), list[asyncio.Task[bool]]()
+    crowd.store(1)
+
+    async def come() -> bool:
+        taken = await places.take(CatchUpReader(as_sessions(crowd.live), crowd.members[0], 10))
+        found.append(len(crowd.live.fake_caught_up))
+        return taken
+
+    def free_all(subject: str) -> None:
+        if PAGE in subject and not tasks:
+            for _ in range(CATCHING_MOST):
+                places.leave()
+            tasks.extend(asyncio.get_running_loop().create_task(come()) for _ in range(4))
+
+    crowd.inbox.before = free_all
+    crowd.begin()
+    await aeventually(lambda: len(found) == 4)
+    assert (found[:2], found[2] > 0) == ([0, 0], True)
+    assert all(await asyncio.gather(*tasks))
+    assert places.free == CATCHING_MOST - 4
 
 
 async def test_sessions_far_back_are_left_out(crowd: Crowd) -> None:
