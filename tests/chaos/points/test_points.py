@@ -111,11 +111,13 @@ async def test_the_gateway_is_held_up_there_with_sessions_without_consumers(reco
     await run_late(records_fleet, point, *await records_fleet.trio(turn), dropped=bool(turn % 2))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("point", SOME_MOVES, ids=str)
 async def test_the_gateway_dies_there_while_a_session_moves(moves_fleet: Fleet, point: Point) -> None:
     await run_point(moves_fleet, point, *await moves_fleet.trio(next(_TURNS)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("point", SOME_LATE_MOVES, ids=str)
 async def test_the_gateway_is_held_up_there_while_a_session_moves(moves_fleet: Fleet, point: Point) -> None:
     turn = next(_TURNS)
