@@ -127,13 +127,17 @@ class DeferredRemovals:
         self._waiting.append((self._loop.time() + LINGER, token, operation))
 
     def end(self) -> None:
-        """Leave the records to the next owner, at the end of the connection: it sends PUBREL once more.
+        """Note the end of the connection: records are removed when their time is over, as before.
 
-        nats-server may still forget the acknowledgements of their messages, and none of the records is to vanish after
-        the next owner has read it. Assignments are removed when their time is over: the next owner finds their PUBRELs
-        owed.
+        The next owner may have read some by then. It sends their PUBREL once more, and looks for them when they do not
+        come. Records whose acknowledgement nats-server may have forgotten are left to the next owner.
         """
         self._ended = True
+        if self._forgetful:
+            self._leave_records()
+
+    def _leave_records(self) -> None:
+        """Leave the records to the next owner, except assignments: the next owner finds their PUBRELs owed."""
         self._waiting = deque(one for one in self._waiting if one[1].startswith(ASSIGNED))
 
     @property
@@ -144,6 +148,8 @@ class DeferredRemovals:
     def _flush(self) -> None:
         now = self._loop.time()
         if self._forgetful:
+            if self._ended:
+                self._leave_records()
             self._loop.call_later(LINGER, self._flush)
             return
         while self._waiting and self._waiting[0][0] <= now:

@@ -55,18 +55,33 @@ def test_nothing_goes_while_a_server_may_send_again_what_it_forgot(bench: Bench)
     assert bench.gone == [b"1", b"2"]
 
 
-@pytest.mark.parametrize("relinked", [None, 0.0])
-def test_the_next_owner_finds_the_records(bench: Bench, relinked: float | None) -> None:
-    """A server that is killed forgets acknowledgements, and the gateway may be killed with it."""
+def test_records_outlive_their_connection(bench: Bench) -> None:
+    """A nats-server that is killed forgets acknowledgements, and the gateway may be killed with it."""
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    if relinked is not None:
-        bench.services.nats.relinked = relinked
+    bench.kept.end()
+    bench.pass_to(9)
+    assert (bench.gone, bench.link.out) == ([], [])
+    bench.pass_to(11)
+    assert bench.gone == [b"1"], "the PUBREL of an assignment is owed, as its record says"
+    assert bench.link.out == [b"PUB reply 0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("when", ["before the end", "after the end", "away"])
+def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, when: str) -> None:
+    """NATS comes back before the connection ends, or afterwards, or not until then."""
+    bench.kept.add(b"=1", IgnoredStore())
+    bench.kept.add(b"&reply", IgnoredStore())
+    bench.link.online = when != "away"
+    if when == "before the end":
+        bench.services.nats.relinked = 0.0
     bench.pass_to(5)
     bench.kept.end()
+    if when == "after the end":
+        bench.services.nats.relinked = 6.0
+    bench.link.online = True
     bench.pass_to(1000)
-    assert bench.link.out == []
-    assert bench.gone == [b"1"], "the PUBREL of an assignment is owed, as its record says"
+    assert (bench.gone, bench.link.out) == ([b"1"], [])
 
 
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
