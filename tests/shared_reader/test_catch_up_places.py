@@ -151,6 +151,25 @@ async def test_a_client_for_which_too_much_waits_reads_alone(crowd: Crowd, monke
     assert found["config"]["filter_subjects"] == ["$MQTT.msgs.dev.0.*"]
 
 
+async def test_a_reader_whose_common_reading_breaks_off_gets_a_free_place(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All readers with a place may have ended meanwhile, so that nobody else would leave one."""
+    monkeypatch.setattr(catch_up_places, "KEPT_BYTES", SESSIONS * 3000)
+    crowd.store(3, b"x" * 1000)
+    slow = crowd.members[0].side.machine
+    slow.limit = 0
+
+    def leave(subject: str) -> None:
+        if PAGE in subject:
+            crowd.live.places.leave()
+
+    crowd.inbox.before = leave
+    crowd.begin()
+    await aeventually(lambda: crowd.asked(CREATE) == 2)
+    assert crowd.live.places.free == 0
+
+
 async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The readers wait for their places, until more of them wait."""
     monkeypatch.setattr(catch_up_places, "READ_EACH", 1)
