@@ -51,7 +51,7 @@ HANDOVER: Final = 5.0
 """Maximum seconds for the handover to the shared reader."""
 
 KEPT_OVERHEAD: Final = 500
-"""Bytes that a waiting message takes besides its payload, about."""
+"""Bytes that a waiting message takes besides its headers and its payload, about."""
 
 NOT_YET: Final = 1 << 30
 """Value of `_asked` while the reader's consumer does not exist: it prevents pull requests."""
@@ -92,7 +92,7 @@ class CatchUpReader:
         self._kept: deque[tuple[int, bytes, bytes, bytes, bytes]] = deque()
         """Messages that wait for a place in the window: sequence, store time, subject, headers, payload."""
         self._bytes = 0
-        """Payload bytes of the waiting messages."""
+        """Bytes of the headers and payloads of the waiting messages."""
         self._heard = 0.0
         self._broken = missed
         self._end = not missed
@@ -131,6 +131,7 @@ class CatchUpReader:
         """Stop reading; messages that still arrive are ignored."""
         self._over = True
         self._services.nats.link.unsubscribe_raw(self._sid)
+        self._live.places.forget(self)
         self._member.side.machine.call_on_room(None)
         self._wake.set()
 
@@ -299,7 +300,7 @@ class CatchUpReader:
         self._size = max(size, self._size - ((self._size - size) >> 6))
         if self._kept or self._room() <= 0:
             self._kept.append((int(tokens[at]), tokens[at + 2], subject, headers, payload))
-            self._bytes += size
+            self._bytes += len(headers) + size
             self._slow_down()
         else:
             self._give(int(tokens[at]), tokens[at + 2], subject, headers, payload)
@@ -320,7 +321,7 @@ class CatchUpReader:
         kept = self._kept
         while kept and self._room() > 0 and not self._over:
             first = kept.popleft()
-            self._bytes -= len(first[4])
+            self._bytes -= len(first[3]) + len(first[4])
             self._give(*first)
         self._more()
         if self._end and not kept:
@@ -365,8 +366,8 @@ class CatchUpReader:
 
     @property
     def waiting_bytes(self) -> int:
-        """Payload bytes of the messages that wait for the client without a consumer of this reader."""
-        return 0 if self._name else self._bytes
+        """Bytes of the messages that wait for the client without a consumer of this reader, about."""
+        return 0 if self._name else self._bytes + len(self._kept) * KEPT_OVERHEAD
 
     def may_join(self, subjects: list[str] | None = None) -> bool:
         """Return whether this reader may read together with others, and has these filter subjects; None: any."""
@@ -389,11 +390,11 @@ class CatchUpReader:
         if not self._kept and self._room() > 0:
             self._give(*taken)
             return True
-        self._bytes += len(message.payload)
-        self._alone = self._bytes + len(self._kept) * KEPT_OVERHEAD > most
+        size = len(message.headers) + len(message.payload)
+        self._alone = self.waiting_bytes + size > most
         if self._alone:
-            self._bytes -= len(message.payload)
             return False
+        self._bytes += size
         self._kept.append(taken)
         return True
 

@@ -104,6 +104,11 @@ class CatchUpPlaces:
                 self.free -= 1
                 turn.set_result(True)
 
+    def forget(self, reader: CatchUpReader) -> None:
+        """Let a reader that has ended wait no longer."""
+        if self._has_no_turn(reader):
+            self._waiting[reader].set_result(False)
+
     def _begin(self) -> None:
         """Have the waiting readers read together, if they are enough."""
         if not self._busy and len(self._waiting) >= self._needed:

@@ -13,6 +13,7 @@ from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.stored import StoredMessage
 from tests.harness.waiting import aeventually
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
 
@@ -168,6 +169,33 @@ async def test_a_reader_whose_common_reading_breaks_off_gets_a_free_place(
     crowd.begin()
     await aeventually(lambda: crowd.asked(CREATE) == 2)
     assert crowd.live.places.free == 0
+
+
+async def test_a_reader_that_ends_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that come and go do not fill the queue, and do not count as readers that could read together."""
+    monkeypatch.setattr(catch_up_places, "TOGETHER_MIN", SESSIONS)
+    crowd = Crowd(fewer=1)
+    crowd.store(1)
+    readers = crowd.begin()
+    places = crowd.live.places
+    await aeventually(lambda: len(places._waiting) == SESSIONS - 1)
+    for one in readers:
+        one.end()
+    await aeventually(lambda: not places._waiting)
+    await _end(crowd)
+
+
+async def test_what_waits_for_clients_counts_with_its_headers(crowd: Crowd) -> None:
+    """Also small messages, and those of which user properties are the larger part, take memory while they wait."""
+    crowd.members[0].side.machine.limit = 0
+    reader = CatchUpReader(as_sessions(crowd.live), crowd.members[0], 10)
+    reader.begin_together()
+    large = QOS1[:-2] + b"Mqtt-User: " + b"x" * 3000 + b"\r\n\r\n"
+    for sequence in (11, 12):
+        assert reader.bring(StoredMessage("$MQTT.msgs.dev.0.set", sequence, 1, large, b""), 8000)
+    assert reader.waiting_bytes == 2 * (len(large) + catch_up.KEPT_OVERHEAD)
+    assert not reader.bring(StoredMessage("$MQTT.msgs.dev.0.set", 13, 1, large, b""), 8000)
+    reader.end()
 
 
 async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
