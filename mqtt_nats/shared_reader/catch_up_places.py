@@ -44,6 +44,9 @@ PAGE: Final = 1024
 PAGE_BYTES: Final = 1024 * 1024
 """Maximum number of messages, and of bytes, of a page that is read together."""
 
+SLICE: Final = 1024
+"""Messages that readers take before other work of the gateway goes on: a page may be for thousands of readers."""
+
 KEPT_BYTES: Final = CATCHING_MOST * 1024 * 1024
 """Maximum bytes of the messages that wait for the clients of all readers together."""
 
@@ -172,7 +175,7 @@ class CatchUpPlaces:
         for subject, some in by_subject.items():
             index.add(as_filter(subject.removeprefix(STORED_PREFIX)), some)
         kept = sum(one.waiting_bytes for one in self._readers)
-        most, more = (KEPT_BYTES - kept) // max(len(readers), 1), True
+        most, more, taken = (KEPT_BYTES - kept) // max(len(readers), 1), True, 0
         while more:
             page, more = await pages.page(PAGE, PAGE_BYTES)
             for message in page:
@@ -183,6 +186,8 @@ class CatchUpPlaces:
                     for reader in dict.fromkeys(one for some in found for one in some):
                         if reader.together and not reader.bring(message, most):
                             self._end(reader, None)
+                        if not (taken := taken + 1) % SLICE:
+                            await asyncio.sleep(0)
         return last
 
     def _end(self, reader: CatchUpReader, last: int | None) -> None:

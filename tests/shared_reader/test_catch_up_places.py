@@ -198,6 +198,26 @@ async def test_what_waits_for_clients_counts_with_its_headers(crowd: Crowd) -> N
     reader.end()
 
 
+async def test_other_work_goes_on_while_many_take_a_page(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page may be for thousands of readers, all of which want each of its messages."""
+    monkeypatch.setattr(catch_up_places, "SLICE", SESSIONS)
+    taken: list[int] = []
+    seen: set[int] = set()
+
+    def count(member: Member, sequence: int, *_: object) -> None:
+        taken.append(sequence)
+        asyncio.get_running_loop().call_soon(lambda: seen.add(len(taken)))
+
+    crowd.live.give = crowd.live.put_through = count  # type: ignore[assignment,method-assign]
+    for one in crowd.members:
+        one.side.attachments.clear()
+        one.side.attachments["all"] = live_binding("dev.>")
+    crowd.store(1)
+    crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert len(seen) == len(taken) // SESSIONS == SESSIONS
+
+
 async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The readers wait for their places, until more of them wait."""
     monkeypatch.setattr(catch_up_places, "READ_EACH", 1)
