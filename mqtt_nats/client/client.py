@@ -92,7 +92,7 @@ class Client(JobRunner):
         self.granted, self.user = granted, granted.user
 
     def begin_waiting(self) -> None:
-        """Note that CONNECT waits for its turn or for authenticators; the end of the client cancels that."""
+        """Note that CONNECT waits for its turn, authenticators or a resume; the end of the client cancels that."""
         self.waiting_since, self._idle = inf, True
 
     def end_waiting(self) -> None:

@@ -91,7 +91,9 @@ async def handle_connect(client: Client, connect: Connect) -> None:
             client.outlet.unclog()
             if is_large(client) or client.delivery.resumes.locked():
                 client.resuming()
+            client.begin_waiting()
             async with TimedPermit(client.delivery.resumes):
+                client.end_waiting()
                 idle = await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)

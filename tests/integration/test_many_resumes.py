@@ -11,6 +11,7 @@ from tests.base.support import PATIENCE, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
+from tests.harness.waiting import eventually
 
 
 def test_connack_and_pings_do_not_wait_for_the_resume(nats_server: NatsServer) -> None:
@@ -39,3 +40,33 @@ def test_connack_and_pings_do_not_wait_for_the_resume(nats_server: NatsServer) -
                 inside.call(places.release)
             assert device.expect(raw.PUBLISH).payload == b"missed"
         assert not inside.call(places.locked)
+
+
+def test_a_client_that_leaves_before_its_resume_waits_no_more(nats_server: NatsServer) -> None:
+    """Its session is not resumed for nobody, before those of other clients."""
+    with running(nats_server.url) as inside:
+        (port,) = inside.ports
+        with Raw.connected(port, "leaver", clean=False) as device:
+            assert device.subscribe(("left/+", 1)) == [1]
+        account = inside.gateway.account
+        assert account is not None
+        eventually(lambda: not account.registry.connections)
+        places = account.delivery.resumes
+
+        async def take_all() -> None:
+            for _ in range(RESUMED_AT_ONCE):
+                await places.acquire()
+
+        asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
+        with Raw(port) as device:
+            device.send(raw.connect("leaver", flags=0))
+            assert device.expect(raw.CONNACK).body == b"\1\0"
+        eventually(lambda: not account.registry.connections)
+        for _ in range(RESUMED_AT_ONCE):
+            inside.call(places.release)
+        with Raw(port) as device:
+            device.send(raw.connect("leaver", flags=0))
+            assert device.expect(raw.CONNACK).body == b"\1\0"
+            device.send(raw.publish("left/a", b"still there", qos=1))
+            device.expect(raw.PUBACK)
+            assert device.expect(raw.PUBLISH).payload == b"still there"
