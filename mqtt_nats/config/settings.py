@@ -176,7 +176,7 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         " MQTT listener has no clients. No effect if `$MQTT_msgs` has the retention `interest`.",
     )
     session_positions: Annotated[Literal["auto", "consumers", "records"], BeforeValidator(_lower)] = Field(
-        default="consumers",
+        default="auto",
         description="Where JetStream has the place of a durable session at QoS 1 and 2. `consumers`: each subscription "
         "has a durable consumer. `records`: sessions that the shared reader serves have none, so absent ones cost "
         "nats-server only their records. Older gateways and nats-server's own MQTT listener cannot continue such a "

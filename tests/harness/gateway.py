@@ -41,7 +41,8 @@ class Gateway:
         self.process = LoggedProcess("gateway", log)
         self.port = 0
         self._arguments = [*(["--nats", nats] if nats else []), *arguments]
-        self._env = env
+        self._env = {"MQTT_NATS_SESSION_CONSUMERS": "1000000"} | dict(env or {})
+        """Tests share nats-servers: consumers of others are not to decide whether a session has consumers."""
         self._module = module or "mqtt_nats"
 
     @property
