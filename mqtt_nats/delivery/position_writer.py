@@ -257,7 +257,7 @@ class PositionWriter:
             elif step is Step.CONFIRM:
                 machine.confirmed(identifier)
             else:
-                machine.freed(identifier)
+                machine.free_packet_id(identifier)
         self._tell(True)
         if self._again or self._waiters or self.ledger.urgent:
             self.write()

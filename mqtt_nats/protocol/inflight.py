@@ -426,7 +426,7 @@ class Release:
         self.comp = False
         """Whether the client has sent PUBCOMP."""
         self.stays = False
-        """Whether the identifier is taken until :meth:`DurableSender.freed`, also after the exchange is complete."""
+        """Whether the identifier stays taken after the exchange, until :meth:`DurableSender.free_packet_id`."""
         self.records: list[bytes] = []
         """Acknowledgement subjects of the PUBREL record, once it was delivered; several when the record was stored
         again after a reconnect."""
@@ -453,7 +453,7 @@ class Release:
         self.source = source
 
     def keep(self, record: bytes) -> None:
-        """Keep the identifier taken until :meth:`DurableSender.freed`; ``record`` is acknowledged then."""
+        """Keep the identifier taken until :meth:`DurableSender.free_packet_id`; ``record`` is acknowledged then."""
         self.stays = True
         self.records.append(record)
 

@@ -55,13 +55,13 @@ class OwedPubrels(Requeue):
             self.ports.send(ack_bytes(PUBREL, identifier))
 
     def keep(self, identifier: int, record: bytes) -> None:
-        """Keep the identifier of an owed PUBREL taken until :meth:`freed` is called."""
+        """Keep the identifier of an owed PUBREL taken until :meth:`free_packet_id` is called."""
         release = self.releases.get(identifier)
         if release is not None and not release.stays:
             release.keep(record)
             self._finish(identifier, release)
 
-    def freed(self, identifier: int) -> None:
+    def free_packet_id(self, identifier: int) -> None:
         """Free the packet identifier of a PUBREL that the client has answered: a position without it is stored."""
         release = self.releases.get(identifier)
         if release is not None and release.stays and release.comp:

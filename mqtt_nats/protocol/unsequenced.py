@@ -41,9 +41,9 @@ class UnsequencedQueue:
         """Packet identifiers that the client has to give up before a QoS 2 message may use them; PUBREL is sent."""
         self.cursors: dict[SubscriptionState, int] = {}
         """Retained sequence from which the next connection would go on, by subscription with an unfinished replay."""
-        self._last_free = 0
+        self._last_allocated = 0
         self._recorded: dict[int, int] = {}
-        """Sequences of the PUBRELs that were owed at the resume, by identifier, where :meth:`free_id` has such ones."""
+        """Sequences of the PUBRELs that were owed at the resume, by identifier, if `allocate_packet_id` made it."""
 
     @abstractmethod
     def pump(self) -> None:
@@ -64,14 +64,14 @@ class UnsequencedQueue:
         self.ports.report_waiting()
         self.pump()
 
-    def free_id(self, sequence: int) -> int:
-        """An identifier for a group's copy of the message of a sequence; it is taken until :meth:`share`.
+    def allocate_packet_id(self, sequence: int) -> int:
+        """Allocate an identifier for a group's copy of the message of a sequence; it is reserved until :meth:`share`.
 
         It is not that of a PUBREL which was owed for another copy of the message: the two could not be told apart.
         """
         for _ in range(RETAINED_SPACE):
-            self._last_free = (self._last_free + 1) % RETAINED_SPACE
-            identifier = RETAINED_BASE + self._last_free
+            self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE
+            identifier = RETAINED_BASE + self._last_allocated
             taken = identifier in self.inflight or identifier in self.releases or identifier in self._asked
             if not taken and identifier not in self.reserved and self._recorded.get(identifier) != sequence:
                 self.reserved.add(identifier)
@@ -88,7 +88,7 @@ class UnsequencedQueue:
         reply: bytes,
         dup: bool = False,
     ) -> None:
-        """Send a message of a shared subscription, under an identifier of :meth:`free_id`, or its former one."""
+        """Send a message of a shared subscription, by an identifier of :meth:`allocate_packet_id` or its former one."""
         self.reserved.add(identifier)
         self.others.append(Delivery(source, -sequence, identifier, qos, body, reply, dup))
         self.ports.report_waiting()

@@ -306,12 +306,12 @@ class Membership:
                 self.send(message, 2, b"")
                 services.nats.store.call(reply, b"", TakenOp())
             else:
-                AssignOp(self, message, number, side.machine.free_id(number), reply, arrived).put()
+                AssignOp(self, message, number, side.machine.allocate_packet_id(number), reply, arrived).put()
             services.nats.link.kick()
         elif qos == 1:
             if client.consumers is not None:
                 machine = client.consumers.machine
-                machine.share(self.source, number, machine.free_id(number), 1, message, reply)
+                machine.share(self.source, number, machine.allocate_packet_id(number), 1, message, reply)
             else:
                 self.held.add(reply)
                 self.send(message, 1, reply)

@@ -213,7 +213,7 @@ class FakeMachine:
         self.fake_confirmed: list[int] = []
         self.fake_past = 0
 
-    def freed(self, identifier: int) -> None:
+    def free_packet_id(self, identifier: int) -> None:
         self.fake_freed.append(identifier)
 
     def confirmed(self, identifier: int) -> None:

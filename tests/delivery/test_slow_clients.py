@@ -258,7 +258,7 @@ class Bench:
         return self.put(packet_id(sequence))
 
     def shared(self, sequence: int) -> bytes:
-        identifier = self.machine.free_id(sequence)
+        identifier = self.machine.allocate_packet_id(sequence)
         self.machine.share(SubscriptionState(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
         return self.put(identifier)
 

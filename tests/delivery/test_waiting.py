@@ -79,7 +79,7 @@ def test_a_message_that_waits_is_reported() -> None:
     machine.arrived(one, 2, 1, b"r2", None, 1)
     assert ports.waited == 1
     machine.replay(one, 7, 1, None, False)
-    machine.share(one, 8, machine.free_id(8), 1, None, b"r8")
+    machine.share(one, 8, machine.allocate_packet_id(8), 1, None, b"r8")
     assert ports.waited == 3
     machine.acknowledged(4, [packet_id(1)])
     held.hold(held.RETURNING)

@@ -124,7 +124,7 @@ class Gateway:
             elif step is Step.CONFIRM:
                 self.machine.confirmed(identifier)
             else:
-                self.machine.freed(identifier)
+                self.machine.free_packet_id(identifier)
 
 
 class World:

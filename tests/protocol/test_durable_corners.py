@@ -261,7 +261,7 @@ def test_a_groups_copy_has_another_identifier_than_the_pubrel_of_another_groups_
     machine.pubrel_delivered(first, 3, b"record")
     machine.acknowledged(PUBCOMP, [first])
     assert first not in machine.releases
-    assert machine.free_id(3) == first + 1
+    assert machine.allocate_packet_id(3) == first + 1
 
 
 def test_the_identifier_of_a_pubrel_that_was_owed_is_free_for_another_message() -> None:
@@ -271,7 +271,7 @@ def test_the_identifier_of_a_pubrel_that_was_owed_is_free_for_another_message() 
     machine.start()
     machine.pubrel_delivered(first, 3, b"record")
     machine.acknowledged(PUBCOMP, [first])
-    assert machine.free_id(4) == first
+    assert machine.allocate_packet_id(4) == first
 
 
 def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
