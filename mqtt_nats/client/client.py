@@ -38,6 +38,7 @@ from mqtt_nats.codec import (
     Subscribe,
     Unsubscribe,
 )
+from mqtt_nats.codec.wire import PUBREL
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
 from mqtt_nats.lifecycle.will import publish_or_delay_will
@@ -243,14 +244,14 @@ class Client(JobRunner):
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool) -> None:
         """Handle PUBACK, PUBREC, PUBREL or PUBCOMP; ``kind`` is the packet type."""
-        if kind == 6:
+        if kind == PUBREL:
             for identifier in ids:
                 self.inbound.pubrel(self, identifier)
         elif self.regular_side is not None:
             self.regular_side.acknowledged(kind, ids, failed)
         elif self.durable_side is not None:
             self.durable_side.machine.acknowledged(kind, ids, failed)
-        if self.shares and kind != 6:
+        if self.shares and kind != PUBREL:
             acknowledged(self)
 
     def refused(self, error: ApiError) -> None:

@@ -36,6 +36,7 @@ from mqtt_nats.codec import (
     Unsubscribe,
     validate_topic_name,
 )
+from mqtt_nats.codec.wire import PUBACK, PUBCOMP, PUBREC
 from mqtt_nats.hooks.chain import DecisionChain, HookFailed, Point
 from mqtt_nats.hooks.events import Acked, ClientView, Drop, Published, Publishing
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE, MESSAGE_ACKED, MESSAGE_DROPPED, MESSAGE_PUBLISH
@@ -66,10 +67,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 Chain = DecisionChain[Publishing, "Published | Drop"]
-
-PUBACK = 4
-PUBREC = 5
-PUBCOMP = 7
 
 
 class HookError(MqttError):

@@ -5,11 +5,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from mqtt_nats.codec.errors import EncodeError, MalformedPacket, ProtocolError
 
 MAX_REMAINING_LENGTH = 268_435_455
 """Largest value of a variable byte integer; as a remaining length in bytes (section 1.5.5)."""
+
+
+PUBACK: Final = 4
+PUBREC: Final = 5
+PUBREL: Final = 6
+PUBCOMP: Final = 7
+"""Packet types of the acknowledgements, as plain numbers: the message path compares them for each packet."""
 
 
 class PacketKind(IntEnum):

@@ -75,7 +75,7 @@ class DurableDelivery(StatefulDelivery):
     def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
         window = min(WINDOW, client.terms.receive_maximum)
-        super().__init__(DurableSender(window, self, client.version, self._completed), former)
+        super().__init__(DurableSender(window, self, client.version, self._on_drained_message), former)
         self.stall: SlowClient | None = None
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
@@ -317,7 +317,7 @@ class DurableDelivery(StatefulDelivery):
             return
         self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, RECORD + reply)
 
-    def _completed(self, delivery: Delivery) -> None:
+    def _on_drained_message(self, delivery: Delivery) -> None:
         for attachment in self.attachments.values():
             if attachment.source is delivery.source:
                 finish(self, attachment)

@@ -25,6 +25,7 @@ from mqtt_nats.codec import (
     ack_bytes,
     encode,
 )
+from mqtt_nats.codec.wire import PUBACK, PUBCOMP, PUBREC
 from mqtt_nats.ingress.publish_properties import described, unalias
 from mqtt_nats.ingress.retained_ops import RetainedOp
 from mqtt_nats.ingress.retained_store import may_retain, store_retained
@@ -122,7 +123,7 @@ class Acknowledgement(CountedStore):
     def failed(self, error: ApiError) -> None:
         """Report JetStream's refusal to the client: by a reason code, or by the end of the connection."""
         client = self.client
-        if client.version != 5 or self.kind == 7:
+        if client.version != 5 or self.kind == PUBCOMP:
             client.refused(error)
         elif not self.reason:
             text = "%s: a message was not stored: %s"
@@ -207,7 +208,7 @@ class Publisher(Session):
                 break
             due += 1
             data += receipt.packet()
-            if receipt.kind == 4:
+            if receipt.kind == PUBACK:
                 self.unacknowledged -= 1
         if due:
             del receipts[:due]
@@ -290,7 +291,7 @@ def publish(
             if route.local:
                 path.fanout.group(route.local, message(client, route, payload, 0, retain, more))
         elif qos == 1:  # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
-            receipt = Acknowledgement(client, 4, packet_id, 2 if retain else 1)
+            receipt = Acknowledgement(client, PUBACK, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
             if retain:
                 lines += _retained(client, route, payload, 1, receipt, more)
@@ -346,7 +347,7 @@ def _permitted(client: Publisher, guard: Guard, key: bytes, qos: int, retain: bo
     if guard.may_publish(key, qos, retain):
         return True
     if qos:
-        receipt = Acknowledgement(client, 4 if qos == 1 else 5, packet_id, 0)
+        receipt = Acknowledgement(client, PUBACK if qos == 1 else PUBREC, packet_id, 0)
         if client.version == 5:
             receipt.refuse(ReasonCode.NOT_AUTHORIZED, "not authorized")
         client.acknowledge(receipt)
@@ -412,7 +413,7 @@ def publish5(client: Publisher, packet: Publish) -> None:
 
 def refuse_publish(client: Publisher, packet: Publish, error: MqttError) -> None:
     """Refuse a publish of a 5.0 client by a reason code in PUBACK or PUBREC [MQTT-4.3.3-9] (5.0)."""
-    receipt = Acknowledgement(client, 4 if packet.qos == 1 else 5, packet.packet_id, 0)
+    receipt = Acknowledgement(client, PUBACK if packet.qos == 1 else PUBREC, packet.packet_id, 0)
     receipt.refuse(error.reason, str(error))
     client.acknowledge(receipt)
 

@@ -17,6 +17,7 @@ from mqtt_nats.backbone.pending_stores import CountedStore, IgnoredStore, Pendin
 from mqtt_nats.backbone.retry import PAUSE, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.codec.wire import PUBCOMP, PUBREC
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import RETAIN_LINE, Acknowledgement, bare, bound, message, route_for
 from mqtt_nats.ingress.publish_properties import aged, restored
@@ -240,7 +241,7 @@ class Inbound:
                 if keep:
                     self._kept += len(payload)
             case Action.REPEAT:
-                client.acknowledge(Acknowledgement(client, 5, identifier, 0))
+                client.acknowledge(Acknowledgement(client, PUBREC, identifier, 0))
             case _:
                 pass
 
@@ -251,7 +252,7 @@ class Inbound:
             held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)
             return UnheldPubrec(client, held)
         if action is Action.REPEAT:
-            client.acknowledge(Acknowledgement(client, 5, identifier, 0))
+            client.acknowledge(Acknowledgement(client, PUBREC, identifier, 0))
         return None
 
     def hold(self, client: Publisher, operation: StoreHeld, route: Route, payload: bytes) -> None:
@@ -331,10 +332,10 @@ class Inbound:
         match self.machine.pubrel(identifier):
             case Action.FINISHED:
                 reason = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if client.version == 5 else 0
-                client.acknowledge(Acknowledgement(client, 7, identifier, 0, reason))
+                client.acknowledge(Acknowledgement(client, PUBCOMP, identifier, 0, reason))
             case Action.RELEASE:
                 held = self._publishes[identifier]
-                receipt = Acknowledgement(client, 7, identifier, 1)
+                receipt = Acknowledgement(client, PUBCOMP, identifier, 1)
                 client.receipts.append(receipt)
                 if held.payload is not None and not held.since and not self._reloading:
                     self._release(client, held, receipt)

@@ -29,7 +29,7 @@ from mqtt_nats.codec import (
     put_varint,
 )
 from mqtt_nats.codec.properties import place, read_properties
-from mqtt_nats.codec.wire import Reader
+from mqtt_nats.codec.wire import PUBACK, Reader
 from mqtt_nats.ingress.publish import ANSWERS, HEADERS, Acknowledgement, bound, message
 from mqtt_nats.ingress.publish_properties import ANSWER_LINE, Extras, extras
 from mqtt_nats.messages.headers import is_status
@@ -260,7 +260,7 @@ class Replying:
         else:
             self._send(client, request, packet, more)
         if qos:
-            receipt = receipt or Acknowledgement(client, 4, identifier, 0)
+            receipt = receipt or Acknowledgement(client, PUBACK, identifier, 0)
             receipt.expect()
             client.receipts.append(receipt)
             self._confirm(Unconfirmed(receipt, self._path.link.wire))

@@ -32,9 +32,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
+from mqtt_nats.codec.wire import PUBACK, PUBREC, PUBREL
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, SubscriptionState
-from mqtt_nats.protocol.owed_pubrels import PUBREL, OwedPubrels
+from mqtt_nats.protocol.owed_pubrels import OwedPubrels
 from mqtt_nats.protocol.ports import Ports
 from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
@@ -54,13 +55,13 @@ class DurableSender(OwedPubrels):
         limit: messages in flight to the client at a time. In 5.0 a message is in flight until PUBCOMP: section 4.9.
         ports: the operations on the client and on JetStream.
         version: protocol version of the client, 4 or 5.
-        on_complete: called when a message of an ended subscription is complete.
+        on_drained_message: called when a message of an ended subscription is complete.
     """
 
     def __init__(
-        self, limit: int, ports: Ports, version: int = 4, on_complete: Callable[[Delivery], None] | None = None
+        self, limit: int, ports: Ports, version: int = 4, on_drained_message: Callable[[Delivery], None] | None = None
     ) -> None:
-        super().__init__(version, on_complete)
+        super().__init__(version, on_drained_message)
         self.limit = limit
         self.ports = ports
         self.resent = 0
@@ -294,7 +295,7 @@ class DurableSender(OwedPubrels):
             self.resent += 1
         if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)
             # Expired, or too large for the client: treated as acknowledged [MQTT-3.1.2-25] (5.0).
-            self._complete(delivery)
+            self._leave_window(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
         delivery.forget_body()
@@ -378,11 +379,16 @@ class DurableSender(OwedPubrels):
 
         PUBACK acknowledges a message at QoS 1 to JetStream; a message at QoS 2 waits for :meth:`pubrel_stored`.
 
+        Args:
+            kind: packet type: `PUBACK`, `PUBREC` or `PUBCOMP`.
+            ids: packet identifiers.
+            failed: whether the packet has a reason code of 0x80 or more.
+
         Raises:
             ProtocolError: the packet does not belong to the message's QoS.
         """
         inflight = self.inflight
-        if kind == 4:
+        if kind == PUBACK:
             ack = self.ports.ack
             for identifier in ids:
                 delivery = inflight.get(identifier)
@@ -395,19 +401,20 @@ class DurableSender(OwedPubrels):
                     if delivery.others is not None:
                         for reply in delivery.others:
                             ack(reply)
-                self._complete(delivery)
-        elif kind == 5:
+                self._leave_window(delivery)
+        elif kind == PUBREC:
             for identifier in ids:
-                self._received(identifier, inflight.get(identifier), failed)
+                self._on_pubrec(identifier, inflight.get(identifier), failed)
         else:
             for identifier in ids:
-                self._completed(identifier)
+                self._on_pubcomp(identifier)
         if self._waiting or self.others:
             self.pump()
         if self.on_room is not None:
             self.on_room()
 
-    def _received(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
+    def _on_pubrec(self, identifier: int, delivery: Delivery | None, failed: bool) -> None:
+        """Handle a PUBREC; ``delivery``: the message that is in flight under the identifier."""
         if delivery is None:
             if not failed and identifier in self.releases:
                 self.ports.send(ack_bytes(PUBREL, identifier))
@@ -419,7 +426,7 @@ class DurableSender(OwedPubrels):
         if delivery.state != SENT:
             return  # PUBREL is sent once its record is stored
         if failed:  # a reason code of 0x80 or more completes the message
-            self._complete(delivery)
+            self._leave_window(delivery)
             for reply in delivery.replies():
                 self.ports.ack(reply)
         else:
@@ -438,16 +445,16 @@ class DurableSender(OwedPubrels):
         self.ports.send(ack_bytes(PUBREL, identifier))
         for reply in replies:
             self.ports.ack(reply, identifier)
-        self._complete(delivery)
+        self._leave_window(delivery)
         if self._waiting or self.others:
             self.pump()
 
-    def _complete(self, delivery: Delivery) -> None:
-        """Remove a message that needs no place in the window any more."""
+    def _leave_window(self, delivery: Delivery) -> None:
+        """Remove a message that needs no place in the window any more: after PUBACK, or when its PUBREL is stored."""
         del self.inflight[delivery.id]
         sequence = delivery.sequence
         if sequence > 0:
             delivery.source.done.append(sequence)
         elif delivery.reply and delivery.qos == 1:
             delivery.source.settle(delivery.reply)
-        self._ended(delivery)
+        self._report_drained(delivery)

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from mqtt_nats.codec import ack_bytes
+from mqtt_nats.codec.wire import PUBREL
 from mqtt_nats.protocol.inflight import STORING, Delivery, Release, SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.protocol.requeue import EVER, Requeue
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
-PUBREL: Final = 6
-
 
 class OwedPubrels(Requeue):
     """The part of a durable session's sender that deals with owed PUBRELs."""
 
-    def __init__(self, version: int, on_complete: Callable[[Delivery], None] | None = None) -> None:
+    def __init__(self, version: int, on_drained_message: Callable[[Delivery], None] | None = None) -> None:
         super().__init__()
         self.version = version
         self.released = 0
         """Number of owed PUBRELs that count as in flight: in 5.0, PUBRELs of messages that this connection has sent."""
-        self.on_complete = on_complete
+        self.on_drained_message = on_drained_message
         """Called when a message of an ended subscription is complete."""
         self._owed: set[int] = set()
         """Stream sequences whose PUBREL was owed at the resume: these messages are never sent again."""
@@ -86,7 +84,7 @@ class OwedPubrels(Requeue):
         if release is not None:
             release.confirm_one()
             if release.delivery is not None and not release.unconfirmed:
-                self._ended(release.delivery)
+                self._report_drained(release.delivery)
             self._finish(identifier, release)
 
     def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
@@ -116,7 +114,7 @@ class OwedPubrels(Requeue):
         if self.unrecorded().get(identifier) == sequence:
             self._finish(identifier, self.releases[identifier], gone=True)
 
-    def _completed(self, identifier: int) -> None:
+    def _on_pubcomp(self, identifier: int) -> None:
         """Handle a PUBCOMP, with any reason code: the client has given the identifier up."""
         if identifier in self._asked:
             self._asked.discard(identifier)
@@ -186,11 +184,12 @@ class OwedPubrels(Requeue):
     def disconnect(self) -> None:
         """Cut the machine off from its ports: all work is left to the next connection."""
         self.ports = NOWHERE
-        self.on_complete = self.on_room = None
+        self.on_drained_message = self.on_room = None
 
-    def _ended(self, delivery: Delivery) -> None:
-        if delivery.source.end and self.on_complete is not None:
-            self.on_complete(delivery)
+    def _report_drained(self, delivery: Delivery) -> None:
+        """Report a complete message of an ended subscription."""
+        if delivery.source.end and self.on_drained_message is not None:
+            self.on_drained_message(delivery)
 
 
 class ReleaseOrder:

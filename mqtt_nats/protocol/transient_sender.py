@@ -22,15 +22,11 @@ from collections.abc import Callable
 from typing import Final
 
 from mqtt_nats.codec import Ack, ProtocolError, QuotaExceeded, ReasonCode, ack_bytes, encode
+from mqtt_nats.codec.wire import PUBREL
 
 PUBLISHED1: Final = 1
 PUBLISHED2: Final = 2
 RELEASED: Final = 3
-
-PUBACK: Final = 4
-PUBREC: Final = 5
-PUBREL: Final = 6
-PUBCOMP: Final = 7
 
 ENTRY_BYTES: Final = 128
 """Estimated bytes of a waiting message without its packet."""

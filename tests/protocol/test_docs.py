@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
+from mqtt_nats.codec.wire import PUBACK, PUBCOMP, PUBREC
 from mqtt_nats.protocol import inflight as delivery
 from mqtt_nats.protocol import transient_sender as regular
 from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, State
@@ -44,7 +45,7 @@ def test_regular() -> None:
     rows = [["state", "PUBACK", "PUBREC", "PUBCOMP"]]
     for state in (None, regular.PUBLISHED1, regular.PUBLISHED2, regular.RELEASED):
         row = [STATES[state]]
-        for kind in (regular.PUBACK, regular.PUBREC, regular.PUBCOMP):
+        for kind in (PUBACK, PUBREC, PUBCOMP):
             written: list[bytes] = []
             machine = TransientSender(1, 1, written.append)
             if state is not None:

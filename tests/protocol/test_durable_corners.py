@@ -409,7 +409,7 @@ def test_drain() -> None:
     machine.start()
     assert [call[1] for call in ports.take()] == [5, 6]
     ended: list[int] = []
-    machine.on_complete = lambda delivery: ended.append(delivery.sequence)
+    machine.on_drained_message = lambda delivery: ended.append(delivery.sequence)
     assert [delivery.sequence for delivery in machine.drain(one)] == [5, 6, 8]
     assert one.end == 9
     assert ports.take() == [("ack", b"new")]

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_nats.codec import ProtocolError, QuotaExceeded
-from mqtt_nats.protocol.transient_sender import (
-    ENTRY_BYTES,
-    PUBACK,
-    PUBCOMP,
-    PUBLISHED1,
-    PUBLISHED2,
-    PUBREC,
-    RELEASED,
-    TransientSender,
-)
+from mqtt_nats.codec.wire import PUBACK, PUBCOMP, PUBREC
+from mqtt_nats.protocol.transient_sender import ENTRY_BYTES, PUBLISHED1, PUBLISHED2, RELEASED, TransientSender
 
 HEAD = b"\x32\x07\x00\x01t"
 

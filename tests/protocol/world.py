@@ -71,7 +71,7 @@ class Gateway:
     def __init__(self, world: World, limit: int) -> None:
         self.world = world
         self.machine = DurableSender(limit, self)
-        self.machine.on_complete = self._completed
+        self.machine.on_drained_message = self._on_drained_message
         self.sources: dict[str, SubscriptionState] = {}
         self.overlap: Overlap[str] = Overlap()
         self.seeking = False
@@ -156,7 +156,7 @@ class Gateway:
         else:
             machine.arrived(source, sequence, attempt, reply, message, qos)
 
-    def _completed(self, delivery: Delivery) -> None:
+    def _on_drained_message(self, delivery: Delivery) -> None:
         for name, source in list(self.sources.items()):
             if source is delivery.source and source.end and not self.machine.holds(source):
                 self.delete(name)
