@@ -240,7 +240,7 @@ class Inbound:
                 self.machine.sent(identifier, path.store.attempt)
                 if keep:
                     self._kept += len(payload)
-            case Action.REPEAT:
+            case Action.ANSWER_DUPLICATE:
                 client.acknowledge(Acknowledgement(client, PUBREC, identifier, 0))
             case _:
                 pass
@@ -251,7 +251,7 @@ class Inbound:
         if action is Action.HOLD:
             held = self._publishes[identifier] = HeldPublish(identifier, key, b"", False, b"", None)
             return UnheldPubrec(client, held)
-        if action is Action.REPEAT:
+        if action is Action.ANSWER_DUPLICATE:
             client.acknowledge(Acknowledgement(client, PUBREC, identifier, 0))
         return None
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The receiver's side of QoS 2: states of the packet identifiers, and the actions on PUBLISH and PUBREL.
 
-    ========== ================================= ================================
-    state      PUBLISH                           PUBREL
-    ========== ================================= ================================
-    (none)     HOLD, then HOLDING                FINISHED: PUBCOMP [MQTT-4.3.3-2]
-    HOLDING    WAIT: its PUBREC is to come       VIOLATION: there was no PUBREC
-    HELD       REPEAT: PUBREC again              RELEASE, then RELEASING
-    RELEASING  VIOLATION: the id is not free     WAIT: its PUBCOMP is to come
-    ========== ================================= ================================
+    ========== ============================================ ============================================
+    state      PUBLISH                                      PUBREL
+    ========== ============================================ ============================================
+    (none)     HOLD, then HOLDING                           FINISHED: PUBCOMP [MQTT-4.3.3-2]
+    HOLDING    IGNORE_DUPLICATE: its PUBREC is to come      VIOLATION: there was no PUBREC
+    HELD       ANSWER_DUPLICATE: PUBREC again               RELEASE, then RELEASING
+    RELEASING  VIOLATION: the id is not free                IGNORE_DUPLICATE: its PUBCOMP is to come
+    ========== ============================================ ============================================
 
 [MQTT-4.3.3-8] [MQTT-4.3.3-10] [MQTT-4.3.3-11] [MQTT-4.3.3-12] (5.0)
 
@@ -40,18 +40,23 @@ class Action(Enum):
     """The action on a PUBLISH or PUBREL packet; see the table of the module."""
 
     HOLD = auto()
-    WAIT = auto()
-    REPEAT = auto()
+    """Store the new publish."""
+    IGNORE_DUPLICATE = auto()
+    """Do nothing: the answer to the packet before is still to come, and answers the duplicate, too."""
+    ANSWER_DUPLICATE = auto()
+    """Send PUBREC again; the publish is held already."""
     RELEASE = auto()
+    """Publish the held message."""
     FINISHED = auto()
+    """Send PUBCOMP: no publish is held under the identifier."""
 
 
 VIOLATION: Final = None
 
 ON_PUBLISH: Final[dict[State | None, tuple[Action, State] | None]] = {
     None: (Action.HOLD, State.HOLDING),
-    State.HOLDING: (Action.WAIT, State.HOLDING),
-    State.HELD: (Action.REPEAT, State.HELD),
+    State.HOLDING: (Action.IGNORE_DUPLICATE, State.HOLDING),
+    State.HELD: (Action.ANSWER_DUPLICATE, State.HELD),
     State.RELEASING: VIOLATION,
 }
 
@@ -59,7 +64,7 @@ ON_PUBREL: Final[dict[State | None, tuple[Action, State | None] | None]] = {
     None: (Action.FINISHED, None),
     State.HOLDING: VIOLATION,
     State.HELD: (Action.RELEASE, State.RELEASING),
-    State.RELEASING: (Action.WAIT, State.RELEASING),
+    State.RELEASING: (Action.IGNORE_DUPLICATE, State.RELEASING),
 }
 
 

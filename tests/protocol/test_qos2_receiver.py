@@ -12,12 +12,12 @@ from mqtt_nats.protocol.qos2_receiver import ON_PUBLISH, ON_PUBREL, Action, Inbo
 CASES: list[tuple[State | None, str, Action | None, State | None]] = [
     (None, "PUBLISH", Action.HOLD, State.HOLDING),
     (None, "PUBREL", Action.FINISHED, None),
-    (State.HOLDING, "PUBLISH", Action.WAIT, State.HOLDING),
+    (State.HOLDING, "PUBLISH", Action.IGNORE_DUPLICATE, State.HOLDING),
     (State.HOLDING, "PUBREL", None, State.HOLDING),
-    (State.HELD, "PUBLISH", Action.REPEAT, State.HELD),
+    (State.HELD, "PUBLISH", Action.ANSWER_DUPLICATE, State.HELD),
     (State.HELD, "PUBREL", Action.RELEASE, State.RELEASING),
     (State.RELEASING, "PUBLISH", None, State.RELEASING),
-    (State.RELEASING, "PUBREL", Action.WAIT, State.RELEASING),
+    (State.RELEASING, "PUBREL", Action.IGNORE_DUPLICATE, State.RELEASING),
 ]
 
 
@@ -59,9 +59,9 @@ def test_one_exchange() -> None:
     machine = InboundQos2()
     assert machine.publish(1) is Action.HOLD
     machine.stored(1)
-    assert machine.publish(1) is Action.REPEAT, "its PUBREC was lost"
+    assert machine.publish(1) is Action.ANSWER_DUPLICATE, "its PUBREC was lost"
     assert machine.pubrel(1) is Action.RELEASE
-    assert machine.pubrel(1) is Action.WAIT
+    assert machine.pubrel(1) is Action.IGNORE_DUPLICATE
     machine.released(1)
     assert machine.pubrel(1) is Action.FINISHED, "its PUBCOMP was lost"
     assert machine.publish(1) is Action.HOLD, "the identifier is free"
