@@ -46,7 +46,7 @@ REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonC
 FAILURE_KINDS: Final = (
     *("admin_token", "authentication", "authenticator", "connect", "copy", "denied", "filters", "handshake", "hook"),
     *("quota", "resume", "slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
-    *(f"listener_{one.name.lower()}" for one in Verdict if one is not Verdict.IN),
+    *(f"listener_{one.name.lower()}" for one in Verdict if one.closes),
     *REFUSALS,
 )
 """Kinds of refusals and failures, by which they are counted."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.base.bucket import Buckets, depth
@@ -26,7 +25,8 @@ TURN_MOST_S: Final = 4.0
 class Verdict(Enum):
     """Decision about a connection."""
 
-    IN = "the connection is accepted"
+    ADMITTED = "the connection is accepted"
+    CONNACK_REFUSAL = "the connection is accepted only for a refusal in CONNACK: too many came in a short time"
     FULL = "the limit of connections is reached"
     CROWD = "too many connections from this address"
     RATE = "too many connections in a short time"
@@ -34,16 +34,29 @@ class Verdict(Enum):
     BANNED = "the address is banned"
     PROXY = "the peer is not a proxy of this listener"
 
+    @property
+    def closes(self) -> bool:
+        """Whether the connection is closed before its first byte is read."""
+        return self not in (Verdict.ADMITTED, Verdict.CONNACK_REFUSAL)
+
 
 class Admission(NamedTuple):
     """Decision about a connection, and the time at which CONNECT has its turn if the connection is accepted."""
 
     verdict: Verdict
     due: float = 0.0
-    """Seconds of the clock of the caller; 0 = at once, infinite = CONNECT is refused: too many connections came."""
+    """Seconds of the clock of the caller; 0 = at once."""
 
 
-ADMITTED: Final = Admission(Verdict.IN)
+ADMITTED: Final = Admission(Verdict.ADMITTED)
+CONNACK_REFUSAL: Final = Admission(Verdict.CONNACK_REFUSAL)
+
+
+def both(one: Admission, other: Admission) -> Admission:
+    """Return the decision that follows from two decisions, neither of which closes the connection."""
+    if CONNACK_REFUSAL in (one, other):
+        return CONNACK_REFUSAL
+    return max(one, other, key=lambda each: each.due)
 
 
 class House:
@@ -87,9 +100,9 @@ class Pace:
         turns = self._turns.of(key, now)
         if turns.take(now):
             wait = (turns.level(now) - self._burst) / turns.rate
-            return Admission(Verdict.IN, now + wait) if wait > 0 else ADMITTED
+            return Admission(Verdict.ADMITTED, now + wait) if wait > 0 else ADMITTED
         told = self._refusals.of(key, now).take(now)
-        return Admission(Verdict.IN, inf) if told else Admission(Verdict.RATE)
+        return CONNACK_REFUSAL if told else Admission(Verdict.RATE)
 
 
 class Door:
@@ -141,7 +154,7 @@ class Door:
         if self._house.full:
             return Admission(Verdict.FULL)
         admission = ADMITTED if self._pace is None else self._pace.admit("", now)
-        if admission.verdict is Verdict.IN:
+        if not admission.verdict.closes:
             self.connections += 1
             self._house.enter()
         return admission
@@ -168,7 +181,7 @@ class Door:
         if self._each is not None and count >= self._each:
             return Admission(Verdict.CROWD)
         admission = ADMITTED if self._pace_of_each is None else self._pace_of_each.admit(key, now)
-        if admission.verdict is Verdict.IN:
+        if not admission.verdict.closes:
             self._by_address[key] = count + 1
         return admission
 

@@ -7,11 +7,11 @@ import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import TimedPermit
+from mqtt_nats.base.admission import Verdict
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.client.authentication import authenticate
 from mqtt_nats.client.subscribe import withdraw
@@ -130,8 +130,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{client.services.identity.new_nuid()}"
-    if client.connection.due:
-        await _wait_for_turn(client)
+    await _wait_for_turn(client)
     granted = await authenticate(client, connect, client_id)
     _negotiate(client, connect, granted)
     if connect.will is not None:
@@ -147,11 +146,14 @@ async def _wait_for_turn(client: Client) -> None:
         MqttError: that would take too long.
     """
     connection = client.connection
-    if connection.due == inf:
+    verdict, due = connection.admission
+    if verdict is Verdict.CONNACK_REFUSAL:
         raise MqttError("too many connections in a short time", ReasonCode.CONNECTION_RATE_EXCEEDED)
+    if not due:
+        return
     client.begin_waiting()
     try:
-        await asyncio.sleep(connection.due - monotonic())
+        await asyncio.sleep(due - monotonic())
     finally:
         client.end_waiting()
     connection.restart_timeout(asyncio.get_running_loop().time())

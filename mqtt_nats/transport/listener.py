@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict
+from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict, both
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
@@ -49,11 +49,11 @@ class Counted(Protocol):
     """Connection, as a listener uses it."""
 
     @property
-    def due(self) -> float:
-        """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
+    def admission(self) -> Admission:
+        """Decision about the connection, with the monotonic time in seconds at which CONNECT has its turn."""
 
-    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
-        """Note that the connection is counted: call ``on_end`` once when it is gone; ``due``: see the property."""
+    def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
+        """Note that the connection is counted, and the decision: call ``on_end`` once when the connection is gone."""
 
     def uncount(self) -> None:
         """Call ``on_end`` now: the connection ends."""
@@ -179,14 +179,14 @@ class Listener:
             return False
         now = monotonic()
         visit = self._trusts(host) if self._proxies else self._door.visit(host, now)
-        if visit.verdict is not Verdict.IN:
+        if visit.verdict.closes:
             return self._refused(visit.verdict, host)
         count = self._door.enter(now)
-        if count.verdict is not Verdict.IN:
+        if count.verdict.closes:
             if not self._proxies:
                 self._door.depart(host)
             return self._refused(count.verdict, host)
-        connection.count(self._left if self._proxies else self._leaving(host), max(visit.due, count.due))
+        connection.count(self._left if self._proxies else self._leaving(host), both(visit, count))
         return True
 
     def _trusts(self, host: str) -> Admission:
@@ -201,10 +201,10 @@ class Listener:
         """Check and note the client's address that a proxy has named; False: the client is refused."""
         host = source[0]
         visit = self._door.visit(host, monotonic())
-        if visit.verdict is not Verdict.IN:
+        if visit.verdict.closes:
             return self._refused(visit.verdict, host)
         connection.name_source(source)
-        connection.count(self._leaving(host), max(connection.due, visit.due))
+        connection.count(self._leaving(host), both(connection.admission, visit))
         return True
 
     def _leaving(self, host: str) -> Callable[[], None]:

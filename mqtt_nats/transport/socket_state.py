@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from mqtt_nats.base.admission import ADMITTED, Admission
+
 ESTABLISHED: Final = b"\x01"
 """State of a TCP connection that neither side has closed, in Linux's `tcp_info`."""
 
@@ -49,7 +51,7 @@ def _tcp_info(transport: asyncio.Transport, size: int) -> bytes | None:
 class ClientSocket:
     """The socket of a client, and what its listener has noted about it."""
 
-    __slots__ = ("_host", "due", "on_end", "source", "transport")
+    __slots__ = ("_host", "admission", "on_end", "source", "transport")
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -58,12 +60,12 @@ class ClientSocket:
         self.source: tuple[str, int] | None = None
         """Address and port that a proxy has named for the client; None = the socket's peer."""
         self._host: str | None = None
-        self.due = 0.0
-        """Monotonic time in seconds at which CONNECT has its turn; see :class:`mqtt_nats.base.admission.Admission`."""
+        self.admission = ADMITTED
+        """Decision of the listener, with the monotonic time in seconds at which CONNECT has its turn."""
 
-    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+    def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.on_end, self.due = on_end, due
+        self.on_end, self.admission = on_end, admission
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""

@@ -32,6 +32,7 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError, RemoteProtocolError
 
+from mqtt_nats.base.admission import ADMITTED, Admission
 from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.transport.connection import LINGER, Connection
@@ -125,7 +126,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         super().__init__()
         self.on_end: Callable[[], None] | None = None
         self.source: tuple[str, int] | None = None
-        self.due = 0.0
+        self.admission = ADMITTED
         self._paths = paths
         self._origins = frozenset(map(_origin, origins))
         self._connection = connection
@@ -203,9 +204,9 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._connection.connection_lost(exc)
         self.uncount()
 
-    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+    def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""
-        self.on_end, self.due = on_end, due
+        self.on_end, self.admission = on_end, admission
 
     def uncount(self) -> None:
         """Tell the listener, once, that the connection is gone."""
@@ -242,7 +243,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._open = True
         rest = bytes(self._head[end + 4 :])
         self._head.clear()
-        self._connection.count(self.on_end, self.due)
+        self._connection.count(self.on_end, self.admission)
         self.on_end = None
         self._connection.connection_made(self)
         if rest:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from itertools import pairwise
-from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict
+from mqtt_nats.base.admission import ADMITTED, CONNACK_REFUSAL, Admission, Door, House, Verdict, both
 from mqtt_nats.base.bans import Ban, Bans, ban, pair
 from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.flapping import SLOWEST, Flapping
@@ -181,39 +180,39 @@ def door(rate_burst: float = 5.0, **given: object) -> tuple[Door, House]:
 
 def test_connections_of_a_listener_an_address_and_the_process() -> None:
     one, house = door(max_connections=3, max_connections_per_address=2)
-    assert [one.visit("192.0.2.1", 0).verdict for _ in range(3)] == [Verdict.IN, Verdict.IN, Verdict.CROWD]
-    assert one.visit("192.0.2.2", 0).verdict is Verdict.IN
+    assert [one.visit("192.0.2.1", 0).verdict for _ in range(3)] == [Verdict.ADMITTED, Verdict.ADMITTED, Verdict.CROWD]
+    assert one.visit("192.0.2.2", 0).verdict is Verdict.ADMITTED
     one.depart("192.0.2.1")
-    assert one.visit("192.0.2.1", 0).verdict is Verdict.IN
-    assert [one.enter(0).verdict for _ in range(4)] == [Verdict.IN] * 3 + [Verdict.FULL]
+    assert one.visit("192.0.2.1", 0).verdict is Verdict.ADMITTED
+    assert [one.enter(0).verdict for _ in range(4)] == [Verdict.ADMITTED] * 3 + [Verdict.FULL]
     one.leave()
     house.limit = 2
     assert one.enter(0).verdict is Verdict.FULL
     one.leave()
-    assert one.enter(0).verdict is Verdict.IN
+    assert one.enter(0).verdict is Verdict.ADMITTED
     assert (one.connections, house.connections) == (2, 2)
 
 
 def test_connections_beyond_a_rate_have_turns_then_are_told_and_then_not_even_told() -> None:
     one, house = door(connect_rate=1, connect_rate_per_address=0.5, rate_burst=2)
     waits = [1.0, 2.0, 3.0, 4.0]
-    told, refused = [Admission(Verdict.IN, inf)] * 2, [Admission(Verdict.RATE)] * 2
+    told, refused = [CONNACK_REFUSAL] * 2, [Admission(Verdict.RATE)] * 2
     assert [one.enter(10) for _ in range(10)] == [
         *[ADMITTED] * 2,
-        *(Admission(Verdict.IN, 10 + wait) for wait in waits),
+        *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits),
         *told,
         *refused,
     ]
     assert (one.connections, house.connections) == (8, 8)
     assert [one.enter(12) for _ in range(5)] == [
-        *(Admission(Verdict.IN, 12 + wait) for wait in waits[2:]),
+        *(Admission(Verdict.ADMITTED, 12 + wait) for wait in waits[2:]),
         *told,
         Admission(Verdict.RATE),
     ]
     assert one.enter(30) == ADMITTED
     assert [one.visit("a", 10) for _ in range(5)] == [
         ADMITTED,
-        *(Admission(Verdict.IN, 10 + wait) for wait in waits[1::2]),
+        *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits[1::2]),
         *told[:1],
         *refused[:1],
     ]
@@ -226,3 +225,11 @@ def test_addresses_of_the_listener_and_of_the_gateway_have_both_to_let_in() -> N
     settings = Settings(addresses=("allow 10.0.0.0/8", "deny all"))
     one = Door(House(settings), settings, listener.addresses, listener.max_connections)
     assert [one.admits(f"{host}") for host in ("10.0.0.1", "10.0.0.2", "11.0.0.1")] == [False, True, False]
+
+
+def test_a_refusal_in_connack_outweighs_turns_and_the_later_turn_counts() -> None:
+    sooner, later = (Admission(Verdict.ADMITTED, due) for due in (1.0, 2.0))
+    assert both(ADMITTED, sooner) == sooner
+    assert both(later, sooner) == both(sooner, later) == later
+    assert both(CONNACK_REFUSAL, later) == both(later, CONNACK_REFUSAL) == CONNACK_REFUSAL
+    assert [one.name for one in Verdict if not one.closes] == ["ADMITTED", "CONNACK_REFUSAL"]

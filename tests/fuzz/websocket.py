@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, cast
 
 import mqtt_nats.transport.websocket
+from mqtt_nats.base.admission import ADMITTED, Admission
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import PATHS
 from mqtt_nats.transport.websocket import HEAD_MOST, SUBPROTOCOLS, WebSocket
@@ -125,12 +126,12 @@ class _Reader:
 
     def __init__(self) -> None:
         self.on_end: Callable[[], None] | None = None
-        self.due = 0.0
+        self.admission = ADMITTED
         self.got = b""
         self.made = self.lost = 0
 
-    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
-        self.on_end, self.due = on_end, due
+    def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
+        self.on_end, self.admission = on_end, admission
 
     def connection_made(self, transport: WebSocket) -> None:
         self.made += 1

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from mqtt_nats.base.admission import CONNACK_REFUSAL
 from mqtt_nats.transport.socket_state import (
     ESTABLISHED,
     LAST_DATA_RECEIVED,
@@ -188,8 +189,8 @@ def test_a_connection_is_uncounted_once() -> None:
     left: list[str] = []
     found = socket_of(None)
     found.uncount()
-    found.count(lambda: left.append("left"), 3.0)
-    assert found.due == 3.0
+    found.count(lambda: left.append("left"), CONNACK_REFUSAL)
+    assert found.admission is CONNACK_REFUSAL
     found.uncount()
     found.uncount()
     assert left == ["left"]

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from mqtt_nats.base.admission import ADMITTED
 from mqtt_nats.codec import PublishRun, ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.connection import Clock, Connection, Hold
@@ -171,7 +172,7 @@ async def test_many_connections_that_end_at_once() -> None:
         for slow in slows:
             assert slow.connection is not None
             assert slow.connection.transport is not None
-            slow.connection.count(partial(uncounted.append, slow), False)
+            slow.connection.count(partial(uncounted.append, slow), ADMITTED)
             slow.connection.transport.abort()
         while sum(slow.ends for slow in slows) < len(slows):
             ended = sum(slow.ends for slow in slows)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.base.admission import Admission
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.websocket import WebSocket
 from tests.harness import raw
@@ -62,7 +63,7 @@ class Reader:
         self._chance = chance
         self._transport: WebSocket | None = None
 
-    def count(self, on_end: Callable[[], None] | None, due: float) -> None:
+    def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
         self.on_end = on_end
 
     def connection_made(self, transport: WebSocket) -> None:
