@@ -2,7 +2,7 @@
 """Admission of connections at a listener: rules about addresses, bans, limits and rates of connections.
 
 All checks precede the first read from the client. Behind a proxy the client's address is known later, so the checks of
-addresses are separate (`Door.visit`).
+addresses are separate (`ListenerAdmission.admit_address`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def both(one: Admission, other: Admission) -> Admission:
     return max(one, other, key=lambda each: each.due)
 
 
-class House:
+class ConnectionLimit:
     """Connection count and limit that all listeners of a process share."""
 
     def __init__(self, settings: ClientLimits) -> None:
@@ -71,16 +71,16 @@ class House:
         """Whether the process has all the connections that it may have."""
         return self.limit is not None and self.connections >= self.limit
 
-    def enter(self) -> None:
+    def add(self) -> None:
         """Count a connection."""
         self.connections += 1
 
-    def leave(self) -> None:
-        """Undo :meth:`enter` when a connection ends."""
+    def remove(self) -> None:
+        """Undo :meth:`add` when a connection ends."""
         self.connections -= 1
 
 
-class Pace:
+class ConnectRate:
     """Rate of connections, for each key: a burst is let in at once, further connections have turns at the rate.
 
     Those whose turn would come later than in `TURN_MOST_S` are admitted for a refusal in CONNACK, up to a burst again.
@@ -105,7 +105,7 @@ class Pace:
         return CONNACK_REFUSAL if told else Admission(Verdict.RATE)
 
 
-class Door:
+class ListenerAdmission:
     """Admission of connections at one listener.
 
     Args:
@@ -114,8 +114,10 @@ class Door:
         limit: largest number of connections of the listener; None = as many as the process may have.
     """
 
-    def __init__(self, house: House, settings: ClientLimits, addresses: tuple[str, ...], limit: int | None) -> None:
-        self._house = house
+    def __init__(
+        self, process: ConnectionLimit, settings: ClientLimits, addresses: tuple[str, ...], limit: int | None
+    ) -> None:
+        self._process = process
         self._rules = (parse_rules(settings.addresses), parse_rules(addresses))
         self._limit = limit
         self._each = settings.max_connections_per_address
@@ -125,14 +127,14 @@ class Door:
         """Number of open sockets, including sockets in the TLS handshake."""
         self._by_address: dict[str, int] = {}
         seconds = settings.rate_burst
-        self._pace = None if settings.connect_rate is None else Pace(settings.connect_rate, seconds)
+        self._rate = None if settings.connect_rate is None else ConnectRate(settings.connect_rate, seconds)
         rate = settings.connect_rate_per_address
-        self._pace_of_each = None if rate is None else Pace(rate, seconds)
+        self._rate_of_each = None if rate is None else ConnectRate(rate, seconds)
 
     @property
     def counts_addresses(self) -> bool:
-        """Whether connections are counted by address, so that :meth:`depart` has to be called."""
-        return self._each is not None or self._pace_of_each is not None
+        """Whether connections are counted by address, so that :meth:`release_address` has to be called."""
+        return self._each is not None or self._rate_of_each is not None
 
     def refuse_banned(self, banned: Callable[[str], bool]) -> None:
         """Refuse the addresses for which ``banned`` returns true."""
@@ -143,7 +145,7 @@ class Door:
         gateways, own = self._rules
         return admitted(gateways, host) and admitted(own, host)
 
-    def enter(self, now: float) -> Admission:
+    def admit_connection(self, now: float) -> Admission:
         """Count a connection from any address, and return the decision about it.
 
         Args:
@@ -151,21 +153,21 @@ class Door:
         """
         if self._limit is not None and self.connections >= self._limit:
             return Admission(Verdict.FULL)
-        if self._house.full:
+        if self._process.full:
             return Admission(Verdict.FULL)
-        admission = ADMITTED if self._pace is None else self._pace.admit("", now)
+        admission = ADMITTED if self._rate is None else self._rate.admit("", now)
         if not admission.verdict.closes:
             self.connections += 1
-            self._house.enter()
+            self._process.add()
         return admission
 
-    def leave(self) -> None:
-        """Undo :meth:`enter` when a connection ends."""
+    def release_connection(self) -> None:
+        """Undo :meth:`admit_connection` when a connection ends."""
         self.connections -= 1
-        self._house.leave()
+        self._process.remove()
 
-    def visit(self, host: str, now: float) -> Admission:
-        """Count a connection of an address, and return the decision; :meth:`depart` has to undo an admission.
+    def admit_address(self, host: str, now: float) -> Admission:
+        """Count a connection of an address, and return the decision; :meth:`release_address` has to undo an admission.
 
         Args:
             now: seconds of a monotonic clock.
@@ -180,13 +182,13 @@ class Door:
         count = self._by_address.get(key, 0)
         if self._each is not None and count >= self._each:
             return Admission(Verdict.CROWD)
-        admission = ADMITTED if self._pace_of_each is None else self._pace_of_each.admit(key, now)
+        admission = ADMITTED if self._rate_of_each is None else self._rate_of_each.admit(key, now)
         if not admission.verdict.closes:
             self._by_address[key] = count + 1
         return admission
 
-    def depart(self, host: str) -> None:
-        """Undo :meth:`visit` when a connection ends."""
+    def release_address(self, host: str) -> None:
+        """Undo :meth:`admit_address` when a connection ends."""
         key = household(host)
         left = self._by_address.get(key, 0) - 1
         if left > 0:

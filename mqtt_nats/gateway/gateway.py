@@ -14,7 +14,7 @@ import anyio
 
 from mqtt_nats.access.acl import Rules
 from mqtt_nats.admin import administered
-from mqtt_nats.base.admission import House
+from mqtt_nats.base.admission import ConnectionLimit
 from mqtt_nats.base.errors import StartupError, describe
 from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.client.authorization import change_rules, revoke
@@ -84,8 +84,8 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings = within_process(settings)
         self.access = AccessControl(settings, nats_access)
-        self.house = House(settings)
-        self.listeners = [Listener(one, settings, self.house) for one in settings.all_listeners]
+        self.connection_limit = ConnectionLimit(settings)
+        self.listeners = [Listener(one, settings, self.connection_limit) for one in settings.all_listeners]
         self.doors = {one: self.access.door(one.settings) for one in self.listeners}
         self.reloads: list[Callable[[], None]] = [
             *(listener.reload for listener in self.listeners),

@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mqtt_nats.base.admission import ADMITTED, Admission, Door, House, Verdict, both
+from mqtt_nats.base.admission import ADMITTED, Admission, ConnectionLimit, ListenerAdmission, Verdict, both
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
@@ -67,18 +67,19 @@ class Listener:
 
     Args:
         general: settings of the gateway; the attribute ``general`` has the settings in force at the listener.
-        house: limits that all listeners of the process share.
+        process: limits that all listeners of the process share.
 
     Raises:
         StartupError: a certificate or key cannot be used.
     """
 
-    def __init__(self, settings: ListenerSettings, general: ConnectionSettings, house: House) -> None:
+    def __init__(self, settings: ListenerSettings, general: ConnectionSettings, process: ConnectionLimit) -> None:
         self.settings = settings
         self.general = general = general.at(settings)
         self.limits = decoder_limits(general)
-        self._door = Door(house, general, settings.addresses, settings.max_connections)
-        self._left = self._door.leave  # one object for all: a newly bound method takes memory for each connection
+        self._admission = ListenerAdmission(process, general, settings.addresses, settings.max_connections)
+        # One object for all: a newly bound method takes memory for each connection.
+        self._left = self._admission.release_connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
         self.certificate_end = certificate_end(settings)
@@ -142,7 +143,7 @@ class Listener:
     @property
     def connections(self) -> int:
         """Number of open sockets."""
-        return self._door.connections
+        return self._admission.connections
 
     def _bound(self, listening: socket.socket) -> Bound:
         address = listening.getsockname()
@@ -151,7 +152,7 @@ class Listener:
 
     def heed(self, banned: Callable[[str], bool]) -> None:
         """Refuse banned addresses from now on."""
-        self._door.refuse_banned(banned)
+        self._admission.refuse_banned(banned)
 
     def close(self) -> None:
         """Stop accepting."""
@@ -178,15 +179,15 @@ class Listener:
         if not host:  # the socket was reset: its data could be read, but has no known source
             return False
         now = monotonic()
-        visit = self._trusts(host) if self._proxies else self._door.visit(host, now)
-        if visit.verdict.closes:
-            return self._refused(visit.verdict, host)
-        count = self._door.enter(now)
+        of_address = self._trusts(host) if self._proxies else self._admission.admit_address(host, now)
+        if of_address.verdict.closes:
+            return self._refused(of_address.verdict, host)
+        count = self._admission.admit_connection(now)
         if count.verdict.closes:
             if not self._proxies:
-                self._door.depart(host)
+                self._admission.release_address(host)
             return self._refused(count.verdict, host)
-        connection.count(self._left if self._proxies else self._leaving(host), both(visit, count))
+        connection.count(self._left if self._proxies else self._leaving(host), both(of_address, count))
         return True
 
     def _trusts(self, host: str) -> Admission:
@@ -200,19 +201,19 @@ class Listener:
     def _named(self, connection: Counted, source: tuple[str, int]) -> bool:
         """Check and note the client's address that a proxy has named; False: the client is refused."""
         host = source[0]
-        visit = self._door.visit(host, monotonic())
-        if visit.verdict.closes:
-            return self._refused(visit.verdict, host)
+        of_address = self._admission.admit_address(host, monotonic())
+        if of_address.verdict.closes:
+            return self._refused(of_address.verdict, host)
         connection.name_source(source)
-        connection.count(self._leaving(host), both(connection.admission, visit))
+        connection.count(self._leaving(host), both(connection.admission, of_address))
         return True
 
     def _leaving(self, host: str) -> Callable[[], None]:
-        return partial(self._leave, host) if self._door.counts_addresses else self._left
+        return partial(self._leave, host) if self._admission.counts_addresses else self._left
 
     def _leave(self, host: str) -> None:
-        self._door.leave()
-        self._door.depart(host)
+        self._admission.release_connection()
+        self._admission.release_address(host)
 
     def _refused(self, verdict: Verdict, host: str) -> bool:
         """Count and log a refused connection; log once in a while for each listener and reason."""
@@ -220,7 +221,7 @@ class Listener:
         extra = once(f"{where} {kind}")
         if verdict is Verdict.FULL:
             text = "listener %s has %d connections: further connections are closed"
-            log_failure(log, logging.WARNING, kind, text, where, self._door.connections, extra=extra)
+            log_failure(log, logging.WARNING, kind, text, where, self._admission.connections, extra=extra)
         else:
             text = "listener %s: a connection from %s is refused: %s"
             log_failure(log, logging.WARNING, kind, text, where, host, verdict.value, extra=extra)

@@ -54,7 +54,7 @@ class Inside:
     @property
     def connections(self) -> int:
         """Open connections that are counted."""
-        return self.call(lambda: self.gateway.house.connections)
+        return self.call(lambda: self.gateway.connection_limit.connections)
 
 
 @contextlib.contextmanager

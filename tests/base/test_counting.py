@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.base.admission import ADMITTED, CONNACK_REFUSAL, Admission, Door, House, Verdict, both
+from mqtt_nats.base.admission import (
+    ADMITTED,
+    CONNACK_REFUSAL,
+    Admission,
+    ConnectionLimit,
+    ListenerAdmission,
+    Verdict,
+    both,
+)
 from mqtt_nats.base.bans import Ban, Bans, ban, pair
 from mqtt_nats.base.bucket import Bucket, Buckets, depth
 from mqtt_nats.base.flapping import SLOWEST, Flapping
@@ -171,59 +179,63 @@ def test_who_flaps_waits_longer_and_longer_and_is_banned() -> None:
     assert [flapping.connects("slow", number * 10.0) for number in range(50)] == [0.0] * 50
 
 
-def door(rate_burst: float = 5.0, **given: object) -> tuple[Door, House]:
+def admission_of(rate_burst: float = 5.0, **given: object) -> tuple[ListenerAdmission, ConnectionLimit]:
     listener = ListenerSettings.model_validate({"listen": "h:1", **given})
     settings = Settings(rate_burst=rate_burst).at(listener)
-    house = House(settings)
-    return Door(house, settings, listener.addresses, listener.max_connections), house
+    process = ConnectionLimit(settings)
+    return ListenerAdmission(process, settings, listener.addresses, listener.max_connections), process
 
 
 def test_connections_of_a_listener_an_address_and_the_process() -> None:
-    one, house = door(max_connections=3, max_connections_per_address=2)
-    assert [one.visit("192.0.2.1", 0).verdict for _ in range(3)] == [Verdict.ADMITTED, Verdict.ADMITTED, Verdict.CROWD]
-    assert one.visit("192.0.2.2", 0).verdict is Verdict.ADMITTED
-    one.depart("192.0.2.1")
-    assert one.visit("192.0.2.1", 0).verdict is Verdict.ADMITTED
-    assert [one.enter(0).verdict for _ in range(4)] == [Verdict.ADMITTED] * 3 + [Verdict.FULL]
-    one.leave()
-    house.limit = 2
-    assert one.enter(0).verdict is Verdict.FULL
-    one.leave()
-    assert one.enter(0).verdict is Verdict.ADMITTED
-    assert (one.connections, house.connections) == (2, 2)
+    one, process = admission_of(max_connections=3, max_connections_per_address=2)
+    assert [one.admit_address("192.0.2.1", 0).verdict for _ in range(3)] == [
+        Verdict.ADMITTED,
+        Verdict.ADMITTED,
+        Verdict.CROWD,
+    ]
+    assert one.admit_address("192.0.2.2", 0).verdict is Verdict.ADMITTED
+    one.release_address("192.0.2.1")
+    assert one.admit_address("192.0.2.1", 0).verdict is Verdict.ADMITTED
+    assert [one.admit_connection(0).verdict for _ in range(4)] == [Verdict.ADMITTED] * 3 + [Verdict.FULL]
+    one.release_connection()
+    process.limit = 2
+    assert one.admit_connection(0).verdict is Verdict.FULL
+    one.release_connection()
+    assert one.admit_connection(0).verdict is Verdict.ADMITTED
+    assert (one.connections, process.connections) == (2, 2)
 
 
 def test_connections_beyond_a_rate_have_turns_then_are_told_and_then_not_even_told() -> None:
-    one, house = door(connect_rate=1, connect_rate_per_address=0.5, rate_burst=2)
+    one, process = admission_of(connect_rate=1, connect_rate_per_address=0.5, rate_burst=2)
     waits = [1.0, 2.0, 3.0, 4.0]
     told, refused = [CONNACK_REFUSAL] * 2, [Admission(Verdict.RATE)] * 2
-    assert [one.enter(10) for _ in range(10)] == [
+    assert [one.admit_connection(10) for _ in range(10)] == [
         *[ADMITTED] * 2,
         *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits),
         *told,
         *refused,
     ]
-    assert (one.connections, house.connections) == (8, 8)
-    assert [one.enter(12) for _ in range(5)] == [
+    assert (one.connections, process.connections) == (8, 8)
+    assert [one.admit_connection(12) for _ in range(5)] == [
         *(Admission(Verdict.ADMITTED, 12 + wait) for wait in waits[2:]),
         *told,
         Admission(Verdict.RATE),
     ]
-    assert one.enter(30) == ADMITTED
-    assert [one.visit("a", 10) for _ in range(5)] == [
+    assert one.admit_connection(30) == ADMITTED
+    assert [one.admit_address("a", 10) for _ in range(5)] == [
         ADMITTED,
         *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits[1::2]),
         *told[:1],
         *refused[:1],
     ]
-    assert one.visit("b", 10) == ADMITTED
-    assert one.visit("a", 20) == ADMITTED
+    assert one.admit_address("b", 10) == ADMITTED
+    assert one.admit_address("a", 20) == ADMITTED
 
 
 def test_addresses_of_the_listener_and_of_the_gateway_have_both_to_let_in() -> None:
     listener = ListenerSettings.model_validate({"listen": "h:1", "addresses": ["deny 10.0.0.1", "allow all"]})
     settings = Settings(addresses=("allow 10.0.0.0/8", "deny all"))
-    one = Door(House(settings), settings, listener.addresses, listener.max_connections)
+    one = ListenerAdmission(ConnectionLimit(settings), settings, listener.addresses, listener.max_connections)
     assert [one.admits(f"{host}") for host in ("10.0.0.1", "10.0.0.2", "11.0.0.1")] == [False, True, False]
 
 

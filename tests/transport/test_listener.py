@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, ExitStack, closing
 
 import pytest
 
-from mqtt_nats.base.admission import House
+from mqtt_nats.base.admission import ConnectionLimit
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.transport.listener import Listener
 from tests.harness.waiting import aeventually
@@ -25,7 +25,7 @@ class Opened:
 
     def __init__(self) -> None:
         settings = Settings(listen="127.0.0.1:0")
-        self.listener = Listener(settings.all_listeners[0], settings, House(settings))
+        self.listener = Listener(settings.all_listeners[0], settings, ConnectionLimit(settings))
         self.made: list[asyncio.Protocol] = []
 
     async def open(self) -> tuple[str, int]:
