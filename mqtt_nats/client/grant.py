@@ -80,7 +80,7 @@ async def grant(
     assert side is not None
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
-        await leave_shared_reader(client, wholly=True)
+        await leave_shared_reader(client)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     await client.services.quotas.pace(client.hash)

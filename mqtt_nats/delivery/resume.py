@@ -461,18 +461,20 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
             side.change(DeliveryEvent.ATTACHED)
 
 
-async def leave_shared_reader(client: Receiver, *, wholly: bool = False) -> None:
-    """Leave the shared reader before subscriptions end, if only some of the session's subscriptions are live.
+async def leave_reader_if_partly_live(client: Receiver) -> None:
+    """Leave the shared reader before subscriptions end, unless it serves all subscriptions of the session.
 
     Else messages could be lost that a live subscription has left to a plain one, or the reverse.
-
-    Args:
-        wholly: leave it in any case: the session's own consumers are to bring the messages stored until now.
     """
     side = client.durable_side
+    if side is not None and not (side.live and all(one.source.live for one in side.attachments.values())):
+        await leave_shared_reader(client)
+
+
+async def leave_shared_reader(client: Receiver) -> None:
+    """Leave the shared reader, if it serves the session: the session's consumers bring its messages from then on."""
+    side = client.durable_side
     if side is None or not (side.live or side.dormant):
-        return
-    if side.live and not wholly and all(one.source.live for one in side.attachments.values()):
         return
     end_shared_delivery(side)
     if not side.stalled:
