@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mqtt_nats.access.acl import Rules
     from mqtt_nats.client.client import Client
-    from mqtt_nats.delivery.receiver import Delivery
+    from mqtt_nats.delivery.receiver import DeliveryServices
     from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.lifecycle.cluster_bans import Banning
     from mqtt_nats.lifecycle.lease import Lease
@@ -42,7 +42,7 @@ class Account:
 
     services: Services
     ingress: Ingress
-    delivery: Delivery
+    delivery: DeliveryServices
     registry: Registry[Client]
     claims: Claims
     wills: Wills

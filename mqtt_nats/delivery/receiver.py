@@ -105,7 +105,7 @@ class SharedFeed:
         """Note that a consumer of the stream of messages, or with an empty name the stream, has a new leader."""
 
 
-class Delivery:
+class DeliveryServices:
     """Services of one account for durable delivery."""
 
     __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "resumes", "services", "waiting", "writers")
@@ -141,7 +141,7 @@ class Receiver(Publisher):
 
     __slots__ = ("delivery", "durable_side")
 
-    def __init__(self, connection: Connection, ingress: Ingress, delivery: Delivery) -> None:
+    def __init__(self, connection: Connection, ingress: Ingress, delivery: DeliveryServices) -> None:
         super().__init__(connection, ingress)
         self.delivery = delivery
         self.durable_side: DurableDelivery | None = None

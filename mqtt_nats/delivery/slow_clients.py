@@ -40,7 +40,7 @@ from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.delivery.receiver import Delivery, Receiver
+    from mqtt_nats.delivery.receiver import DeliveryServices, Receiver
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -70,7 +70,7 @@ class SlowClient:
         """Jobs that change subscriptions. They wait, since the client reads no answer and consumers are detached."""
 
 
-def watch(delivery: Delivery) -> None:
+def watch(delivery: DeliveryServices) -> None:
     """Begin to bound the bytes that wait for clients that do not read (`max_unread_bytes`)."""
     loop = asyncio.get_running_loop()
     begun = False
@@ -89,7 +89,7 @@ def watch(delivery: Delivery) -> None:
     delivery.services.path.round.bound(delivery.services.settings.max_unread_bytes, overfull)
 
 
-def look_after(delivery: Delivery) -> None:
+def look_after(delivery: DeliveryServices) -> None:
     """Find sessions that stall, and those whose clients read again. Called every `CLOCK_STEP` seconds."""
     now = monotonic()
     patience = delivery.services.settings.stall_time
@@ -120,7 +120,7 @@ def look_after(delivery: Delivery) -> None:
         relieve(delivery)
 
 
-def _concerned(delivery: Delivery) -> list[Receiver]:
+def _concerned(delivery: DeliveryServices) -> list[Receiver]:
     """Return the connected clients that do not read, whose session is stalled, or for which messages wait."""
     connections, waiting = delivery.registry.connections, delivery.waiting
     for side in list(waiting):
@@ -263,7 +263,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         client.do(work())
 
 
-def relieve(delivery: Delivery) -> None:
+def relieve(delivery: DeliveryServices) -> None:
     """Reduce unread bytes: stall sessions, drop QoS 0 messages, end connections if need be; largest clients first."""
     most = delivery.services.settings.max_unread_bytes
     goal = most // 2

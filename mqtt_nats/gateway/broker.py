@@ -23,7 +23,7 @@ from mqtt_nats.control.server import Control
 from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.delivery.position_writer import PositionWriters
-from mqtt_nats.delivery.receiver import Delivery, SharedFeed
+from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.gateway.desired_state import Fleet
 from mqtt_nats.hooks.registry import Hooks
@@ -121,7 +121,7 @@ class Broker:
         reconciling = Reconciling(services, receivers, feed)
         resets = server_version(nats.link) >= RESETS
         handover = PositionHandover(services)
-        delivery = Delivery(services, receivers, handover, reconciling, PositionWriters(), feed, resets)
+        delivery = DeliveryServices(services, receivers, handover, reconciling, PositionWriters(), feed, resets)
         self.account = _account(place, registry, ingress, delivery)
         """The services of the account for its clients."""
         services.hooks.call_on_change(partial(changed, self.account))
@@ -181,7 +181,7 @@ def _services(
     )
 
 
-def _account(place: Place, registry: Registry[Client], ingress: Ingress, delivery: Delivery) -> Account:
+def _account(place: Place, registry: Registry[Client], ingress: Ingress, delivery: DeliveryServices) -> Account:
     """Make the services of an account for its clients."""
     services = ingress.services
     settings, nats, identity = services.settings, services.nats, services.identity

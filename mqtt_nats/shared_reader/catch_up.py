@@ -18,7 +18,7 @@ from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member, Promotion
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Promotion, ReaderSession
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -71,7 +71,9 @@ class CatchUpReader:
         missed: whether such messages are stored; else that is asked first.
     """
 
-    def __init__(self, live: SharedReaderSessions, member: Member, position: int, *, missed: bool = True) -> None:
+    def __init__(
+        self, live: SharedReaderSessions, member: ReaderSession, position: int, *, missed: bool = True
+    ) -> None:
         self.position = position
         """Stream sequence up to which the session was given every message that matches a live subscription."""
         self._live = live

@@ -31,7 +31,7 @@ from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
-    from mqtt_nats.delivery.receiver import Delivery
+    from mqtt_nats.delivery.receiver import DeliveryServices
     from mqtt_nats.sessions.takeover import Claims
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -221,7 +221,7 @@ def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
 
 
 def start_tasks(
-    delivery: Delivery,
+    delivery: DeliveryServices,
     live: SharedReaderSessions | None,
     company: PositionSupport | None,
     tasks: asyncio.TaskGroup,

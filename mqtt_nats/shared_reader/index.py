@@ -12,7 +12,7 @@ from mqtt_streams.subjects import visible_to_wildcard
 if TYPE_CHECKING:
     from collections import Counter
 
-    from mqtt_nats.shared_reader.promotion import Member
+    from mqtt_nats.shared_reader.promotion import ReaderSession
 
 TOPICS_MOST: Final = 16384
 SWAPPED: Final = {ord("."): "/", ord("/"): "."}
@@ -23,19 +23,19 @@ class ServedFilters:
     """Index of the filters of sessions that the shared reader serves; it counts the filters in ``wanted``."""
 
     def __init__(self, wanted: Counter[str]) -> None:
-        self.targets: dict[bytes, list[Member]] = {}
+        self.targets: dict[bytes, list[ReaderSession]] = {}
         """Cache: the sessions that get the messages of a subject, by stored subject."""
         self._wanted = wanted
-        self._index: FilterIndex[dict[Member, None]] = FilterIndex()
-        self._present: dict[str, dict[Member, None]] = {}
+        self._index: FilterIndex[dict[ReaderSession, None]] = FilterIndex()
+        self._present: dict[str, dict[ReaderSession, None]] = {}
 
-    def put(self, member: Member) -> None:
+    def put(self, member: ReaderSession) -> None:
         """Add the filters of a session's live subscriptions."""
         for one in member.side.attachments.values():
             if one.source.live and not one.source.end:
                 self.add(member, one.consumer.filter_subject)
 
-    def add(self, member: Member, filter_subject: str) -> None:
+    def add(self, member: ReaderSession, filter_subject: str) -> None:
         """Add the filter of one consumer of a session."""
         subject = filter_subject.removeprefix(STORED_PREFIX)
         if subject in member.filters:
@@ -49,7 +49,7 @@ class ServedFilters:
         self._wanted[STORED_PREFIX + subject] += 1
         self.targets.clear()
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ReaderSession) -> None:
         """Remove all filters of a session."""
         wanted = self._wanted
         for subject in member.filters:
@@ -65,12 +65,12 @@ class ServedFilters:
             member.filters.clear()
             self.targets.clear()
 
-    def find(self, subject: bytes) -> list[Member]:
+    def find(self, subject: bytes) -> list[ReaderSession]:
         """Return the sessions that get the messages of a subject, and cache them in :attr:`targets`."""
         if len(self.targets) >= TOPICS_MOST:
             self.targets.clear()
         text = subject[len(STORED_PREFIX) :].decode("utf-8", "replace")
-        found: dict[Member, None] = {}
+        found: dict[ReaderSession, None] = {}
         if shown(text):
             for members in self._index.match(text.translate(SWAPPED)):
                 found.update(members)

@@ -18,7 +18,7 @@ from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
 
 
 async def subscribe(
-    live: SharedReaderSessions, member: Member, place: int, put: Callable[[], list[ConsumerBinding]]
+    live: SharedReaderSessions, member: ReaderSession, place: int, put: Callable[[], list[ConsumerBinding]]
 ) -> None:
     """Begin new subscriptions of a session, whose position is stored before the session record names them.
 
@@ -78,7 +78,7 @@ async def subscribe(
                 let_go(live, member.side, added)
 
 
-def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> CatchUpReader:
+def _keep_place(live: SharedReaderSessions, member: ReaderSession, place: int) -> CatchUpReader:
     """Stop at the session's place in the stream; the reader that is returned goes on from there when it begins."""
     client, side, keeper = member.client, member.side, member.side.keeper
     assert keeper is not None
@@ -99,7 +99,7 @@ def _keep_place(live: SharedReaderSessions, member: Member, place: int) -> Catch
     return live.catch_up(member, reached, missed=missed)
 
 
-async def _take_passed(live: SharedReaderSessions, member: Member, added: ConsumerBinding, reached: int) -> None:
+async def _take_passed(live: SharedReaderSessions, member: ReaderSession, added: ConsumerBinding, reached: int) -> None:
     """Give a session the messages of a new subscription that the session's place has passed; there are rarely any."""
     services, client = live.services, member.client
     start = added.source.start

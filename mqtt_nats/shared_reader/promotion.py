@@ -110,7 +110,7 @@ class Promotion:
                 self.kept.clear()
 
 
-class Member:
+class ReaderSession:
     """Session in the index of the shared reader."""
 
     __slots__ = ("_wait", "client", "filters", "joining", "retry", "side")
@@ -289,7 +289,7 @@ async def _passed(head: StreamHead, joining: Promotion, attachment: ConsumerBind
     return await head.beyond(attachment.consumer.filter_subject, start, joining.since)
 
 
-async def bring_rest(live: SharedReaderSessions, member: Member, joining: Promotion) -> bool:
+async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining: Promotion) -> bool:
     """Wait until the consumers have delivered what is left; False: the promotion cannot go on, or gives way."""
     client, side, since, reader = member.client, member.side, joining.since, live.reader
     loop = asyncio.get_running_loop()
@@ -307,7 +307,7 @@ async def bring_rest(live: SharedReaderSessions, member: Member, joining: Promot
     return not vain(live, member)
 
 
-def vain(live: SharedReaderSessions, member: Member) -> bool:
+def vain(live: SharedReaderSessions, member: ReaderSession) -> bool:
     """Return whether the promotion of a session cannot go on."""
     client, side, joining = member.client, member.side, member.joining
     handlers = live.services.nats.link.handlers
@@ -341,7 +341,7 @@ def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> H
     return arrived
 
 
-def undo(live: SharedReaderSessions, member: Member, joining: Promotion) -> None:
+def undo(live: SharedReaderSessions, member: ReaderSession, joining: Promotion) -> None:
     """Undo a promotion that has failed: the consumers go on."""
     client, side = member.client, member.side
     if not joining.gave_way:

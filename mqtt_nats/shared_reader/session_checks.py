@@ -37,7 +37,7 @@ RENEWED_MOST: Final = 16
 
 
 async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
-    """Check the sessions every half second, for as long as the gateway runs; ``waiting``: `Delivery.waiting`."""
+    """Check the sessions every half second while the gateway runs; ``waiting``: `DeliveryServices.waiting`."""
     while True:
         await asyncio.sleep(EVERY)
         try:

@@ -30,9 +30,9 @@ from mqtt_nats.shared_reader.promotion import (
     CATCHING_MOST,
     PASSED,
     RENEWAL,
-    Member,
     Promotion,
     PromotionLimit,
+    ReaderSession,
     bring_rest,
     far_apart,
     may_join,
@@ -80,7 +80,7 @@ class SharedReaderSessions(SharedFeed):
         self.choice = ConsumerChoice(services.settings)
         """Which sessions have no consumers."""
         self.queue_most = min(QUEUE_MOST, services.settings.max_backlog or QUEUE_MOST)
-        self.members: dict[Receiver, Member] = {}
+        self.members: dict[Receiver, ReaderSession] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
         """Sessions by the time of the next attempt to make subscriptions live; without those that are wholly live."""
         self.renewals: TimingWheel[Receiver] = TimingWheel()
@@ -153,13 +153,13 @@ class SharedReaderSessions(SharedFeed):
             member.put_off(asyncio.get_running_loop().time())
             self._consider(client, member.retry)
 
-    def _member(self, client: Receiver) -> Member | None:
+    def _member(self, client: Receiver) -> ReaderSession | None:
         side = client.durable_side
         if side is None:
             return None
         member = self.members.get(client)
         if member is None or member.side is not side:
-            member = self.members[client] = Member(client, side)
+            member = self.members[client] = ReaderSession(client, side)
         return member
 
     # -- messages of the reader -----------------------------------------------------------------
@@ -188,7 +188,7 @@ class SharedReaderSessions(SharedFeed):
             except Exception as error:  # one failing session does not keep the message from the others
                 self.failed(member, sequence, message.qos, error)
 
-    def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
+    def failed(self, member: ReaderSession, sequence: int, qos: int, error: Exception) -> None:
         """End a session that could not be given a message; the message stays pending for its next connection."""
         log.error("%s: message %d", member.client, sequence, exc_info=error)
         keeper = member.side.keeper
@@ -196,7 +196,7 @@ class SharedReaderSessions(SharedFeed):
             keeper.ledger.pending.setdefault(sequence, qos)
         member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
-    def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session the next message of the shared reader."""
         side = member.side
         client = member.client
@@ -224,12 +224,12 @@ class SharedReaderSessions(SharedFeed):
         keeper.ledger.take(sequence, qos)
         side.send_shared(message, qos)
 
-    def _take(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""
         self.put_through(member, sequence, message, mark)
         self._demote_if_crowded(member)
 
-    def _demote_if_crowded(self, member: Member) -> None:
+    def _demote_if_crowded(self, member: ReaderSession) -> None:
         """Have a session leave the shared reader if too many messages wait for it."""
         if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers deliver its messages", member.client)
@@ -237,7 +237,7 @@ class SharedReaderSessions(SharedFeed):
 
     def put_through(
         self,
-        member: Member,
+        member: ReaderSession,
         sequence: int,
         message: Stored,
         mark: bytes,
@@ -305,7 +305,7 @@ class SharedReaderSessions(SharedFeed):
     def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
         return self.allowed and may_join(client, side)
 
-    async def _join(self, member: Member) -> None:
+    async def _join(self, member: ReaderSession) -> None:
         client, side = member.client, member.side
         plain = [one for one in side.attachments.values() if not one.source.live]
         try:
@@ -337,7 +337,7 @@ class SharedReaderSessions(SharedFeed):
             if claimed(client.record)[1].consumerless:
                 await remove_dormant(client, side)
 
-    async def _join_plain(self, member: Member, attachments: list[ConsumerBinding]) -> None:
+    async def _join_plain(self, member: ReaderSession, attachments: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
         behind = await much_left(self.services.nats.inbox, attachments)
         if client.crowded():
@@ -378,7 +378,7 @@ class SharedReaderSessions(SharedFeed):
             member.end_joining()
             self._switch(member, joining)
 
-    def _switch(self, member: Member, joining: Promotion) -> None:
+    def _switch(self, member: ReaderSession, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""
         side = member.side
         keeper = side.keeper
@@ -407,7 +407,7 @@ class SharedReaderSessions(SharedFeed):
             self._settle(member)
         log.debug("%s is live from sequence %d", member.client, joining.since)
 
-    def _settle(self, member: Member) -> None:
+    def _settle(self, member: ReaderSession) -> None:
         """Complete a session's switch to the shared reader: the session is where the reader is."""
         side = member.side
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
@@ -444,7 +444,7 @@ class SharedReaderSessions(SharedFeed):
         self.catch_up(member, side.keeper.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
 
-    def caught_up(self, member: Member, joining: Promotion, since: int) -> None:
+    def caught_up(self, member: ReaderSession, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""
         side = member.side
         keeper = side.keeper
@@ -462,7 +462,7 @@ class SharedReaderSessions(SharedFeed):
         self._settle(member)
         log.debug("%s has caught up at sequence %d", member.client, since)
 
-    def catch_up(self, member: Member, position: int, *, missed: bool = True) -> CatchUpReader:
+    def catch_up(self, member: ReaderSession, position: int, *, missed: bool = True) -> CatchUpReader:
         """Return the catch-up reader that brings a session's messages from now on; see :class:`CatchUpReader`."""
         member.side.change(DeliveryEvent.FAR_BEHIND)
         reader = self.catching[member.side] = CatchUpReader(self, member, position, missed=missed)
@@ -475,7 +475,7 @@ class SharedReaderSessions(SharedFeed):
             catching.end()
 
     def _take_kept(
-        self, member: Member, sequence: int, message: Stored, sources: set[SubscriptionState] | None = None
+        self, member: ReaderSession, sequence: int, message: Stored, sources: set[SubscriptionState] | None = None
     ) -> None:
         """Give a session a message that was kept back; ``sources``: see :meth:`put_through`."""
         try:

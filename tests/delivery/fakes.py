@@ -12,7 +12,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.delivery.position_writer import PositionWriter, PositionWriters
-from mqtt_nats.delivery.receiver import Delivery, SharedFeed
+from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
 from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
@@ -64,9 +64,9 @@ class FakeHandover:
         return False
 
 
-@stands_for(Delivery)
+@stands_for(DeliveryServices)
 class FakeDelivery:
-    """Stands for `Delivery`, where the shared reader is not used."""
+    """Stands for `DeliveryServices`, where the shared reader is not used."""
 
     def __init__(self, services: FakeDeliveryServices) -> None:
         self.services, self.registry = services, services.registry
@@ -238,9 +238,9 @@ class FakeWriterSide(FakeSide):
         self.fake_released.append((identifier, mark))
 
 
-def as_delivery(fake: FakeDelivery) -> Delivery:
-    """The fake, for a function that wants a `Delivery`."""
-    return cast("Delivery", fake)
+def as_delivery(fake: FakeDelivery) -> DeliveryServices:
+    """The fake, for a function that wants a `DeliveryServices`."""
+    return cast("DeliveryServices", fake)
 
 
 def as_receiver(fake: FakeReceiver | FakeSlowReceiver) -> Client:

@@ -12,7 +12,7 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.codec import PINGRESP, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.receiver import Delivery
+from mqtt_nats.delivery.receiver import DeliveryServices
 from mqtt_nats.delivery.slow_clients import (
     LONGEST,
     SlowClient,
@@ -471,7 +471,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
 
 @pytest.mark.parametrize("look", [look_after, relieve])
 def test_a_failure_ends_one_session_and_not_the_gateway(
-    look: Callable[[Delivery], None], caplog: pytest.LogCaptureFixture
+    look: Callable[[DeliveryServices], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The clock of the gateway looks after all sessions: the failure of one must not end the clock."""
     services = FakeDeliveryServices()

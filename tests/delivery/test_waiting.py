@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.client.client import Client
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.receiver import Delivery
+from mqtt_nats.delivery.receiver import DeliveryServices
 from mqtt_nats.delivery.slow_clients import SlowClient, look_after
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.message import Message
@@ -59,7 +59,7 @@ class FakeWatchedSide:
         self.machine = DurableSender(1, Recorder())
 
 
-def delivery_of(*clients: FakeWatched, most: int = 1 << 30) -> Delivery:
+def delivery_of(*clients: FakeWatched, most: int = 1 << 30) -> DeliveryServices:
     services = FakeDeliveryServices()
     services.settings.max_unread_bytes = most
     services.path.round = clients[0].outlet.round

@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Connect, MqttError, ReasonCode
-from mqtt_nats.delivery.receiver import Delivery, SharedFeed
+from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.lifecycle.claim import claim_session
 from mqtt_nats.lifecycle.lease import Lease
@@ -93,9 +93,9 @@ class FakeClaimConnection:
         self.silence = 0.0
 
 
-@stands_for(Delivery)
+@stands_for(DeliveryServices)
 class FakeClaimDelivery:
-    """Stands for `Delivery`, without a shared reader."""
+    """Stands for `DeliveryServices`, without a shared reader."""
 
     def __init__(self) -> None:
         self.feed = SharedFeed()

@@ -16,7 +16,7 @@ from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.promotion import Member, Promotion
+from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
 from mqtt_nats.shared_reader.reader import SharedReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_nats.transport.turns import TimingWheel
@@ -91,7 +91,7 @@ class FakeSessions:
         self.catching: dict[DurableDelivery, CatchUpReader] = {}
         self.places = CatchUpPlaces(cast("Services", services), self.catching.values())
         self.slow: set[CatchUpReader] = set()
-        self.members: dict[Receiver, Member] = {}
+        self.members: dict[Receiver, ReaderSession] = {}
         self.candidates: TimingWheel[Receiver] = TimingWheel()
         self.renewals: TimingWheel[Receiver] = TimingWheel()
         self.returning: set[Receiver] = set()
@@ -115,14 +115,14 @@ class FakeSessions:
     def wants_no_consumers(self, client: FakeClient) -> bool:
         return self.fake_wants_no_consumers
 
-    def give(self, member: Member, sequence: int, message: Stored, mark: bytes) -> None:
+    def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:
             raise ValueError("on purpose")
         self.fake_given.append(sequence)
 
     def put_through(
         self,
-        member: Member,
+        member: ReaderSession,
         sequence: int,
         message: Stored,
         mark: bytes,
@@ -130,7 +130,7 @@ class FakeSessions:
     ) -> None:
         self.fake_through.append(sequence)
 
-    def failed(self, member: Member, sequence: int, qos: int, error: Exception) -> None:
+    def failed(self, member: ReaderSession, sequence: int, qos: int, error: Exception) -> None:
         self.fake_failed.append(sequence)
 
     def demote(self, client: FakeClient, side: FakeSide) -> None:
@@ -154,7 +154,7 @@ class FakeSessions:
     def admit(self) -> bool:
         return self.allowed and not self.reader.refused
 
-    def catch_up(self, member: Member, position: int, *, missed: bool = True) -> CatchUpReader:
+    def catch_up(self, member: ReaderSession, position: int, *, missed: bool = True) -> CatchUpReader:
         member.side.change(DeliveryEvent.FAR_BEHIND)
         reader = CatchUpReader(as_sessions(self), member, position, missed=missed)
         self.catching[member.side] = reader
@@ -169,7 +169,7 @@ class FakeSessions:
         for member in self.members.values():
             self.interest.remove(member)
 
-    def caught_up(self, member: Member, joining: Promotion, position: int) -> None:
+    def caught_up(self, member: ReaderSession, joining: Promotion, position: int) -> None:
         member.joining = None
         self.fake_caught_up.append((joining, position))
 
@@ -188,11 +188,11 @@ def live_binding(subject: str, *, live: bool = True, end: int = 0) -> ConsumerBi
     return ConsumerBinding(subject, consumer, source)
 
 
-def member_of(services: FakeServices, client_id: str, *subjects: str) -> Member:
+def member_of(services: FakeServices, client_id: str, *subjects: str) -> ReaderSession:
     """A session with live subscriptions of these subjects."""
     client = FakeClient(services, client_id)
     side = client.durable_side = FakeReaderSide(client)
     side.attachments = {subject: live_binding(subject) for subject in subjects}
     side.machine.sources += [one.source for one in side.attachments.values()]
     side.machine.start()
-    return Member(as_client(client), as_side(side))
+    return ReaderSession(as_client(client), as_side(side))

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Member
+from mqtt_nats.shared_reader.promotion import CATCHING_MOST, ReaderSession
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage
@@ -39,10 +39,10 @@ class Crowd:
             self.inbox.put("$MQTT.msgs.other", headers=QOS1)
         self.members = [self._session(number) for number in range(SESSIONS - fewer)]
 
-    def _note(self, member: Member, sequence: int, *_: object) -> None:
+    def _note(self, member: ReaderSession, sequence: int, *_: object) -> None:
         self.given.setdefault(member.client.client_id, []).append(sequence)
 
-    def _session(self, number: int) -> Member:
+    def _session(self, number: int) -> ReaderSession:
         member = member_of(self.services, str(number), f"dev.{number}.*")
         self.live.members[member.client] = member
         return member
@@ -204,7 +204,7 @@ async def test_other_work_goes_on_while_many_take_a_page(crowd: Crowd, monkeypat
     taken: list[int] = []
     seen: set[int] = set()
 
-    def count(member: Member, sequence: int, *_: object) -> None:
+    def count(member: ReaderSession, sequence: int, *_: object) -> None:
         taken.append(sequence)
         asyncio.get_running_loop().call_soon(lambda: seen.add(len(taken)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.shared_reader import index
 from mqtt_nats.shared_reader.index import ServedFilters, shown
-from mqtt_nats.shared_reader.promotion import Member
+from mqtt_nats.shared_reader.promotion import ReaderSession
 from tests.sessions.fakes import FakeServices
 from tests.shared_reader.fakes import live_binding, member_of
 
@@ -26,12 +26,12 @@ class Setup:
         self.wanted: Counter[str] = Counter()
         self.index = ServedFilters(self.wanted)
 
-    def put(self, client_id: str, *subjects: str) -> Member:
+    def put(self, client_id: str, *subjects: str) -> ReaderSession:
         member = member_of(self.services, client_id, *subjects)
         self.index.put(member)
         return member
 
-    def find(self, subject: str) -> list[Member]:
+    def find(self, subject: str) -> list[ReaderSession]:
         return self.index.find((PREFIX + subject).encode())
 
 

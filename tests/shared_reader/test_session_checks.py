@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import session_checks
-from mqtt_nats.shared_reader.promotion import RENEWAL, Member
+from mqtt_nats.shared_reader.promotion import RENEWAL, ReaderSession
 from mqtt_nats.shared_reader.session_checks import CROWD_MOST, EVERY, REFUSED, keep_up, look
 from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
@@ -28,7 +28,7 @@ class Setup:
         self.live = FakeSessions(self.services, position=50)
         self.waiting: set[DurableDelivery] = set()
 
-    def session(self, name: str, *, live: bool = True, waiting: int = 0) -> Member:
+    def session(self, name: str, *, live: bool = True, waiting: int = 0) -> ReaderSession:
         member = member_of(self.services, name, "a")
         side = member.side
         if live:
@@ -56,7 +56,7 @@ class Setup:
         return [client.client_id for client in self.live.fake_begun]
 
 
-def fake(member: Member) -> FakeClient:
+def fake(member: ReaderSession) -> FakeClient:
     return cast("FakeClient", member.client)
 
 

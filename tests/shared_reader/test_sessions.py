@@ -19,7 +19,7 @@ from mqtt_nats.shared_reader import new_subscriptions
 from mqtt_nats.shared_reader import sessions as live_sessions
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
-from mqtt_nats.shared_reader.promotion import Member, Promotion, PromotionLimit, consumers_behind
+from mqtt_nats.shared_reader.promotion import Promotion, PromotionLimit, ReaderSession, consumers_behind
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
@@ -114,16 +114,16 @@ class Room:
         self.choice = ConsumerChoice(cast("Settings", self.services.settings))
         self.reader = FakeReader()
         self.reader.refused = refused
-        self.members: dict[object, Member] = {}
+        self.members: dict[object, ReaderSession] = {}
         self.registry: Registry[Any] = Registry()
 
-    def catch_up(self, member: Member, position: int, *, missed: bool) -> FakeCatchUpReader:
+    def catch_up(self, member: ReaderSession, position: int, *, missed: bool) -> FakeCatchUpReader:
         return FakeCatchUpReader()
 
     def admit(self) -> bool:
         return SharedReaderSessions.admit(cast("SharedReaderSessions", self))
 
-    def _member(self, client: object) -> Member:
+    def _member(self, client: object) -> ReaderSession:
         return self.members[client]
 
 
@@ -134,12 +134,12 @@ class JoiningRoom(Room):
     def __init__(self) -> None:
         super().__init__()
         self._turns = PromotionLimit(lambda _: None)
-        self.fake_joined: list[Member] = []
+        self.fake_joined: list[ReaderSession] = []
 
     def _may_join(self, client: object, side: object) -> bool:
         return True
 
-    def _join(self, member: Member) -> None:
+    def _join(self, member: ReaderSession) -> None:
         self.fake_joined.append(member)
 
 
