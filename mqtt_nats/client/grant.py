@@ -126,7 +126,7 @@ def _put_served(
 ) -> list[ConsumerBinding]:
     """Put subscriptions into the session record; return those that the shared reader is to serve from the start."""
     _, v5 = claimed(side.client.record)
-    v5.name_position(v5.pos, consumerless=True)
+    v5.move_to_records()
     return [one for _, one in _put(side, wanted, replays, start_of, side.add_removed)]
 
 

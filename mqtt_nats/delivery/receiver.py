@@ -87,7 +87,7 @@ class SharedFeed:
             put: puts the subscriptions into the session and its record; returns them.
         """
 
-    def wants_no_consumers(self, client: Receiver) -> bool:
+    def wants_records(self, client: Receiver) -> bool:
         """Return whether a session is to have no consumers while the shared reader serves it (`session_positions`)."""
         return False
 

@@ -175,7 +175,7 @@ async def resume(
 def _is_in_records(client: Receiver) -> bool:
     """Whether a session has no consumers, and is to have none; consumers that it gets otherwise are counted."""
     record, v5 = claimed(client.record)
-    wanted = v5.consumerless and client.delivery.feed.wants_no_consumers(client)
+    wanted = v5.consumerless and client.delivery.feed.wants_records(client)
     if v5.consumerless and not wanted:
         client.services.stream.count_consumers(len(record.cons))
     return wanted
@@ -235,7 +235,7 @@ async def _attach(
 def _note_consumers(side: DurableDelivery, v5: V5) -> None:
     """Note in the record that the consumers of a session exist, if the record says that it has none."""
     if v5.consumerless:
-        v5.keep_consumers()
+        v5.move_to_consumers()
         side.change_record()
 
 

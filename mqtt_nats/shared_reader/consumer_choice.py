@@ -35,11 +35,11 @@ class ConsumerChoice:
         self._bound = settings.session_consumers
 
     @property
-    def may_want_no_consumers(self) -> bool:
+    def may_want_records(self) -> bool:
         """Whether sessions without consumers are possible."""
         return self._wanted != "consumers"
 
-    def wants_no_consumers(
+    def wants_records(
         self, in_records: bool, own: int, consumers: int, replicas: int, *, listener: bool = False
     ) -> bool:
         """Return whether a session is to have no consumers, but a position in records.

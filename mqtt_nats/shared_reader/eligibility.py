@@ -201,7 +201,7 @@ class PositionSupport:
     def _can_resume(self, registration: dict[str, Any]) -> bool:
         """Whether a gateway can resume the sessions that this one leaves, by its registration."""
         # Gateways whose claims name the bucket know records of version `V5_CONSUMERLESS`, too.
-        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_no_consumers
+        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_records
         return bool(registration.get(POSITIONS) and knows)
 
     async def _have_gone(self) -> bool:

@@ -40,7 +40,7 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
         and record is not None
         and record.v5 is not None
         and bool(record.v5.pos)
-        and (record.v5.consumerless or (not record.cons and live.wants_no_consumers(client)))
+        and (record.v5.consumerless or (not record.cons and live.wants_records(client)))
         and side.machine.open
         and not side.doubtful
         and (side.live or (side.state is DeliveryState.PLAIN and not attachments))

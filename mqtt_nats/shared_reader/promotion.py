@@ -209,29 +209,31 @@ def wholly_live(side: DurableDelivery) -> bool:
     return not subscriptions or (side.live and all(one.source.live for one in subscriptions))
 
 
-async def name_position(client: Receiver, *, consumerless: bool) -> None:
-    """Name a position in the session record if the session began when positions were not possible.
+async def name_position(client: Receiver, *, to_records: bool) -> None:
+    """Name a position in the session record, if it has none; with ``to_records`` move the session to records.
 
     Args:
-        consumerless: whether the consumers of the session are removed once the session is live.
+        to_records: whether the session gives up its consumers: they are removed once the session is live.
 
     Raises:
         ApiError: the record cannot be stored.
         Conflict: another connection has claimed the session.
     """
     record, v5 = claimed(client.record)
-    if v5.pos and (v5.consumerless or not consumerless):
+    if v5.pos and (v5.consumerless or not to_records):
         return
     known, with_consumers = v5.pos, not v5.consumerless
-    v5.name_position(known or client.services.identity.new_nuid(), consumerless=consumerless)
-    if consumerless and with_consumers:
+    v5.name_position(known or client.services.identity.new_nuid())
+    if to_records:
+        v5.move_to_records()
+    if to_records and with_consumers:
         client.services.stream.count_consumers(-len(record.cons))
     try:
         await save_record(client, client.epoch)
     except BaseException:
         v5.name_position(known)
         if with_consumers:
-            v5.keep_consumers()
+            v5.move_to_consumers()
         raise
 
 

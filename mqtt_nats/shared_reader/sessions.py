@@ -312,8 +312,8 @@ class SharedReaderSessions(SharedFeed):
             if client.durable_side is not side or not self._may_join(client, side):
                 return
             # A session that has dormant consumers keeps them until its next connection.
-            records = not side.dormant and self.wants_no_consumers(client) and await self.announce()
-            await name_position(client, consumerless=records)
+            to_records = not side.dormant and self.wants_records(client) and await self.announce()
+            await name_position(client, to_records=to_records)
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
@@ -424,12 +424,12 @@ class SharedReaderSessions(SharedFeed):
         assert member is not None
         await subscribe(self, member, place, put)
 
-    def wants_no_consumers(self, client: Receiver) -> bool:
+    def wants_records(self, client: Receiver) -> bool:
         """Return whether a session is to have no consumers; see :class:`ConsumerChoice`."""
         record, v5 = claimed(client.record)
         stream = self.services.stream
         having = v5.consumerless, len(record.cons), stream.consumers, stream.replicas
-        return self.admit() and self.choice.wants_no_consumers(*having, listener=v5.listener)
+        return self.admit() and self.choice.wants_records(*having, listener=v5.listener)
 
     def admit(self) -> bool:
         """Return whether the shared reader can serve sessions without consumers."""

@@ -195,15 +195,15 @@ class V5:
         """Set the gateways under which a will of the session may be stored."""
         self.wills = gateways
 
-    def name_position(self, position: str, *, consumerless: bool = False) -> None:
-        """Set the id of the session's position; "" = none is stored.
-
-        `consumerless`: consumers that it replaces may be missing from now on.
-        """
+    def name_position(self, position: str) -> None:
+        """Set the id of the session's position; "" = none is stored."""
         self.pos = position
-        self.consumerless = self.consumerless or consumerless
 
-    def keep_consumers(self) -> None:
+    def move_to_records(self) -> None:
+        """Note that the session is in records: consumers that its position replaces may be missing from now on."""
+        self.consumerless = True
+
+    def move_to_consumers(self) -> None:
         """Note that all consumers exist: gateways that do not know `consumerless` may continue the session."""
         self.consumerless = False
         self.version = min(self.version, V5_SECOND)

@@ -226,7 +226,8 @@ def test_a_session_without_consumers_is_whole(fleet: Fleet, monkeypatch: pytest.
         assert found is not None
         record, sequence = found
         assert record.v5 is not None
-        record.v5.name_position("p", consumerless=True)
+        record.v5.name_position("p")
+        record.v5.move_to_records()
         await inbox.request(position_subject(record.key), Position("p", live=[consumer], clean=True).encode())
         await SessionStore(inbox).save(record, expected=sequence)
         await delete_consumer(inbox, MESSAGES, consumer)

@@ -83,7 +83,7 @@ class FakeSessions:
         self.services, self.registry = services, services.registry
         self.allowed = True
         self.choice = ConsumerChoice(cast("Settings", services.settings))
-        self.fake_wants_no_consumers = False
+        self.fake_wants_records = False
         self.fake_announce: Callable[[], Awaitable[None]] | None = None
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
@@ -112,8 +112,8 @@ class FakeSessions:
     def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
         self.fake_announce = announce
 
-    def wants_no_consumers(self, client: FakeClient) -> bool:
-        return self.fake_wants_no_consumers
+    def wants_records(self, client: FakeClient) -> bool:
+        return self.fake_wants_records
 
     def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:

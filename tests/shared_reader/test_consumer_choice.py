@@ -41,14 +41,14 @@ def choice(session_positions: str = "auto", *, bound: int | None = None, shared_
 )
 def test_by_the_number_of_consumers(in_records: bool, own: int, consumers: int, wanted: bool) -> None:
     """A bound of 100: new sessions up to it, present ones change a quarter beyond it."""
-    assert choice(bound=100).wants_no_consumers(in_records, own, consumers, 1) is wanted
+    assert choice(bound=100).wants_records(in_records, own, consumers, 1) is wanted
 
 
 @pytest.mark.parametrize("in_records", [True, False])
 def test_a_session_that_the_listener_has_served(in_records: bool) -> None:
     """It has consumers, which it may need there again; unless the settings say otherwise."""
-    assert not choice(bound=100).wants_no_consumers(in_records, 1, 1000, 1, listener=True)
-    assert choice("records").wants_no_consumers(in_records, 1, 1000, 1, listener=True)
+    assert not choice(bound=100).wants_records(in_records, 1, 1000, 1, listener=True)
+    assert choice("records").wants_records(in_records, 1, 1000, 1, listener=True)
 
 
 @pytest.mark.parametrize("own", [1, 20, 74, 100, 1000])
@@ -56,23 +56,23 @@ def test_no_session_changes_back_and_forth(own: int) -> None:
     """One that was given consumers does not lose them because of its own."""
     tested = choice(bound=100)
     for others in range(300):
-        if not tested.wants_no_consumers(True, own, others, 1):
-            assert not tested.wants_no_consumers(False, own, others + own, 1)
-        if tested.wants_no_consumers(False, own, others + own, 1):
-            assert tested.wants_no_consumers(True, own, others, 1)
+        if not tested.wants_records(True, own, others, 1):
+            assert not tested.wants_records(False, own, others + own, 1)
+        if tested.wants_records(False, own, others + own, 1):
+            assert tested.wants_records(True, own, others, 1)
 
 
 @pytest.mark.parametrize(("replicas", "bound"), [(1, 1000), (3, 200), (5, 200)])
 def test_default_of_the_bound(replicas: int, bound: int) -> None:
     tested = choice()
-    assert not tested.wants_no_consumers(False, 0, bound - 1, replicas)
-    assert tested.wants_no_consumers(False, 0, bound, replicas)
+    assert not tested.wants_records(False, 0, bound - 1, replicas)
+    assert tested.wants_records(False, 0, bound, replicas)
 
 
 @pytest.mark.parametrize(("replicas", "bound"), [(1, 7), (3, 7)])
 def test_a_bound_of_the_settings(replicas: int, bound: int) -> None:
     tested = choice(bound=bound)
-    assert [tested.wants_no_consumers(False, 0, number, replicas) for number in (6, 7)] == [False, True]
+    assert [tested.wants_records(False, 0, number, replicas) for number in (6, 7)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,6 @@ def test_a_bound_of_the_settings(replicas: int, bound: int) -> None:
 def test_settings(session_positions: str, shared_reader: str, possible: bool, in_records: bool) -> None:
     """Far beyond the bound; and far below it, where only `records` has sessions without consumers."""
     tested = choice(session_positions, shared_reader=shared_reader)
-    assert tested.may_want_no_consumers is possible
-    assert tested.wants_no_consumers(in_records, 1, 10_000, 1) is possible
-    assert tested.wants_no_consumers(in_records, 1, 0, 1) is (session_positions == "records")
+    assert tested.may_want_records is possible
+    assert tested.wants_records(in_records, 1, 10_000, 1) is possible
+    assert tested.wants_records(in_records, 1, 0, 1) is (session_positions == "records")

@@ -48,7 +48,7 @@ class Setup:
         monkeypatch.setattr(new_subscriptions, "save_record", self._store)
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
-        self.live.fake_wants_no_consumers = True
+        self.live.fake_wants_records = True
         self.member = member_of(self.services, "client", *subjects)
         self.side, self.keeper = self.member.side, FakeKeeper()
         self.side.keeper = cast(PositionWriter, self.keeper)
@@ -107,7 +107,7 @@ def _with_consumers(setup: Setup) -> None:
 
 
 def _consumers_wanted(setup: Setup) -> None:
-    setup.live.fake_wants_no_consumers = False
+    setup.live.fake_wants_records = False
 
 
 CHANGES: list[Callable[[Setup], None]] = [
@@ -134,8 +134,9 @@ async def test_a_session_without_consumers_stays_one_while_it_is_connected(
     """Although fewer consumers exist by now."""
     setup = Setup(monkeypatch, "a")
     _with_consumers(setup)
-    setup.live.fake_wants_no_consumers = wanted
-    setup.v5.name_position("p", consumerless=True)
+    setup.live.fake_wants_records = wanted
+    setup.v5.name_position("p")
+    setup.v5.move_to_records()
     assert setup.may_join()
 
 

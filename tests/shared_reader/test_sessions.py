@@ -162,7 +162,7 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, refused: float, 
     services.stream.count_consumers(consumers)
     room = cast("SharedReaderSessions", Room(allowed=allowed, refused=refused, services=services))
     client = as_client(FakeClient(services))
-    assert SharedReaderSessions.wants_no_consumers(room, client) is (allowed and not refused and wanted)
+    assert SharedReaderSessions.wants_records(room, client) is (allowed and not refused and wanted)
 
 
 @pytest.mark.sources

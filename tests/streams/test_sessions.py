@@ -136,11 +136,12 @@ def test_ended_shared_subscriptions_that_cannot_be_read(leaving: str) -> None:
 def test_a_record_whose_consumers_may_be_missing_has_a_version_of_its_own(version: int) -> None:
     """An older gateway refuses it, and may read it again once the session has consumers."""
     v5 = V5(version=version)
-    v5.name_position("p", consumerless=True)
+    v5.name_position("p")
+    v5.move_to_records()
     again = decode(SessionRecord("a", v5=v5).encode()).v5
     assert again is not None
     assert (again.consumerless, again.version) == (True, V5_CONSUMERLESS)
-    again.keep_consumers()
+    again.move_to_consumers()
     last = decode(SessionRecord("a", v5=again).encode()).v5
     assert last is not None
     assert (last.consumerless, last.version) == (False, V5_SECOND)
