@@ -41,7 +41,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.delivery.draining import drain
-from mqtt_nats.delivery.resume import keep_taken, leave_reader_if_partly_live
+from mqtt_nats.delivery.resume import keep_taken, leave_reader_unless_wholly_live
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
@@ -427,7 +427,7 @@ async def _end(client: Client, filters: Set[str]) -> None:
         ApiError: the session record cannot be stored.
     """
     if filters:
-        await leave_reader_if_partly_live(client)
+        await leave_reader_unless_wholly_live(client)
     gone = _forget(client, filters)
     side = client.durable_side
     if side is not None and filters:
@@ -439,7 +439,7 @@ async def _end(client: Client, filters: Set[str]) -> None:
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
     """End subscriptions that JetStream has refused; False when the session belongs to another connection."""
     if filters and begun:  # else no consumers were created, and live subscriptions have left no messages to these
-        await leave_reader_if_partly_live(client)
+        await leave_reader_unless_wholly_live(client)
     gone = _forget(client, filters)
     side = client.durable_side
     try:

@@ -141,7 +141,7 @@ async def resume(
     if v5.q2:
         await take_over_held(client, side.former, record)
     owed = await _owe_pubrels(client, side)
-    in_records = _is_in_records(client)
+    in_records = _stays_in_records(client)
     went = await restore_position(client, side, may_stay=in_records and _may_stay(client, side, denied))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client)
@@ -172,8 +172,8 @@ async def resume(
     return idle
 
 
-def _is_in_records(client: Receiver) -> bool:
-    """Whether a session has no consumers, and is to have none; consumers that it gets otherwise are counted."""
+def _stays_in_records(client: Receiver) -> bool:
+    """Whether a session stays in records; consumers that it gets otherwise are counted."""
     record, v5 = claimed(client.record)
     wanted = v5.consumerless and client.delivery.feed.wants_records(client)
     if v5.consumerless and not wanted:
@@ -218,7 +218,7 @@ async def _attach(
     await in_turn([partial(side.attach, attachment) for attachment in attachments])
     _, v5 = claimed(client.record)
     if with_consumers:
-        _note_consumers(side, v5)
+        _move_to_consumers(side, v5)
     await write_changed_record(client, side)
     end_suspicion(v5, max((one.source.last for one in side.attachments.values()), default=0))
     await side.collect()
@@ -232,8 +232,8 @@ async def _attach(
     await fetch_in_flight(client, side)
 
 
-def _note_consumers(side: DurableDelivery, v5: V5) -> None:
-    """Note in the record that the consumers of a session exist, if the record says that it has none."""
+def _move_to_consumers(side: DurableDelivery, v5: V5) -> None:
+    """Move a session from records to consumers: these exist by now, and the record has to say so."""
     if v5.consumerless:
         v5.move_to_consumers()
         side.change_record()
@@ -445,15 +445,15 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
     side.machine.pump()
 
 
-async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
-    """Move a session that has left the shared reader to its own consumers."""
+async def deliver_by_consumers(client: Receiver, side: DurableDelivery) -> None:
+    """Have its own consumers bring the messages of a session that has left the shared reader."""
     if side.state is not DeliveryState.LEAVING:
         return
     client.delivery.feed.promote_later(client)
-    in_records = _is_in_records(client)
+    in_records = _stays_in_records(client)
     if await store_positions_in_consumers(client, side):
         if not in_records:
-            _note_consumers(side, claimed(client.record)[1])
+            _move_to_consumers(side, claimed(client.record)[1])
         side.change(DeliveryEvent.CONSUMERS_SET)
         try:
             await rebind_consumers(client, side)
@@ -461,7 +461,7 @@ async def return_to_consumers(client: Receiver, side: DurableDelivery) -> None:
             side.change(DeliveryEvent.ATTACHED)
 
 
-async def leave_reader_if_partly_live(client: Receiver) -> None:
+async def leave_reader_unless_wholly_live(client: Receiver) -> None:
     """Leave the shared reader before subscriptions end, unless it serves all subscriptions of the session.
 
     Else messages could be lost that a live subscription has left to a plain one, or the reverse.
@@ -478,7 +478,7 @@ async def leave_shared_reader(client: Receiver) -> None:
         return
     end_shared_delivery(side)
     if not side.stalled:
-        await return_to_consumers(client, side)
+        await deliver_by_consumers(client, side)
     elif side.dormant:
         await store_positions_in_consumers(client, side)  # the consumers are attached when the client reads again
 

@@ -144,7 +144,7 @@ class CatchUpReader:
         except Exception:
             log.exception("%s: its consumers deliver the missed messages", member.client)
             if not self._over:
-                self._live.demote(member.client, member.side)
+                self._live.leave_shared_reader(member.client, member.side)
         finally:
             self._services.nats.link.unsubscribe_raw(self._sid)
             self._leave_place()
@@ -178,7 +178,7 @@ class CatchUpReader:
                 self._broken = True
                 if error.err_code not in TRANSIENT and not self._over:
                     log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
-                    live.demote(member.client, member.side)
+                    live.leave_shared_reader(member.client, member.side)
 
     async def _has_missed(self) -> bool:
         """Ask whether anything was missed, before the filters of the shared reader are changed."""
@@ -201,7 +201,7 @@ class CatchUpReader:
             live.slow.add(self)
             if len(live.slow) > CATCHING_MOST:
                 log.info("%s: its consumers deliver the missed messages: others catch up", self._member.client)
-                live.demote(self._member.client, self._member.side)
+                live.leave_shared_reader(self._member.client, self._member.side)
 
     def _leave_place(self) -> None:
         if self._placed:

@@ -209,31 +209,48 @@ def wholly_live(side: DurableDelivery) -> bool:
     return not subscriptions or (side.live and all(one.source.live for one in subscriptions))
 
 
-async def name_position(client: Receiver, *, to_records: bool) -> None:
-    """Name a position in the session record, if it has none; with ``to_records`` move the session to records.
+async def name_position(client: Receiver) -> None:
+    """Name a position in the session record, if it has none.
 
-    Args:
-        to_records: whether the session gives up its consumers: they are removed once the session is live.
+    Raises:
+        ApiError: the record cannot be stored.
+        Conflict: another connection has claimed the session.
+    """
+    if not claimed(client.record)[1].pos:
+        await _store_name(client)
+
+
+async def move_to_records(client: Receiver) -> None:
+    """Move a session from consumers to records: its consumers are removed once the session is live.
 
     Raises:
         ApiError: the record cannot be stored.
         Conflict: another connection has claimed the session.
     """
     record, v5 = claimed(client.record)
-    if v5.pos and (v5.consumerless or not to_records):
+    if v5.pos and v5.consumerless:
         return
-    known, with_consumers = v5.pos, not v5.consumerless
-    v5.name_position(known or client.services.identity.new_nuid())
-    if to_records:
-        v5.move_to_records()
-    if to_records and with_consumers:
+    with_consumers = not v5.consumerless
+    v5.move_to_records()
+    if with_consumers:
         client.services.stream.count_consumers(-len(record.cons))
+    try:
+        await _store_name(client)
+    except BaseException:
+        if with_consumers:
+            v5.move_to_consumers()
+        raise
+
+
+async def _store_name(client: Receiver) -> None:
+    """Store the session record with a name for the position; a name that the record has stays."""
+    v5 = claimed(client.record)[1]
+    known = v5.pos
+    v5.name_position(known or client.services.identity.new_nuid())
     try:
         await save_record(client, client.epoch)
     except BaseException:
         v5.name_position(known)
-        if with_consumers:
-            v5.move_to_consumers()
         raise
 
 

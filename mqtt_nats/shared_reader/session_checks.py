@@ -47,14 +47,14 @@ async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> 
 
 
 def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
-    """Promote sessions that may become live, and demote live sessions that cannot stay live."""
+    """Promote sessions that may become live; live sessions that cannot stay live leave the shared reader."""
     now = asyncio.get_running_loop().time()
     refused = live.reader.refused
     if not live.allowed or (refused and now - refused > REFUSED):
-        _demote_all(live)
+        _leave_all(live)
         return
     # Only sessions that the shared reader serves: messages of others wait until their clients take them.
-    _demote_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
+    _leave_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
     _renew(live, now)
     if refused or not live.services.nats.online.is_set():
         return
@@ -86,17 +86,18 @@ def _promote(live: SharedReaderSessions, client: Receiver, now: float) -> None:
     live.candidates.put(client, now if member is None else max(now, member.retry))
 
 
-def _demote_all(live: SharedReaderSessions) -> None:
+def _leave_all(live: SharedReaderSessions) -> None:
+    """Have live sessions leave the shared reader, up to `RETURNING_MOST` at the same time."""
     for client, member in list(live.members.items()):
         if len(live.returning) >= RETURNING_MOST:
             return
         with _checking(client):
             if member.side.live:
-                live.demote(client, member.side)
+                live.leave_shared_reader(client, member.side)
 
 
-def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
-    """Demote sessions for which many messages wait, if there are too many in all; tell the others what was read."""
+def _leave_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
+    """Have sessions leave for which most messages wait, if too many wait in all; tell the others what was read."""
     crowd = sum(side.machine.crowd for side in crowded)
     for side in crowded:
         with _checking(side.client):
@@ -104,7 +105,7 @@ def _demote_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) 
             if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
                 if len(live.returning) < RETURNING_MOST:
                     crowd -= machine.crowd
-                    live.demote(side.client, side)
+                    live.leave_shared_reader(side.client, side)
             elif (reached := live.reached(side)) > machine.reached:
                 machine.read_to(reached)
                 machine.pump()

@@ -16,7 +16,7 @@ from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.position_recovery import end_shared_delivery, limit_in_flight, remove_dormant
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
-from mqtt_nats.delivery.resume import return_to_consumers
+from mqtt_nats.delivery.resume import deliver_by_consumers
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -36,6 +36,7 @@ from mqtt_nats.shared_reader.promotion import (
     bring_rest,
     far_apart,
     may_join,
+    move_to_records,
     much_left,
     name_position,
     rest,
@@ -227,13 +228,13 @@ class SharedReaderSessions(SharedFeed):
     def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""
         self.put_through(member, sequence, message, mark)
-        self._demote_if_crowded(member)
+        self._leave_if_crowded(member)
 
-    def _demote_if_crowded(self, member: ReaderSession) -> None:
+    def _leave_if_crowded(self, member: ReaderSession) -> None:
         """Have a session leave the shared reader if too many messages wait for it."""
         if member.side.machine.crowd > self.queue_most:
             log.info("%s has fallen behind: its consumers deliver its messages", member.client)
-            self.demote(member.client, member.side)
+            self.leave_shared_reader(member.client, member.side)
 
     def put_through(
         self,
@@ -260,15 +261,15 @@ class SharedReaderSessions(SharedFeed):
         keeper.ledger.take(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
-    def demote(self, client: Receiver, side: DurableDelivery) -> None:
+    def leave_shared_reader(self, client: Receiver, side: DurableDelivery) -> None:
         """Have a session leave the shared reader, in a job: its own consumers bring its messages from then on."""
         end_shared_delivery(side)
         self.returning.add(client)
-        client.do(self._demote(client, side))
+        client.do(self._leave_reader(client, side))
 
-    async def _demote(self, client: Receiver, side: DurableDelivery) -> None:
+    async def _leave_reader(self, client: Receiver, side: DurableDelivery) -> None:
         try:
-            await return_to_consumers(client, side)
+            await deliver_by_consumers(client, side)
         finally:
             self.returning.discard(client)
 
@@ -312,8 +313,10 @@ class SharedReaderSessions(SharedFeed):
             if client.durable_side is not side or not self._may_join(client, side):
                 return
             # A session that has dormant consumers keeps them until its next connection.
-            to_records = not side.dormant and self.wants_records(client) and await self.announce()
-            await name_position(client, to_records=to_records)
+            if not side.dormant and self.wants_records(client) and await self.announce():
+                await move_to_records(client)
+            else:
+                await name_position(client)
             async with asyncio.timeout(PASSED * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
@@ -412,7 +415,7 @@ class SharedReaderSessions(SharedFeed):
         side = member.side
         if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
             side.keeper.confirm_sent()
-        self._demote_if_crowded(member)
+        self._leave_if_crowded(member)
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
         """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""

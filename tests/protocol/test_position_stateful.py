@@ -135,7 +135,7 @@ class Between(RuleBasedStateMachine):
 
     @precondition(lambda self: self.gateway.taking and self.gateway.write is None)
     @rule(dies=st.sampled_from((0, 0, 1, 2, 3)))
-    def demote(self, dies: int) -> None:
+    def leave_reader(self, dies: int) -> None:
         """The gateway dies after step ``dies``; 0 = it does not."""
         world, gateway = self.world, self.gateway
         reached = gateway.ledger.reached = max(gateway.ledger.reached, gateway.reader)

@@ -133,7 +133,7 @@ class FakeSessions:
     def failed(self, member: ReaderSession, sequence: int, qos: int, error: Exception) -> None:
         self.fake_failed.append(sequence)
 
-    def demote(self, client: FakeClient, side: FakeSide) -> None:
+    def leave_shared_reader(self, client: FakeClient, side: FakeSide) -> None:
         self._fail(client)
         self.fake_back.append(client)
 

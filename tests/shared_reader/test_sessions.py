@@ -166,7 +166,7 @@ def test_which_sessions_are_to_have_no_consumers(allowed: bool, refused: float, 
 
 
 @pytest.mark.sources
-def test_a_session_that_was_demoted_while_it_subscribed_becomes_live_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_left_while_it_subscribed_becomes_live_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its catch-up reader had not begun, and has left messages to keep back."""
     monkeypatch.setattr(live_sessions, "settled", lambda _: True)
     member = member_of(FakeServices(), "c", "a")
