@@ -109,6 +109,6 @@ def test_a_resume_runs_the_modules_of_its_walk_and_no_others(nats_server: NatsSe
             eventually(lambda: inside.client("walk").state is State.LIVE, PATIENCE)
             ran = seen.copy()
     usual = {one for one in named_by("CONNECT with resume") if one.split("/")[0] in CONNECTING}
-    some = named_by("What some resumes need besides, and who is told of them")
+    some = named_by("Further steps of some resumes")
     assert usual - ran == set()
     assert ran - usual - some - OBJECTS - MEANWHILE == set()
