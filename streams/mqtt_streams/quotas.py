@@ -32,7 +32,7 @@ def note_subject(quota: str, key: str) -> str:
 
 
 class Totals(NamedTuple):
-    """What the notes of a quota say, all together."""
+    """Number of sessions and of consumers in the notes of a quota."""
 
     sessions: int
     consumers: int
@@ -47,7 +47,7 @@ class QuotaStore:
         self._js = js
 
     async def totals(self, quota: str, oldest: int) -> Totals:
-        """Return what the notes of a quota say, in constant memory; of the ``oldest`` ones also each alone.
+        """Return the totals of the notes of a quota, in constant memory, and the ``oldest`` notes each alone.
 
         A note that is written again meanwhile may count twice.
         """

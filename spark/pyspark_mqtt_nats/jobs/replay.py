@@ -41,7 +41,7 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class Replay:
-    """What to publish, and how fast.
+    """Messages to publish, and their rate.
 
     `sink`: options of the sink. `speed`: multiple of the recorded speed, 0 for as fast as possible; `rate`: messages a
     second instead. `filters`: MQTT topic filters. `start` and `end`: sequences, the end included; `since` and `until`:
@@ -64,7 +64,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What was published, of `total` messages. `last`: sequence of the last one, 0 for none; `late` in seconds."""
+    """Number of messages published, of `total`. `last`: sequence of the last one, 0 for none; `late` in seconds."""
 
     job: Replay
     messages: int

@@ -31,7 +31,7 @@ _PIECES: Final = 200  # of the strip that shows which sequences have a message
 
 @dataclass(frozen=True)
 class Report:
-    """What to report on: an archive, or the store. `most`: length of the lists; `output`: the page, None for none."""
+    """Input of a report: an archive, or the store. `most`: length of the lists; `output`: the page, None for none."""
 
     source: Mapping[str, str]
     input: str | None = None
@@ -42,7 +42,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Reported:
-    """What came out."""
+    """Result of a report."""
 
     job: Report
     figures: Figures
