@@ -52,6 +52,14 @@ async def draining(stored: Stored, name: str) -> None:
     assert (await stored.record(name))["v5"].get("draining")
 
 
+async def left_to_another(stored: Stored, name: str, lost: str) -> None:
+    """Check that the session has acknowledged, for another consumer, all that the consumer ``lost`` has delivered."""
+    infos = {one.name: one for one in await stored.session_consumers(name)}
+    delivered, floors = infos.pop(lost).delivered, [one.ack_floor for one in infos.values()]
+    assert delivered is not None
+    assert max(floor.stream_seq for floor in floors if floor is not None) == delivered.stream_seq
+
+
 @pytest.fixture
 async def plain(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
     """A gateway behind the proxy, whose sessions have their own consumers."""
@@ -134,6 +142,7 @@ async def test_what_is_new_does_not_overtake(
         proxy.traps += lost
         await publisher.deliver(f"{name}/a", b"1", qos)
         await asyncio.wait_for(lost[0].sprung.wait(), 10)
+        await until(partial(left_to_another, stored, name, first.name))
         client.send(Unsubscribe(99, (f"{name}/+",)))
         await until(partial(draining, stored, name))
         await publisher.deliver(f"{name}/a", b"2", qos)
