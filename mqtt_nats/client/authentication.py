@@ -274,7 +274,7 @@ class Authentication:
         packet = encode(Auth(reason, self._properties(data)), 5)
         if len(packet) > client.terms.maximum_packet_size:  # [MQTT-3.1.2-24] (5.0)
             raise PacketTooLarge("the client's Maximum Packet Size is too small for the authentication")
-        client.outlet.write(packet)
+        client.write_buffer.write(packet)
 
     def _properties(self, data: bytes) -> Properties:
         # No reason string, no user properties [MQTT-3.15.2-2] [MQTT-3.15.2-3] (5.0)

@@ -124,10 +124,10 @@ class Client(JobRunner):
         self.regular_side = TransientSender(
             min(settings.max_inflight, self.terms.receive_maximum),  # [MQTT-3.3.4-9] [MQTT-4.9.0-1] (5.0)
             settings.max_queued,
-            self.outlet.write,
+            self.write_buffer.write,
             settings.max_outbound_bytes,
             self.version,
-            self.outlet.round.holding,
+            self.write_buffer.round.holding,
         )
 
     def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
@@ -184,7 +184,7 @@ class Client(JobRunner):
                     break
         if path.blocked:
             path.hold(self.connection)
-        if self.outlet.held > UNREAD_MOST:
+        if self.write_buffer.held > UNREAD_MOST:
             self._hold_unread()
         path.leave()
 
@@ -205,7 +205,7 @@ class Client(JobRunner):
             self.authentication.early(packets)
         elif not self.ended and packets:
             self.wait(packets)
-            if self.outlet.held > UNREAD_MOST:
+            if self.write_buffer.held > UNREAD_MOST:
                 self._hold_unread()
             self.path.leave()
 
@@ -226,7 +226,7 @@ class Client(JobRunner):
         """Handle a packet other than PUBLISH."""
         match packet:
             case PingReq():
-                self.outlet.write(PINGRESP)  # [MQTT-3.12.4-1] (3.1.1, 5.0)
+                self.write_buffer.write(PINGRESP)  # [MQTT-3.12.4-1] (3.1.1, 5.0)
             case Subscribe():
                 self.request(partial(subscribe, self, packet, begin_subscribing(self, packet)))
             case Unsubscribe():
@@ -325,10 +325,10 @@ class Client(JobRunner):
             data = message.zero5() if self.version == 5 else message.zero()
         else:
             data = self._encoded(choice, message, 0)(0)
-        if data and self.outlet.clogged:
-            self.outlet.offer(data, 1)
+        if data and self.write_buffer.clogged:
+            self.write_buffer.offer(data, 1)
         elif data:
-            self.outlet.write(data)
+            self.write_buffer.write(data)
 
     def _encoded(self, choice: Choice, message: Message, qos: int) -> Callable[[int], bytes]:
         return encode_for_subscriber(self, message, qos, choice.qos, choice.ids, kept=choice.kept)
@@ -352,7 +352,7 @@ class Client(JobRunner):
             return
         if self.state is State.NEW:
             self.services.counters.refuse(error.reason.name.lower())
-            self.outlet.write(refusal(self.connection.decoder.version, error))
+            self.write_buffer.write(refusal(self.connection.decoder.version, error))
         self.end(error)
 
     def end(self, error: MqttError) -> None:
@@ -372,7 +372,7 @@ class Client(JobRunner):
     def say_goodbye(self, error: MqttError) -> None:
         """Send a 5.0 client DISCONNECT with the reason [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""
         if self.version == 5 and self.greeted and not self.sent_disconnect and self.state is not State.ENDED:
-            self.outlet.write(goodbye(error, self.terms))
+            self.write_buffer.write(goodbye(error, self.terms))
 
     def close(self) -> None:
         """Close the connection; the session is left in :meth:`lost`."""

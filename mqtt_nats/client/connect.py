@@ -80,15 +80,15 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         return
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (3.1.1)
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
-    client.outlet.write(_welcome(client, connect, present, granted))
+    client.write_buffer.write(_welcome(client, connect, present, granted))
     client.greet()
     idle: list[ConsumerBinding] = []
     try:
         if client.durable_side is not None and present:
             # CONNACK leaves when all subscriptions are live: the client may rely on that, as after SUBACK.
-            client.outlet.clog()
+            client.write_buffer.clog()
             denied, gates = await resubscribe(client)
-            client.outlet.unclog()
+            client.write_buffer.unclog()
             if is_large(client) or client.delivery.resumes.locked():
                 client.resuming()
             client.begin_waiting()
@@ -116,9 +116,9 @@ def refuse(client: Client, error: MqttError) -> None:
     """
     client.services.counters.refuse(error.reason.name.lower())
     if client.version == 5:
-        client.outlet.write(_connack_error(error, client.terms))
+        client.write_buffer.write(_connack_error(error, client.terms))
     else:
-        client.outlet.write(encode(Connack(False, connack_code(error.reason)), 4))
+        client.write_buffer.write(encode(Connack(False, connack_code(error.reason)), 4))
     client.end(error)
 
 

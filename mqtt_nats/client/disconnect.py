@@ -127,7 +127,7 @@ async def renew_backstops(side: DurableDelivery) -> None:
     threshold = backstop(v5.expiry)
     for key, consumer in record.cons.items():
         record.cons[key] = replace(consumer, inactive_threshold=threshold)
-    there = {name for name, one in side.attachments.items() if not one.removed}
+    there = {name for name, one in side.bindings.items() if not one.removed}
     consumers = [one for one in record.cons.values() if one.durable_name in there]
     await asyncio.gather(*(update_consumer(side.client.services.nats.inbox, MESSAGES, one) for one in consumers))
 
@@ -137,14 +137,14 @@ def fall_silent(client: Client) -> None:
     side = client.durable_side
     if side is None or not side.machine.begun:
         return
-    if side.keeper is not None:
-        side.keeper.look_back()
+    if side.position_writer is not None:
+        side.position_writer.look_back()
     side.machine.close()
     if client.alive:
         return
-    for attachment in side.attachments.values():
-        if not attachment.source.end:
-            client.path.link.unsubscribe_raw(attachment.sid)
+    for binding in side.bindings.values():
+        if not binding.source.end:
+            client.path.link.unsubscribe_raw(binding.sid)
 
 
 def leave(client: Client) -> None:

@@ -109,7 +109,7 @@ async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wis
         return False
     if not (await feed.announce() and feed.takes(client, side)):
         return False
-    if side.keeper is None:
+    if side.position_writer is None:
         side.store_position_with(PositionWriter(client, NO_POSITION))
     return True
 
@@ -153,7 +153,7 @@ def _put(
             if known is None:
                 source = SubscriptionState(wish.qos, start_of(subject), side.window())
             else:
-                source = side.attachments[known.durable_name].source
+                source = side.bindings[known.durable_name].source
             set_options(source, options)
             if key in replays:
                 replays[key].hold(source)
@@ -205,7 +205,7 @@ class _Starts:
         self._position = position
         self._later = [
             (one.consumer.filter_subject.removeprefix(STORED_PREFIX), brought)
-            for one in side.attachments.values()
+            for one in side.bindings.values()
             if (brought := min(one.source.last, one.source.end or EVER)) > position
         ]
 
@@ -219,9 +219,9 @@ async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> 
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
-async def _create_one(client: Client, topic_filter: str, attachment: ConsumerBinding) -> ApiError | None:
+async def _create_one(client: Client, topic_filter: str, binding: ConsumerBinding) -> ApiError | None:
     try:
-        await create_consumer(client.services.nats.inbox, MESSAGES, attachment.consumer)
+        await create_consumer(client.services.nats.inbox, MESSAGES, binding.consumer)
     except ApiError as error:
         log_failure(log, logging.DEBUG, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
         return error

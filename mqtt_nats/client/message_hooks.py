@@ -469,7 +469,7 @@ class MessageHooks:
         chain = self.client.services.hooks.noticing(MESSAGE_ACKED)
         if chain is None or not (kind in (PUBACK, PUBCOMP) or (kind == PUBREC and failed)):
             return
-        send = self.client.outlet.send
+        send = self.client.write_buffer.send
         for identifier in ids:
             message = send.sent.pop(identifier, None) if isinstance(send, DeliveryHooks) else None
             chain.emit(Acked(self._event.client, identifier, failed, message))

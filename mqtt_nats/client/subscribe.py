@@ -228,7 +228,7 @@ class Subscribing:
         # No reason string, no user properties [MQTT-3.9.2-1] [MQTT-3.9.2-2] (5.0)
         if packet.packet_id:
             told = [one.qos for one in packet.filters] if client.terms.old else codes
-            client.outlet.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
+            client.write_buffer.write(encode(Suback(packet.packet_id, tuple(told)), client.version))
         connection_hooks.subscribed(client, zip((entry.topic_filter for entry in packet.filters), codes, strict=True))
         start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
@@ -393,7 +393,7 @@ async def unsubscribe(client: Client, packet: Unsubscribe) -> None:
     # [MQTT-2.3.1-7] [MQTT-3.10.4-4] (3.1.1), [MQTT-2.2.1-6] [MQTT-3.10.4-4] [MQTT-3.11.3-1] (5.0)
     # No reason string, no user properties [MQTT-3.11.2-1] [MQTT-3.11.2-2] (5.0)
     answer = Unsuback(packet.packet_id, codes if client.version == 5 else ())
-    client.outlet.write(encode(answer, client.version))
+    client.write_buffer.write(encode(answer, client.version))
     ended = (one for one, code in zip(packet.filters, codes, strict=True) if code == ReasonCode.SUCCESS)
     connection_hooks.unsubscribed(client, ended)
 

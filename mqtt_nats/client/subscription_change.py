@@ -97,12 +97,12 @@ class Lowering:
         self._wish = wish
         self._found: Filter = client.path.table.filters[topic_filter]
         self._gates: list[Gate] = []
-        self._attachments: list[ConsumerBinding] = []
+        self._bindings: list[ConsumerBinding] = []
         side, record = client.durable_side, client.record
         assert side is not None
         assert record is not None
         self._keys = [key for key in (wish.subjects[0], *map(second_sid, wish.subjects[1:])) if key in record.cons]
-        self._sources = [side.attachments[record.cons[key].durable_name].source for key in self._keys]
+        self._sources = [side.bindings[record.cons[key].durable_name].source for key in self._keys]
         for source in self._sources:
             source.hold(SubscriptionState.REPLAYING)
 
@@ -113,9 +113,9 @@ class Lowering:
     def let_go(self) -> None:
         """Send the messages that have waited, in order."""
         side = self._client.durable_side
-        for attachment in self._attachments:
-            for delivery in attachment.source.backlog:
-                attachment.brings(delivery.body)
+        for binding in self._bindings:
+            for delivery in binding.source.backlog:
+                binding.brings(delivery.body)
         sources, self._sources = self._sources, []
         for source in sources:
             if side is not None:
@@ -140,10 +140,10 @@ class Lowering:
         if side is None or record is None or record.v5 is None:
             return []
         keys = [key for key in self._keys if key in record.cons]
-        self._attachments = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
+        self._bindings = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
         record.subs[self._wish.subjects[0]] = 0
         record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
-        return self._attachments
+        return self._bindings
 
 
 def lowerings(client: Client, wanted: dict[str, Wish]) -> list[Lowering]:
@@ -216,17 +216,17 @@ async def finish_lowering(client: Client, lowering: list[Lowering]) -> None:
     side = client.durable_side
     if not lowering or side is None:
         return
-    attachments: list[ConsumerBinding] = []
+    bindings: list[ConsumerBinding] = []
     last = await retry_until_answered(client, partial(mark(client.services.nats).position, client.services.nats.inbox))
     for one in lowering:
-        attachments += one.apply(last)
+        bindings += one.apply(last)
     # Then core NATS has brought the messages up to `last`.
     await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
     for one in lowering:
         one.let_go()  # before the messages that stand behind these
     await save_record(client, client.epoch)
-    for attachment in attachments:
-        watch(side, attachment)
+    for binding in bindings:
+        watch(side, binding)
 
 
 def raises(client: Client, wanted: dict[str, Wish]) -> bool:

@@ -49,21 +49,21 @@ HOLDS: Final = {
 
 
 CLIENT_ORDERS: Final[Mapping[str, Callable[[Client], Any]]] = {
-    "slowest": lambda one: (-one.outlet.held, -load(one)[1], one.client_id),
+    "slowest": lambda one: (-one.write_buffer.held, -load(one)[1], one.client_id),
     "client": lambda one: one.client_id,
     "user": lambda one: (one.user or "", one.client_id),
     "since": lambda one: (one.connection.opened, one.client_id),
-    "unread": lambda one: (one.outlet.held, one.client_id),
+    "unread": lambda one: (one.write_buffer.held, one.client_id),
     "queued": lambda one: (load(one)[1], one.client_id),
     "inflight": lambda one: (load(one)[0], one.client_id),
-    "dropped": lambda one: (one.outlet.dropped, one.client_id),
+    "dropped": lambda one: (one.write_buffer.dropped, one.client_id),
 }
 """Orders of a list of clients; `client_order` has the same for their entries."""
 
 
 def brief(control: Control, client: Client) -> dict[str, Any]:
     """Return the entry of a client in a list; times are Unix times in seconds."""
-    connection, outlet = client.connection, client.outlet
+    connection, write_buffer = client.connection, client.write_buffer
     now = time.time()
     back = now - control.account.services.clock.now
     inflight, queued, window = load(client)
@@ -82,11 +82,11 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
         "inflight": inflight,
         "window": window,
         "queued": queued,
-        "unread": outlet.held,
-        "unread_since": now - (time.monotonic() - outlet.since) if outlet.clogged else None,
+        "unread": write_buffer.held,
+        "unread_since": now - (time.monotonic() - write_buffer.since) if write_buffer.clogged else None,
         "stalled": client.durable_side is not None and client.durable_side.stalled,
         "slow": is_slow(client),
-        "dropped": outlet.dropped,
+        "dropped": write_buffer.dropped,
         "unstored": len(client.receipts),
     }
 

@@ -83,7 +83,7 @@ def load(client: Client) -> tuple[int, int, int]:
     side, regular = client.durable_side, client.regular_side
     if side is not None:
         machine = side.machine
-        places = sum(one.consumer.max_ack_pending for one in side.attachments.values())
+        places = sum(one.consumer.max_ack_pending for one in side.bindings.values())
         window = min(machine.limit, places) if places else machine.limit
         return len(machine.inflight) + machine.released, len(machine.queued), window
     if regular is not None:
@@ -94,7 +94,7 @@ def load(client: Client) -> tuple[int, int, int]:
 def is_slow(client: Client) -> bool:
     """Whether messages wait for a client because it does not read or does not acknowledge."""
     side = client.durable_side
-    if client.outlet.clogged or (side is not None and side.stalled):
+    if client.write_buffer.clogged or (side is not None and side.stalled):
         return True
     inflight, queued, window = load(client)
     if queued > 0 or (window > 0 and inflight >= window):
@@ -103,4 +103,4 @@ def is_slow(client: Client) -> bool:
         return False
     # The window of one subscription may be full while the windows of other subscriptions have places.
     taken = Counter(delivery.source for delivery in side.machine.inflight.values())
-    return any(taken[one.source] >= one.consumer.max_ack_pending for one in side.attachments.values())
+    return any(taken[one.source] >= one.consumer.max_ack_pending for one in side.bindings.values())

@@ -76,7 +76,7 @@ async def _of_clients(clients: list[Client]) -> dict[str, Any]:
         for client in clients[start : start + SLICE]:
             subscriptions += len(client.filters) + len(client.shares or ())
             receipts += len(client.receipts)
-            clogged += client.outlet.clogged
+            clogged += client.write_buffer.clogged
             side = client.durable_side
             if side is not None:
                 durable += 1

@@ -192,28 +192,28 @@ class ClientTrace(Trace):
 
     def _attach(self, client: Client) -> None:
         self._detach()
-        connection, outlet = client.connection, client.outlet
+        connection, write_buffer = client.connection, client.write_buffer
         self._client, self._watch = client, Watch(client)
         connection.watch(self._received)
-        send = outlet.send
+        send = write_buffer.send
         if isinstance(send, DeliveryHooks):
             send.send_by(WatchedSend(send.send, self._sent))
         elif send is not None:
-            outlet.send_by(WatchedSend(send, self._sent))
+            write_buffer.send_by(WatchedSend(send, self._sent))
 
     def _detach(self) -> None:
         client, self._client = self._client, None
         if client is None:
             return
-        connection, outlet = client.connection, client.outlet
+        connection, write_buffer = client.connection, client.write_buffer
         connection.unwatch(self._received)
         # A later trace of the same client may wrap this one: then this one stays there, without effect.
-        send = outlet.send
+        send = write_buffer.send
         if isinstance(send, DeliveryHooks):
             if isinstance(send.send, WatchedSend) and send.send.is_of(self._sent):
                 send.send_by(send.send.send)
         elif isinstance(send, WatchedSend) and send.is_of(self._sent):
-            outlet.send_by(send.send)
+            write_buffer.send_by(send.send)
 
     def _received(self, packets: Sequence[Packet]) -> None:
         if self._client is not None and self._watch is not None:

@@ -46,28 +46,28 @@ def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
     v5.start.pop(key, None)
     v5.replay.pop(key, None)
     v5.was.pop(key, None)
-    return v5, side.attachments[consumer.durable_name]
+    return v5, side.bindings[consumer.durable_name]
 
 
 def drain(side: DurableDelivery, key: str) -> Draining | None:
     """End a subscription's source; return its entry in the record, or None if its consumer can be deleted now."""
-    v5, attachment = _strike(side, key)
-    consumer = attachment.consumer
+    v5, binding = _strike(side, key)
+    consumer = binding.consumer
     side.settle()
-    others = side.overlap.after(attachment)
-    unmatch(side, attachment)
-    source = attachment.source
-    attachment.end({other: other.last for other in others})
+    others = side.overlap.after(binding)
+    unmatch(side, binding)
+    source = binding.source
+    binding.end({other: other.last for other in others})
     if others:
-        side.machine.end_up_to(max(source.last, *attachment.handover_limits.values()))
-    for former in side.attachments.values():  # messages that this one left to `former`, others had left to this one
+        side.machine.end_up_to(max(source.last, *binding.handover_limits.values()))
+    for former in side.bindings.values():  # messages that this one left to `former`, others had left to this one
         limit = former.handover_limits.get(source, 0) if former.source.end and not former.drained else 0
-        for heir in former.handover_limits.keys() & attachment.handover_limits.keys() if limit else ():
+        for heir in former.handover_limits.keys() & binding.handover_limits.keys() if limit else ():
             former.handover_limits[heir] = max(former.handover_limits[heir], min(heir.last, limit))
 
     def keep(delivery: Delivery) -> bool:
         message: Stored = delivery.body
-        qos = inherited(side, attachment, message, delivery.sequence)
+        qos = inherited(side, binding, message, delivery.sequence)
         if qos:
             delivery.regrant(min(message.qos, qos))
         return bool(qos)
@@ -79,12 +79,12 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     qos = [delivery.qos for delivery in inflight]
     if any(other.last > source.last for other in others):
         # They have acknowledged messages that this subscription delivers, which its consumer may not have brought yet.
-        source.end_at(max(attachment.handover_limits.values()))
+        source.end_at(max(binding.handover_limits.values()))
         qos += [other.qos for other in others]
-        attachment.stand_before(attachment.handover_limits)
-        watch(side, attachment)
-    if attachment.missed or attachment.redelivering:  # messages that an earlier connection sent may still come again
-        source.end_at(attachment.gone[1])
+        binding.stand_before(binding.handover_limits)
+        watch(side, binding)
+    if binding.missed or binding.redelivering:  # messages that an earlier connection sent may still come again
+        source.end_at(binding.gone[1])
         qos.append(max(source.qos, source.was_qos))
     most = max(qos, default=0)
     draining = Draining(consumer.durable_name, consumer.filter_subject, most, source.end, source.start)
@@ -99,93 +99,93 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
         gates: keep the messages that come at QoS 0 until all messages of the consumer are sent.
         retained: whether a replay of retained messages that had begun goes on, at QoS 0.
     """
-    v5, attachment = _strike(side, key)
-    consumer = attachment.consumer
-    source = attachment.source
+    v5, binding = _strike(side, key)
+    consumer = binding.consumer
+    source = binding.source
     side.machine.lower(source, end, retained)
-    attachment.lowered(list(gates))
-    attachment.stand_before(side.overlap.after(attachment))
+    binding.lowered(list(gates))
+    binding.stand_before(side.overlap.after(binding))
     qos = max(source.qos, source.was_qos)
     v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True))
-    return attachment
+    return binding
 
 
-def unmatch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def unmatch(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Take an ended subscription out of the overlap; the record notes the higher QoS that it leaves to others."""
     _, v5 = claimed(side.client.record)
-    for other in side.overlap.remove(attachment):
+    for other in side.overlap.remove(binding):
         v5.was[other.key] = (other.source.was_qos, other.source.until)
 
 
-def still_draining(side: DurableDelivery, attachment: ConsumerBinding, gates: list[Gate]) -> None:
+def still_draining(side: DurableDelivery, binding: ConsumerBinding, gates: list[Gate]) -> None:
     """Set up a subscription that had ended before the resume; messages at QoS 0 in its place wait in ``gates``."""
-    subject = attachment.consumer.filter_subject.removeprefix(STORED_PREFIX)
-    source = attachment.source
+    subject = binding.consumer.filter_subject.removeprefix(STORED_PREFIX)
+    source = binding.source
     if source.whole:
-        attachment.lowered(gates)
-        attachment.stand_before(side.overlap.after(attachment))
+        binding.lowered(gates)
+        binding.stand_before(side.overlap.after(binding))
         return
-    attachment.end(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
+    binding.end(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
     side.machine.end_up_to(source.end)
-    attachment.stand_before(attachment.handover_limits)
+    binding.stand_before(binding.handover_limits)
 
 
 def handle_delivery(
-    side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int, pending: int, *, unwanted: bool
+    side: DurableDelivery, binding: ConsumerBinding, message: Stored, sequence: int, pending: int, *, unwanted: bool
 ) -> None:
     """Handle a message that the consumer of an ended subscription has brought; ``pending`` more are to come."""
-    source = attachment.source
-    if attachment.gates and sequence <= source.end:
-        attachment.brings(message)
+    source = binding.source
+    if binding.gates and sequence <= source.end:
+        binding.brings(message)
     if source.whole and not pending:
-        attachment.emptied()
-    if not attachment.drained and (sequence >= source.end or (not pending and not source.whole)):
-        note_exhausted(side, attachment)
+        binding.emptied()
+    if not binding.drained and (sequence >= source.end or (not pending and not source.whole)):
+        note_exhausted(side, binding)
     elif unwanted and source.collected:
-        finish(side, attachment)
+        finish(side, binding)
 
 
-def note_exhausted(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def note_exhausted(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Note that an ended subscription has no message left, except for redeliveries of messages that were pending."""
-    attachment.exhaust()
-    release_waiting(side, attachment)
-    finish(side, attachment)
+    binding.exhaust()
+    release_waiting(side, binding)
+    finish(side, binding)
 
 
-def note_redelivered(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def note_redelivered(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Note that all messages that were pending when the consumer was attached have come again, or are gone."""
-    attachment.end_redelivery()
-    release_waiting(side, attachment)
+    binding.end_redelivery()
+    release_waiting(side, binding)
 
 
-def release_waiting(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def release_waiting(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Let the subscriptions go on that wait for an ended one, if none of its messages is left: see `is_passed`."""
-    if not is_passed(side, attachment):
+    if not is_passed(side, binding):
         return
-    for gate in attachment.release():
+    for gate in binding.release():
         close_gate(side.client, gate)
-    for other in attachment.take_behind():
+    for other in binding.take_behind():
         side.machine.drop_hold(other, SubscriptionState.BEHIND)
-    if attachment.source.whole:
-        finish(side, attachment)
+    if binding.source.whole:
+        finish(side, binding)
 
 
 def release_waiting_for(side: DurableDelivery, source: SubscriptionState) -> None:
     """Let lowered subscriptions go on that wait for messages of ``source``, of which one was sent."""
-    for attachment in list(side.attachments.values()):
-        if attachment.source.whole and source in (attachment.source, side.past):
-            release_waiting(side, attachment)
+    for binding in list(side.bindings.values()):
+        if binding.source.whole and source in (binding.source, side.past):
+            release_waiting(side, binding)
 
 
-def is_passed(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
+def is_passed(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether no message of an ended subscription is left that other subscriptions wait for.
 
     An earlier connection may have taken such messages from the shared reader: `past` has them when the machine begins.
     """
-    if not attachment.drained or not attachment.source.whole:
-        return attachment.drained
+    if not binding.drained or not binding.source.whole:
+        return binding.drained
     machine, past = side.machine, side.past
-    return machine.begun and not machine.waits(attachment.source) and (past is None or not machine.waits(past))
+    return machine.begun and not machine.waits(binding.source) and (past is None or not machine.waits(past))
 
 
 def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
@@ -199,7 +199,7 @@ def meeting(member: Member, subjects: Collection[str]) -> list[Filter]:
 
 def still_bringing(side: DurableDelivery) -> list[ConsumerBinding]:
     """Return the lowered subscriptions whose consumers still bring older messages."""
-    return [one for one in side.attachments.values() if one.source.whole and not is_passed(side, one)]
+    return [one for one in side.bindings.values() if one.source.whole and not is_passed(side, one)]
 
 
 def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: SubscriptionState, subject: str) -> None:
@@ -208,9 +208,9 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
     Messages that came at QoS 0 and wait in a gate go first, too.
     """
     before = 0
-    for attachment in older:
-        if patterns_meet(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX), subject):
-            attachment.behind.append(source)
+    for binding in older:
+        if patterns_meet(binding.consumer.filter_subject.removeprefix(STORED_PREFIX), subject):
+            binding.behind.append(source)
             before += 1
     waiting = {found: gate for found, gate in (side.client.gates or {}).items() if gate.waiting}
     for found in meeting(side.client, [subject]) if waiting else ():
@@ -220,29 +220,29 @@ def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: Su
     source.hold(SubscriptionState.BEHIND, before)
 
 
-def watch(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def watch(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Start to look whether an ended subscription has a message left that other subscriptions wait for."""
-    side.client.services.tasks.spawn(_look_for_rest(side, attachment), f"rest of {attachment.consumer.durable_name}")
+    side.client.services.tasks.spawn(_look_for_rest(side, binding), f"rest of {binding.consumer.durable_name}")
 
 
-async def _look_for_rest(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    name = attachment.consumer.durable_name
-    while side.client.alive and not attachment.drained and side.attachments.get(name) is attachment:
+async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> None:
+    name = binding.consumer.durable_name
+    while side.client.alive and not binding.drained and side.bindings.get(name) is binding:
         try:
-            nothing = await _has_nothing(side, attachment)
+            nothing = await _has_nothing(side, binding)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: the state of consumer %s is not known yet: %s", side.client, name, error)
         else:
             if nothing:
-                note_exhausted(side, attachment)
+                note_exhausted(side, binding)
                 return
-        await attachment.rest(LOOK_AGAIN)
+        await binding.rest(LOOK_AGAIN)
 
 
-async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
+async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether the consumer of an ended subscription has no undelivered message left (up to its end)."""
     services = side.client.services
-    consumer, source = attachment.consumer, attachment.source
+    consumer, source = binding.consumer, binding.source
     info = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True
@@ -251,27 +251,27 @@ async def _has_nothing(side: DurableDelivery, attachment: ConsumerBinding) -> bo
     return side.machine.exhausted(source, info.delivered_seq, info.num_pending, info.num_ack_pending)
 
 
-def inherited(side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int) -> int:
+def inherited(side: DurableDelivery, binding: ConsumerBinding, message: Stored, sequence: int) -> int:
     """Return the QoS at which a remaining subscription takes a message that it had left to an ended one; 0 = none."""
     own = message.sender == side.client.client_id
-    if own and attachment.source.no_local:
+    if own and binding.source.no_local:
         return 0
     owner, granted = side.overlap.owner(message.subject, sequence, own)
     if own:  # the present owner may have had No Local when it left the message, and not have it now
         owners = side.overlap.matching(message.subject, sequence, own)
-        owner = next((one for one in owners if one.source in attachment.handover_limits), None)
-    return granted if owner is not None and sequence <= attachment.handover_limits.get(owner.source, 0) else 0
+        owner = next((one for one in owners if one.source in binding.handover_limits), None)
+    return granted if owner is not None and sequence <= binding.handover_limits.get(owner.source, 0) else 0
 
 
-def was_sent(side: DurableDelivery, attachment: ConsumerBinding, message: Stored, sequence: int) -> int:
+def was_sent(side: DurableDelivery, binding: ConsumerBinding, message: Stored, sequence: int) -> int:
     """Return the QoS at which an ended subscription may have sent a message; 0 = it never delivered the message."""
     own = message.sender == side.client.client_id
     if own:
-        return 0 if attachment.source.no_local else attachment.source.granted(sequence)
+        return 0 if binding.source.no_local else binding.source.granted(sequence)
     owner, _ = side.overlap.owner(message.subject, sequence)
-    if owner is not None and owner.source not in attachment.handover_limits:
+    if owner is not None and owner.source not in binding.handover_limits:
         return 0
-    return attachment.source.granted(sequence)
+    return binding.source.granted(sequence)
 
 
 def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bool) -> bool:
@@ -303,22 +303,22 @@ def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bo
     return False
 
 
-def finished(side: DurableDelivery, attachment: ConsumerBinding) -> bool:
+def finished(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether the consumer of an ended subscription has no message left, and all of its messages are complete."""
-    source = attachment.source
-    come = attachment.drained and not (attachment.redelivering or attachment.missed)
-    return bool(source.end) and come and is_passed(side, attachment) and not side.machine.holds(source)
+    source = binding.source
+    come = binding.drained and not (binding.redelivering or binding.missed)
+    return bool(source.end) and come and is_passed(side, binding) and not side.machine.holds(source)
 
 
-def finish(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+def finish(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Remove the consumer of an ended subscription if it has no message left and all are complete."""
-    if finished(side, attachment):
-        side.client.do(_remove(side, attachment))
+    if finished(side, binding):
+        side.client.do(_remove(side, binding))
 
 
-async def _remove(side: DurableDelivery, attachment: ConsumerBinding) -> None:
-    name = attachment.consumer.durable_name
-    if side.attachments.get(name) is attachment and finished(side, attachment):
+async def _remove(side: DurableDelivery, binding: ConsumerBinding) -> None:
+    name = binding.consumer.durable_name
+    if side.bindings.get(name) is binding and finished(side, binding):
         await retry_until_answered(side.client, partial(side.remove, [name]))
         try:
             await save_record(side.client, side.client.epoch)

@@ -80,7 +80,7 @@ class DurableDelivery(StatefulDelivery):
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
         self.lingering: DeferredRemovals | None = None
         """Records of complete QoS 2 messages that are to be removed; None = none yet."""
-        self.keeper: PositionWriter | None = None
+        self.position_writer: PositionWriter | None = None
         """Writer of the session's position; None = the session has no position."""
         self._seeking: asyncio.Task[None] | None = None
         """Task that looks for records of owed PUBRELs that are not delivered."""
@@ -97,7 +97,7 @@ class DurableDelivery(StatefulDelivery):
 
     def send(self, data: bytes) -> None:
         """Send bytes to the client."""
-        self.client.outlet.write(data)
+        self.client.write_buffer.write(data)
 
     def publish(self, delivery: Delivery, dup: bool) -> bool:
         """Send the PUBLISH packet of a delivery; False when the client must not get the message (any more)."""
@@ -113,7 +113,7 @@ class DurableDelivery(StatefulDelivery):
             if not data:
                 return False
             client.services.counters.send(qos, len(message.payload))
-            client.outlet.write(data)
+            client.write_buffer.write(data)
         else:
             self.send_shared(message, qos)
         return True
@@ -127,12 +127,12 @@ class DurableDelivery(StatefulDelivery):
             data = message.packets5[qos] or message.packet5(qos)
         else:
             data = message.packets[qos] or message.packet(qos)
-        outlet = client.outlet
-        outlet.chunks.append(data)  # as `write` does, without a call
-        if outlet.clogged:
-            outlet.hold(len(data))
-        elif not outlet.dirty:
-            outlet.schedule()
+        write_buffer = client.write_buffer
+        write_buffer.chunks.append(data)  # as `write` does, without a call
+        if write_buffer.clogged:
+            write_buffer.hold(len(data))
+        elif not write_buffer.dirty:
+            write_buffer.schedule()
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
         """Acknowledge a message to JetStream, or remove what the token ``reply`` stands for.
@@ -151,15 +151,15 @@ class DurableDelivery(StatefulDelivery):
             if self.lingering is None:
                 self.lingering = DeferredRemovals(self.client.services)
             self.lingering.add(reply, ConfirmOp(self.client, identifier) if identifier else IgnoredStore())
-        elif self.keeper is not None and not self.keeper.ledger.complete(reply, identifier):
+        elif self.position_writer is not None and not self.position_writer.ledger.complete(reply, identifier):
             self.machine.confirmed(identifier)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store an owed PUBREL."""
         self._order.received(identifier)
-        if self.keeper is not None and self.machine.inflight[identifier].reply.startswith(TAKEN):
-            self.keeper.ledger.receive(identifier, sequence)
-            self.keeper.hurry()
+        if self.position_writer is not None and self.machine.inflight[identifier].reply.startswith(TAKEN):
+            self.position_writer.ledger.receive(identifier, sequence)
+            self.position_writer.hurry()
             return
         if self.has_pubrels:
             store_record(self.client, identifier, sequence)
@@ -183,7 +183,7 @@ class DurableDelivery(StatefulDelivery):
 
     async def _look(self, source: SubscriptionState, sequence: int) -> None:
         inbox = self.client.services.nats.inbox
-        name = next((name for name, attachment in self.attachments.items() if attachment.source is source), "")
+        name = next((name for name, binding in self.bindings.items() if binding.source is source), "")
         ask = partial(consumer_info, inbox, MESSAGES, name)
         try:  # retried: messages may wait for this answer alone
             info = await retry_until_answered(self.client, ask) if name else None
@@ -218,31 +218,31 @@ class DurableDelivery(StatefulDelivery):
 
     # -- messages -------------------------------------------------------------------------------
 
-    def arrival(self, attachment: ConsumerBinding) -> Handler:
+    def arrival(self, binding: ConsumerBinding) -> Handler:
         """Return the handler of a consumer's deliver subject."""
         client = self.client
         recent = client.path.recent
         machine = self.machine
-        source = attachment.source
+        source = binding.source
         shared = recent.messages
-        wild = starts_with_wildcard(attachment.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or client.bridge or client.checks_each or attachment.came is not None
-        attachments = self.attachments
+        wild = starts_with_wildcard(binding.consumer.filter_subject.removeprefix(STORED_PREFIX))
+        looks = wild or client.bridge or client.checks_each or binding.came is not None
+        bindings = self.bindings
         overlap = self.overlap
 
         def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             tokens = reply.split(b".")
             if len(tokens) != 9 or tokens[4] != b"1" or looks or client.options:
-                self._consider(attachment, wild, subject, reply, headers, payload)
+                self._consider(binding, wild, subject, reply, headers, payload)
                 return
             sequence = int(tokens[5])
             message = shared.get(sequence)
             if message is None or message.stamp != tokens[7]:
                 message = recent.message(sequence, tokens[7], subject, headers, payload)
             granted = source.qos
-            if len(attachments) != 1:
+            if len(bindings) != 1:
                 owner, granted = overlap.owner(message.subject, sequence)
-                if owner is not attachment:
+                if owner is not binding:
                     granted = 0
             qos = granted if granted < message.qos else message.qos
             place = int(tokens[6])
@@ -252,26 +252,26 @@ class DurableDelivery(StatefulDelivery):
                 or message.timed
                 or not machine.sent_at_once(source, sequence, qos, reply, place + 1)
             ):
-                self._consider(attachment, wild, subject, reply, headers, payload)
+                self._consider(binding, wild, subject, reply, headers, payload)
             else:
                 self.send_shared(message, qos)
 
         return arrived
 
     def _consider(
-        self, attachment: ConsumerBinding, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
+        self, binding: ConsumerBinding, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
     ) -> None:
         """Handle a delivery that `arrived` cannot send at once: a redelivery, a gap, an unwanted message."""
         ack = parse_ack(reply)
         if ack is None:
             return
         client = self.client
-        source = attachment.source
+        source = binding.source
         if not source.follows(ack.consumer_seq):
             # Later messages must not overtake the lost one: the consumer is attached anew, and sends all again.
-            attachment.miss()
-            client.path.link.unsubscribe_raw(attachment.sid)
-            client.delivery.reconciling.due(client, attachment.consumer.durable_name)
+            binding.miss()
+            client.path.link.unsubscribe_raw(binding.sid)
+            client.delivery.reconciling.due(client, binding.consumer.durable_name)
             return
         source.await_delivery(ack.consumer_seq + 1)
         if self.live:
@@ -279,7 +279,7 @@ class DurableDelivery(StatefulDelivery):
         message = client.path.recent.message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
         if source.end and not source.whole:
-            granted = (inherited if ack.delivered == 1 else was_sent)(self, attachment, message, sequence)
+            granted = (inherited if ack.delivered == 1 else was_sent)(self, binding, message, sequence)
         else:
             granted = source.granted(sequence)
         own = bool(client.bridge or client.options) and message.sender == client.client_id
@@ -287,16 +287,16 @@ class DurableDelivery(StatefulDelivery):
             not message.qos
             or (source.end and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
-            or (own and (client.bridge or (source.no_local and len(self.attachments) == 1)))
+            or (own and (client.bridge or (source.no_local and len(self.bindings) == 1)))
             or (
-                attachment.came is not None  # also for redeliveries: the first delivery may have been lost on its way
-                and attachment.came(message, sequence)
+                binding.came is not None  # also for redeliveries: the first delivery may have been lost on its way
+                and binding.came(message, sequence)
                 and not self.machine.begun_with(sequence)
             )
         )
-        if not unwanted and len(self.attachments) > 1 and (source.whole or not source.end):
+        if not unwanted and len(self.bindings) > 1 and (source.whole or not source.end):
             owner, granted = self.overlap.owner(message.subject, sequence, own)
-            unwanted = owner is not attachment
+            unwanted = owner is not binding
         if ack.delivered == 1:
             source.began(ack.consumer_seq, unwanted)
         if unwanted:
@@ -306,7 +306,7 @@ class DurableDelivery(StatefulDelivery):
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
         if source.end:
-            handle_delivery(self, attachment, message, sequence, ack.pending, unwanted=unwanted)
+            handle_delivery(self, binding, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle a delivery of the consumer of PUBREL records."""
@@ -318,9 +318,9 @@ class DurableDelivery(StatefulDelivery):
         self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, RECORD + reply)
 
     def _on_drained_message(self, delivery: Delivery) -> None:
-        for attachment in self.attachments.values():
-            if attachment.source is delivery.source:
-                finish(self, attachment)
+        for binding in self.bindings.values():
+            if binding.source is delivery.source:
+                finish(self, binding)
                 return
 
     # -- attaching ------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class DurableDelivery(StatefulDelivery):
         record, v5 = claimed(self.client.record)
         threshold = backstop(v5.expiry)
         for key, consumer in record.cons.items():
-            known = self.attachments.get(consumer.durable_name)
+            known = self.bindings.get(consumer.durable_name)
             if known is not None and known.source.live:
                 continue  # dormant: the shared reader brings its messages
             deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
@@ -353,47 +353,47 @@ class DurableDelivery(StatefulDelivery):
     ) -> ConsumerBinding:
         """Subscribe a consumer's deliver subject before the consumer is created or updated; ``came``: see `Came`."""
         link = self.client.path.link
-        attachment = self.attachments.get(consumer.durable_name)
-        if attachment is not None:
-            link.unsubscribe_raw(attachment.sid)
-            attachment.rebind(consumer)
+        binding = self.bindings.get(consumer.durable_name)
+        if binding is not None:
+            link.unsubscribe_raw(binding.sid)
+            binding.rebind(consumer)
         else:
-            attachment = self._bind(ConsumerBinding(key, consumer, source, came))
+            binding = self._bind(ConsumerBinding(key, consumer, source, came))
         self.client.services.registry.attached[consumer.durable_name] = self.client
-        sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(attachment))
-        attachment.listen(sid, link.wire)
-        return attachment
+        sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(binding))
+        binding.listen(sid, link.wire)
+        return binding
 
-    def _bind(self, attachment: ConsumerBinding) -> ConsumerBinding:
-        consumer, source = attachment.consumer, attachment.source
-        self.attachments[consumer.durable_name] = attachment
+    def _bind(self, binding: ConsumerBinding) -> ConsumerBinding:
+        consumer, source = binding.consumer, binding.source
+        self.bindings[consumer.durable_name] = binding
         self.machine.sources.append(source)
         if source.whole or not source.end:
-            self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), attachment, source)
-        return attachment
+            self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), binding, source)
+        return binding
 
     def add_removed(
         self, key: str, consumer: ConsumerRef, source: SubscriptionState, *, removed: bool = True
     ) -> ConsumerBinding:
         """Add a subscription for readers after its start and a restored position; ``removed``: it has no consumer."""
-        attachment = self._bind(ConsumerBinding(key, consumer, source))
-        attachment.go_on(max(self.resumed_from, source.start - 1), removed=removed)
-        return attachment
+        binding = self._bind(ConsumerBinding(key, consumer, source))
+        binding.go_on(max(self.resumed_from, source.start - 1), removed=removed)
+        return binding
 
-    async def attach(self, attachment: ConsumerBinding) -> None:
+    async def attach(self, binding: ConsumerBinding) -> None:
         """Attach an existing consumer to this connection.
 
         Raises:
             MqttError: the consumer was deleted meanwhile, or its stream was replaced.
         """
-        source = attachment.source
-        attachment.attach()
-        await pass_over(self, attachment)
-        info, late = await take(self, attachment)
+        source = binding.source
+        binding.attach()
+        await pass_over(self, binding)
+        info, late = await take(self, binding)
         if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
             source.receive_up_to(info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
-        attachment.attached(info.ack_floor_seq, info.delivered_seq, info.num_pending)
+        binding.attached(info.ack_floor_seq, info.delivered_seq, info.num_pending)
 
     async def collect(self) -> None:
         """Wait until every consumer has delivered its pending messages again, or none comes for `COLLECT_PATIENCE`."""
@@ -411,7 +411,7 @@ class DurableDelivery(StatefulDelivery):
         link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
             self.lingering.end()
-        sids = {name: attachment.sid for name, attachment in self.attachments.items()}
+        sids = {name: binding.sid for name, binding in self.bindings.items()}
         sids[CONSUMER_PREFIX + self.client.hash] = self.pubrel_sid
         for name, sid in sids.items():
             link.unsubscribe_raw(sid)
@@ -433,20 +433,20 @@ class DurableDelivery(StatefulDelivery):
         """Delete consumers of ended subscriptions that are complete, and take them out of the record (not written)."""
         services = self.client.services
         for name in names:
-            attachment = self.attachments.pop(name, None)
-            if attachment is not None:
+            binding = self.bindings.pop(name, None)
+            if binding is not None:
                 services.registry.attached.pop(name, None)
-                services.nats.link.unsubscribe_raw(attachment.sid)
-                self.machine.forget(attachment.source)
-                unmatch(self, attachment)
-                services.stream.count_consumers(-(not attachment.removed))
+                services.nats.link.unsubscribe_raw(binding.sid)
+                self.machine.forget(binding.source)
+                unmatch(self, binding)
+                services.stream.count_consumers(-(not binding.removed))
         # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
         self.client.delivery.feed.refresh(self.client)
         await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
         _, v5 = claimed(self.client.record)
         v5.forget_draining(names)
-        if self.keeper is not None:
-            self.keeper.forget_consumers(names)
+        if self.position_writer is not None:
+            self.position_writer.forget_consumers(names)
         self.machine.pump()
 
     # -- the shared reader ----------------------------------------------------------------------
@@ -456,13 +456,13 @@ class DurableDelivery(StatefulDelivery):
         if self.live:
             reached = self.client.delivery.feed.reached(self)
             self.machine.read_to(reached)
-            for attachment in self.attachments.values():
-                if attachment.source.live:
-                    attachment.source.deliver_to(reached)
+            for binding in self.bindings.values():
+                if binding.source.live:
+                    binding.source.deliver_to(reached)
 
-    def store_position_with(self, keeper: PositionWriter) -> None:
-        """Have the session's position written by ``keeper``."""
-        self.keeper = keeper
+    def store_position_with(self, position_writer: PositionWriter) -> None:
+        """Have the session's position written by ``position_writer``."""
+        self.position_writer = position_writer
 
     def begin_stall(self, stall: SlowClient) -> None:
         """Send no more messages: the client does not read."""

@@ -126,37 +126,37 @@ class PositionHandover:
 def leave_position(client: Receiver, side: DurableDelivery) -> None:
     """Hand the session's position over after the end of its connection."""
     services = client.services
-    keeper = side.keeper
+    position_writer = side.position_writer
     end_shared_delivery(side)
     client.delivery.feed.forget(client)
     side.change(DeliveryEvent.ENDED)
-    if keeper is None or keeper.lost:
+    if position_writer is None or position_writer.lost:
         return
     machine = side.machine
-    most = max(machine.most, keeper.ledger.reached) if machine.begun else machine.most
-    keeper.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
+    most = max(machine.most, position_writer.ledger.reached) if machine.begun else machine.most
+    position_writer.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
     consumers = [one.consumer for one in side.dormant if not one.removed]
     # Begun at once: in the task, a write of changed positions might come before it.
-    work = _farewell(client, keeper, consumers, keeper.begin_flush())
+    work = _farewell(client, position_writer, consumers, position_writer.begin_flush())
     client.delivery.handover.add(client.hash, services.tasks.spawn(work, f"position of {client.client_id}"))
 
 
 async def _farewell(
-    client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef], flushed: asyncio.Future[bool]
+    client: Receiver, position_writer: PositionWriter, consumers: list[ConsumerRef], flushed: asyncio.Future[bool]
 ) -> None:
     try:
         written = asyncio.get_running_loop().time()
         if await flushed and not client.taken:
             async with client.delivery.handover.turns:
-                await _for_listener(client, keeper, consumers, written + SETTING)
+                await _for_listener(client, position_writer, consumers, written + SETTING)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers keep their positions: %s", client, error)
     finally:
-        keeper.give_up()
+        position_writer.give_up()
 
 
 async def _for_listener(
-    client: Receiver, keeper: PositionWriter, consumers: list[ConsumerRef], deadline: float
+    client: Receiver, position_writer: PositionWriter, consumers: list[ConsumerRef], deadline: float
 ) -> None:
     """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
 
@@ -167,7 +167,7 @@ async def _for_listener(
     """
     services, inbox = client.services, client.services.nats.inbox
     consumerless = claimed(client.record)[1].consumerless
-    ledger = keeper.ledger
+    ledger = position_writer.ledger
     start = min([*ledger.pending, ledger.reached + 1])
     released = {} if consumerless else ledger.released
     if not (released or consumers):
@@ -187,11 +187,11 @@ async def _for_listener(
         names = [one.durable_name for one in some]
         if consumerless:
             await all_done(delete_consumer(inbox, MESSAGES, name) for name in names)
-            keeper.miss_consumers(names)
+            position_writer.miss_consumers(names)
         else:
             await all_done(call(inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": start}) for name in names)
     if consumerless and consumers:
-        await keeper.flush()
+        await position_writer.flush()
 
 
 async def _ours(client: Receiver) -> Fresh | None:

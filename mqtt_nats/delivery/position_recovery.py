@@ -68,14 +68,14 @@ WINDOW: Final = 32768
 
 def end_shared_delivery(side: DurableDelivery) -> None:
     """Take no more messages of a session from the shared reader; its subscriptions note up to where they have come."""
-    keeper = side.keeper
-    if keeper is None or not side.live:
+    position_writer = side.position_writer
+    if position_writer is None or not side.live:
         return
     feed = side.client.delivery.feed
-    keeper.ledger.reach(feed.reached(side))
+    position_writer.ledger.reach(feed.reached(side))
     feed.end_catching(side)
     feed.remove(side.client)
-    keeper.ledger.change()
+    position_writer.ledger.change()
     side.change(DeliveryEvent.LEFT_READER)
 
 
@@ -83,9 +83,9 @@ def limit_in_flight(side: DurableDelivery) -> None:
     """Bound the messages in flight that come from the shared reader, which no consumer bounds."""
     machine = side.machine
     limit = min(WINDOW, side.client.terms.receive_maximum)
-    taken = not side.live and side.keeper is not None and bool(side.keeper.ledger.pending)
+    taken = not side.live and side.position_writer is not None and bool(side.position_writer.ledger.pending)
     if side.live or taken:
-        windows = sum(one.consumer.max_ack_pending for one in side.attachments.values())
+        windows = sum(one.consumer.max_ack_pending for one in side.bindings.values())
         # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
         limit = min(limit, max(windows, machine.places if taken else 0, 1))
     machine.limit_window(limit)
@@ -95,7 +95,7 @@ def limit_in_flight(side: DurableDelivery) -> None:
 
 def _widen(side: DurableDelivery) -> None:
     """Let the consumers alone bound the messages in flight, once none from the shared reader is pending."""
-    if side.keeper is not None and not side.keeper.ledger.pending:
+    if side.position_writer is not None and not side.position_writer.ledger.pending:
         limit_in_flight(side)
         side.machine.pump()
 
@@ -142,7 +142,7 @@ async def _create(inbox: RequestInbox, consumer: ConsumerRef, start: int) -> Con
 
 
 async def _set(
-    client: Receiver, keeper: PositionWriter, consumer: ConsumerRef, start: int, *, removed: bool
+    client: Receiver, position_writer: PositionWriter, consumer: ConsumerRef, start: int, *, removed: bool
 ) -> ConsumerRef:
     """Set a detached consumer, or create it; as :func:`set_position`.
 
@@ -157,7 +157,7 @@ async def _set(
         try:
             return await _create(inbox, consumer, start)
         except ConsumerExists:  # it was not removed, or the session's next owner has created it
-            if not await keeper.sure():
+            if not await position_writer.sure():
                 raise Conflict(client.client_id) from None
     return await set_position(inbox, consumer, start, resets=client.delivery.resets)
 
@@ -167,11 +167,11 @@ async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
 
     Nobody takes their deletion for a loss, since the registry of attached consumers does not have them any more.
     """
-    keeper = side.keeper
+    position_writer = side.position_writer
     services = client.services
     for some in parts([one for one in side.dormant if not one.removed]):
         # A late deletion would be one of a consumer that the next owner of the session has made.
-        if keeper is None or not client.alive or not await keeper.sure():
+        if position_writer is None or not client.alive or not await position_writer.sure():
             return
         found = [one for one in some if one.source.live]
         for one in found:
@@ -180,7 +180,7 @@ async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
         names = [one.consumer.durable_name for one in found]
         try:
             await all_done(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names)
-            keeper.miss_consumers(names)
+            position_writer.miss_consumers(names)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: dormant consumers may stay: %s", client, error)
 
@@ -189,7 +189,7 @@ async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
     """Change dormant consumers a little: nats-server removes consumers that are not used for long."""
     _, v5 = claimed(client.record)
     threshold = backstop(v5.expiry)
-    for one in list(side.attachments.values()):
+    for one in list(side.bindings.values()):
         if threshold and one.source.live and one.sid == b"" and not one.removed:
             other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
             one.reconfigure(replace(one.consumer, inactive_threshold=other))
@@ -201,39 +201,41 @@ async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
 
 async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) -> bool:
     """Make live subscriptions plain: set their consumers, for the caller to attach. False: the session has moved."""
-    keeper = side.keeper
-    assert keeper is not None
+    position_writer = side.position_writer
+    assert position_writer is not None
     record = client.record
     assert record is not None
-    attachments = side.dormant
-    reached = keeper.ledger.reached
+    bindings = side.dormant
+    reached = position_writer.ledger.reached
     if claimed(record)[1].consumerless:
-        keeper.expect_consumers(one.consumer.durable_name for one in attachments)
+        position_writer.expect_consumers(one.consumer.durable_name for one in bindings)
     # A consumer that is set forgets its pending messages: the position has to be stored before.
-    if not await keeper.flush():
-        keeper.end_if_moved()
+    if not await position_writer.flush():
+        position_writer.end_if_moved()
         return False
 
     async def set_back(one: ConsumerBinding) -> ConsumerRef:
-        if not await keeper.sure():  # NATS was away, or this gateway stood still: the session may have another owner
+        if (
+            not await position_writer.sure()
+        ):  # NATS was away, or this gateway stood still: the session may have another owner
             raise Conflict(client.client_id)
         start = max(reached + 1, one.source.start)  # the session may have subscribed while it was behind
-        return await _set(client, keeper, one.consumer, start, removed=one.removed)
+        return await _set(client, position_writer, one.consumer, start, removed=one.removed)
 
-    for one in attachments:
+    for one in bindings:
         try:
             one.reconfigure(await retry_until_answered(client, partial(set_back, one)))
         except Conflict:
-            keeper.end_if_moved()
+            position_writer.end_if_moved()
             return False
         if one.key in record.cons:
             record.cons[one.key] = replace(record.cons[one.key], start_seq=one.consumer.start_seq)
-    keeper.live.clear()
-    keeper.present.clear()
-    if not await keeper.flush():
-        keeper.end_if_moved()
+    position_writer.live.clear()
+    position_writer.present.clear()
+    if not await position_writer.flush():
+        position_writer.end_if_moved()
         return False
-    for one in attachments:
+    for one in bindings:
         one.become_plain(reached)
     limit_in_flight(side)
     return True
@@ -324,25 +326,25 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         if unclear:
             sent = max(sent, int((await services.head.state())["last_seq"]))
         live = [key for key, one in record.cons.items() if one.durable_name in position.live]
-        keeper = PositionWriter(client, sequence)
-        keeper.restore(position, valid, sent)
-        side.store_position_with(keeper)  # from here on it is handed over even when the connection ends meanwhile
+        writer = PositionWriter(client, sequence)
+        writer.restore(position, valid, sent)
+        side.store_position_with(writer)  # from here on it is handed over even when the connection ends meanwhile
         side.machine.not_sent(one for one in position.unsent if one <= valid)
         if position.clean and position.most >= 0:
             side.machine.sent_at_most(min(position.most, valid))
         keys = None if may_stay and _stays(record, position, valid) else live
-        if await _set_consumers(client, side, keeper, keys) and await keeper.flush():
+        if await _set_consumers(client, side, writer, keys) and await writer.flush():
             break
         if not await still_owner(client):
             raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
     else:
         raise RequestTimeout("another connection writes the position of the session")
-    keeper.end_restore()
+    writer.end_restore()
     _owe(side, position, valid)
     went = {record.cons[key].durable_name for key in live}
     if went:
         side.resume_from(reached)
-    if keeper.perhaps > reached:
+    if writer.perhaps > reached:
         await _mark_perhaps_sent(client, side, reached, valid if unclear and went else None)
     return went
 
@@ -369,17 +371,17 @@ async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: i
     Args:
         valid: where the previous owner may go on: sequence up to which the stream has its messages; None: it does not.
     """
-    keeper = side.keeper
-    assert keeper is not None
+    position_writer = side.position_writer
+    assert position_writer is not None
     state = await client.services.head.state()  # again: an earlier owner may have gone on for a moment
-    last = keeper.perhaps if valid is None else min(int(state["last_seq"]), valid)
+    last = position_writer.perhaps if valid is None else min(int(state["last_seq"]), valid)
     side.machine.sent_perhaps(last)
     if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
         side.machine.suspect(reached + 1, last)
 
 
 async def _set_consumers(
-    client: Receiver, side: DurableDelivery, keeper: PositionWriter, keys: Sequence[str] | None
+    client: Receiver, side: DurableDelivery, position_writer: PositionWriter, keys: Sequence[str] | None
 ) -> bool:
     """Set the consumers of a session to its position; False when another gateway has written the position.
 
@@ -389,29 +391,29 @@ async def _set_consumers(
         keys: keys of the consumers in the session record; None: the session goes on without consumers.
     """
     if keys is None:
-        keeper.go_on()
+        position_writer.go_on()
         return True
     record, v5 = claimed(client.record)
     removed = v5.consumerless
     if removed:
-        keeper.expect_consumers(record.cons[key].durable_name for key in keys)
+        position_writer.expect_consumers(record.cons[key].durable_name for key in keys)
     for some in parts(keys):
-        if not await keeper.sure():
+        if not await position_writer.sure():
             return False
         # With the present deliver subject: attaching the consumer gives it a new one.
         consumers = [record.cons[key] for key in some]
-        starts = [max(keeper.ledger.reached + 1, v5.start.get(key, 0)) for key in some]
+        starts = [max(position_writer.ledger.reached + 1, v5.start.get(key, 0)) for key in some]
         pairs = zip(consumers, starts, strict=True)
         try:
-            moved = await all_done(_set(client, keeper, one, start, removed=removed) for one, start in pairs)
+            moved = await all_done(_set(client, position_writer, one, start, removed=removed) for one, start in pairs)
         except Conflict:
-            keeper.give_up()
+            position_writer.give_up()
             return False
         for key, one, now in zip(some, consumers, moved, strict=True):
             if now is not one:
                 record.cons[key] = now
                 side.change_record()
-    keeper.replace_no_consumer()
+    position_writer.replace_no_consumer()
     return True
 
 
@@ -421,14 +423,14 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    keeper = side.keeper
-    if keeper is None:
+    position_writer = side.position_writer
+    if position_writer is None:
         return
     services = client.services
     machine = side.machine
     known = {delivery.sequence: delivery for delivery in machine.on_their_way()}
     missing = []
-    for sequence, qos in sorted(keeper.ledger.pending.items()):
+    for sequence, qos in sorted(position_writer.ledger.pending.items()):
         if sequence in known:  # a consumer has brought the message, too
             machine.taken_before(known[sequence], qos, TAKEN + b"%d" % sequence)
         else:
@@ -447,6 +449,6 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
             if message is None or not message.qos or side.past is None:
                 if qos == 2:
                     machine.suspect(sequence, sequence)
-                keeper.ledger.done(sequence)
+                position_writer.ledger.done(sequence)
             else:
                 machine.arrived(side.past, sequence, 2, TAKEN + b"%d" % sequence, message, qos)

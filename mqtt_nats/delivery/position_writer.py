@@ -55,18 +55,18 @@ or for a former session, refuses the first write and is overwritten."""
 class PositionOp(PendingStore):
     """The write of one position to JetStream."""
 
-    __slots__ = ("keeper",)
+    __slots__ = ("position_writer",)
 
-    def __init__(self, keeper: PositionWriter) -> None:
-        self.keeper = keeper
+    def __init__(self, position_writer: PositionWriter) -> None:
+        self.position_writer = position_writer
 
     def stored(self, ack: bytes) -> None:
         """Do the steps that depend on the stored position."""
-        self.keeper.stored(stored_sequence(ack))
+        self.position_writer.stored(stored_sequence(ack))
 
     def failed(self, error: ApiError) -> None:
         """Handle a refusal: another connection has written the position, or JetStream cannot store it."""
-        self.keeper.failed(error)
+        self.position_writer.failed(error)
 
 
 class Fresh:
@@ -208,7 +208,7 @@ class PositionWriter:
         services = self.client.services
         ledger = self.ledger
         side = self.client.durable_side
-        if side is not None and side.live and side.keeper is self:
+        if side is not None and side.live and side.position_writer is self:
             ledger.reach(self.client.delivery.feed.reached(side))
         self.look_back()
         reached, pending, released = ledger.begin()
@@ -239,7 +239,7 @@ class PositionWriter:
     def look_back(self) -> None:
         """Set `perhaps` to 0 once the consumers have delivered every message up to it."""
         side = self.client.durable_side
-        if self.perhaps and side is not None and side.keeper is self and side.machine.past_all(self.perhaps):
+        if self.perhaps and side is not None and side.position_writer is self and side.machine.past_all(self.perhaps):
             self.confirm_sent()
 
     def stored(self, sequence: int) -> None:

@@ -105,13 +105,13 @@ class Reconciling:
             await rebind_consumers(client, side)
             # nats-servers that lost each other may confirm changes that are not made.
             if side.count_attempt() < ATTEMPTS:
-                for name in side.attachments:
+                for name in side.bindings:
                     self.due(client, name)
 
     def _let_go(self, client: Receiver, side: DurableDelivery, names: set[str], unclear: set[str]) -> None:
         """Send the new messages of checked consumers: their pending messages have come again, or are complete."""
         for name in names if not side.stalled else ():
-            one = side.attachments.get(name)
+            one = side.bindings.get(name)
             if one is None or one.source.live or not one.source.held & SubscriptionState.RETURNING:
                 continue
             if name in unclear or one.missed or one.wire is not client.path.link.wire:
@@ -127,7 +127,7 @@ class Reconciling:
         Returns:
             Consumers whose acknowledgements or messages may be on their way; None when one was lost.
         """
-        if any(attachment.missed for attachment in side.attachments.values()):
+        if any(binding.missed for binding in side.bindings.values()):
             return None
         found = await self._suspects(side, names)
         if not found:
@@ -143,11 +143,11 @@ class Reconciling:
         inbox = client.services.nats.inbox
         found: dict[str, int] = {}
         for name in names:
-            attachment = side.attachments.get(name)
-            if attachment is None or attachment.source.live:
+            binding = side.bindings.get(name)
+            if binding is None or binding.source.live:
                 continue
             info = await retry_until_answered(client, partial(consumer_info, inbox, MESSAGES, name))
-            if info is not None and _suspicious(info, side.machine, attachment):
+            if info is not None and _suspicious(info, side.machine, binding):
                 found[name] = info.ack_floor_seq
         name = CONSUMER_PREFIX + client.hash
         if side.has_pubrels and name in names:
@@ -158,9 +158,9 @@ class Reconciling:
         return found
 
 
-def _suspicious(info: ConsumerInfo, machine: DurableSender, attachment: ConsumerBinding) -> bool:
+def _suspicious(info: ConsumerInfo, machine: DurableSender, binding: ConsumerBinding) -> bool:
     """Whether a delivery was not seen, more is pending than on its way, or the deliver subject is a wrong one."""
-    source = attachment.source
+    source = binding.source
     unseen = source.place and info.delivered_consumer_seq >= abs(source.place)
-    astray = info.config["deliver_subject"] != attachment.consumer.deliver_subject or not info.push_bound
+    astray = info.config["deliver_subject"] != binding.consumer.deliver_subject or not info.push_bound
     return bool(unseen) or astray or info.num_ack_pending > outstanding(machine, source)

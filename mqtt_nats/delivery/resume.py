@@ -150,16 +150,16 @@ async def resume(
         await withdraw(shares)
     if owed or assignments or _may_owe(side, record, v5):
         await attach_pubrels(side)
-    attachments, unfinished = await _add_sources(client, side, went)
+    bindings, unfinished = await _add_sources(client, side, went)
     ended, done = await _add_ended(client, side, gates)
     for gate in gates:
         close_gate(client, gate)
     # None is left for later: a denied subscription ends now, an ended one delivers first, or the stream is another.
-    idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, attachments)
+    idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, bindings)
     unused = set(idle)
-    attachments = [one for one in attachments if one not in unused] + ended
-    await _attach(client, side, attachments, with_consumers=not in_records)
-    done += [one.consumer.durable_name for one in attachments if finished(side, one)]
+    bindings = [one for one in bindings if one not in unused] + ended
+    await _attach(client, side, bindings, with_consumers=not in_records)
+    done += [one.consumer.durable_name for one in bindings if finished(side, one)]
     if done:
         await side.remove(done)
     await resend(client, assignments)
@@ -168,7 +168,7 @@ async def resume(
         await withdraw(denied - shares)
     if not client.alive:  # no message is noted as sent to a client that has left
         return idle
-    await _start(client, side, attachments, unfinished, given_up)
+    await _start(client, side, bindings, unfinished, given_up)
     return idle
 
 
@@ -193,7 +193,7 @@ def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
     """Whether consumers are about to bring QoS 2 messages; a session without consumers owes PUBREL by its position."""
     earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
-    stays = side.keeper is not None and bool(side.keeper.live)
+    stays = side.position_writer is not None and bool(side.position_writer.live)
     return not stays and (bool(side.machine.releases) or 2 in record.subs.values() or 2 in earlier)
 
 
@@ -208,27 +208,27 @@ async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> bool:
 
 
 async def _attach(
-    client: Receiver, side: DurableDelivery, attachments: list[ConsumerBinding], *, with_consumers: bool
+    client: Receiver, side: DurableDelivery, bindings: list[ConsumerBinding], *, with_consumers: bool
 ) -> None:
     """Attach consumers, and wait for their pending messages; read those that an earlier connection took otherwise.
 
     Args:
         with_consumers: the session is to keep its consumers from now on.
     """
-    await in_turn([partial(side.attach, attachment) for attachment in attachments])
+    await in_turn([partial(side.attach, binding) for binding in bindings])
     _, v5 = claimed(client.record)
     if with_consumers:
         _move_to_consumers(side, v5)
     await write_changed_record(client, side)
-    end_suspicion(v5, max((one.source.last for one in side.attachments.values()), default=0))
+    end_suspicion(v5, max((one.source.last for one in side.bindings.values()), default=0))
     await side.collect()
-    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
-    for attachment in attachments:
-        if attachment.missed:
+    await asyncio.gather(*(bring_back(side, one, 0.0) for one in bindings if one.source.missing))
+    for binding in bindings:
+        if binding.missed:
             continue  # its pending messages have yet to come again
-        if attachment.source.missing:
-            side.machine.suspect(*attachment.not_come)
-        note_redelivered(side, attachment)
+        if binding.source.missing:
+            side.machine.suspect(*binding.not_come)
+        note_redelivered(side, binding)
     await fetch_in_flight(client, side)
 
 
@@ -242,7 +242,7 @@ def _move_to_consumers(side: DurableDelivery, v5: V5) -> None:
 async def _start(
     client: Receiver,
     side: DurableDelivery,
-    attachments: list[ConsumerBinding],
+    bindings: list[ConsumerBinding],
     unfinished: list[Replay],
     given_up: list[int],
 ) -> None:
@@ -260,11 +260,11 @@ async def _start(
         log.debug("%s: %d messages sent again", client, machine.resent)
     for identifier in given_up:
         machine.ask(identifier)
-    for attachment in attachments:
-        if not attachment.drained:
-            watch(side, attachment)
-        elif attachment.source.whole:
-            release_waiting(side, attachment)
+    for binding in bindings:
+        if not binding.drained:
+            watch(side, binding)
+        elif binding.source.whole:
+            release_waiting(side, binding)
     ask_again(client)
     for replay in unfinished:
         if replay.source is None:  # denied
@@ -281,7 +281,7 @@ async def _add_sources(
 ) -> tuple[list[ConsumerBinding], list[Replay]]:
     """Subscribe the deliver subjects of a session's consumers; also return the interrupted replays."""
     record, v5 = claimed(client.record)
-    attachments: list[ConsumerBinding] = []
+    bindings: list[ConsumerBinding] = []
     unfinished: list[Replay] = []
 
     def adding() -> Iterator[None]:
@@ -302,13 +302,15 @@ async def _add_sources(
                 unfinished.append(Replay(client, subject_to_filter(first), key, subject, qos, cursor))
                 unfinished[-1].hold(source)
                 side.machine.replayed(source, cursor)
-            if side.keeper is not None and consumer.durable_name in side.keeper.live:
-                side.add_removed(key, consumer, source, removed=consumer.durable_name not in side.keeper.present)
+            if side.position_writer is not None and consumer.durable_name in side.position_writer.live:
+                side.add_removed(
+                    key, consumer, source, removed=consumer.durable_name not in side.position_writer.present
+                )
             else:
-                attachments.append(side.add(key, consumer, source))
+                bindings.append(side.add(key, consumer, source))
 
     await client.path.round.turns.run(adding())
-    return attachments, unfinished
+    return bindings, unfinished
 
 
 async def _add_ended(
@@ -316,18 +318,18 @@ async def _add_ended(
 ) -> tuple[list[ConsumerBinding], list[str]]:
     """Subscribe the deliver subjects of ended subscriptions; also return the names of consumers that can go."""
     _, v5 = claimed(client.record)
-    attachments: list[ConsumerBinding] = []
+    bindings: list[ConsumerBinding] = []
     done: list[str] = []
     for entry in v5.draining:
         ended = await _ended(client, side, entry, gates)
         if ended is None:
             done.append(entry.name)
         else:
-            attachments.append(ended)
-    return attachments, done
+            bindings.append(ended)
+    return bindings, done
 
 
-async def _find_idle(client: Receiver, attachments: list[ConsumerBinding]) -> list[ConsumerBinding]:
+async def _find_idle(client: Receiver, bindings: list[ConsumerBinding]) -> list[ConsumerBinding]:
     """Return the idle ones of many consumers: without messages for the client, and detached. They are attached later.
 
     A request for its state costs nats-server a tenth of a change of the deliver subject, which goes to its disk.
@@ -339,13 +341,13 @@ async def _find_idle(client: Receiver, attachments: list[ConsumerBinding]) -> li
         return []
     inbox = client.services.nats.inbox
     last = int((await client.services.head.state())["last_seq"])
-    names = [attachment.consumer.durable_name for attachment in attachments]
+    names = [binding.consumer.durable_name for binding in bindings]
     found = await in_turn([partial(consumer_info, inbox, MESSAGES, name) for name in names])
     idle: list[ConsumerBinding] = []
-    for attachment, info in zip(attachments, found, strict=True):
+    for binding, info in zip(bindings, found, strict=True):
         if info is not None and not (info.num_pending or info.num_ack_pending or info.push_bound):
-            attachment.source.idle(info.delivered_seq, last)
-            idle.append(attachment)
+            binding.source.idle(info.delivered_seq, last)
+            idle.append(binding)
     return idle
 
 
@@ -359,18 +361,18 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
     """
     services = client.services
 
-    async def attach(attachment: ConsumerBinding) -> None:
-        known = side.attachments.get(attachment.consumer.durable_name) is attachment
-        if not known or client.taken or side.stalled or attachment.wire is not services.nats.link.wire:
+    async def attach(binding: ConsumerBinding) -> None:
+        known = side.bindings.get(binding.consumer.durable_name) is binding
+        if not known or client.taken or side.stalled or binding.wire is not services.nats.link.wire:
             return  # a later job attaches all consumers, here or at the next owner
-        await retry_until_answered(client, partial(side.attach, attachment))
-        if await retry_until_answered(client, partial(bring_back, side, attachment, attempts=ATTEMPTS)):
-            note_redelivered(side, attachment)
-            finish(side, attachment)
+        await retry_until_answered(client, partial(side.attach, binding))
+        if await retry_until_answered(client, partial(bring_back, side, binding, attempts=ATTEMPTS)):
+            note_redelivered(side, binding)
+            finish(side, binding)
         else:
-            client.delivery.reconciling.due(client, attachment.consumer.durable_name)
+            client.delivery.reconciling.due(client, binding.consumer.durable_name)
 
-    await in_turn([partial(attach, attachment) for attachment in idle])
+    await in_turn([partial(attach, binding) for binding in idle])
     await write_changed_record(client, side)
     side.machine.pump()
 
@@ -390,9 +392,9 @@ async def _ended(client: Receiver, side: DurableDelivery, entry: Draining, gates
     described = v5.options.get(subject) or v5.options.get(f"{subject}.>")
     if entry.whole and described is not None:
         set_options(source, described)
-    attachment = side.add("", draining, source)
-    still_draining(side, attachment, [gate for gate in gates if gate.found in meeting(client, [subject])])
-    return attachment
+    binding = side.add("", draining, source)
+    still_draining(side, binding, [gate for gate in gates if gate.found in meeting(client, [subject])])
+    return binding
 
 
 async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
@@ -403,7 +405,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
     loop = asyncio.get_running_loop()
     record = client.record
     assert record is not None
-    if not side.attachments or any(not one.source.live for one in side.attachments.values()):
+    if not side.bindings or any(not one.source.live for one in side.bindings.values()):
         side.point_anew()
         try:
             await save_record(client, client.epoch)
@@ -412,33 +414,31 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
             return
     if side.has_pubrels:
         await retry_until_answered(client, partial(attach_pubrels, side))
-    for attachment in list(side.attachments.values()):
-        if side.stalled and not attachment.source.end:
-            attachment.source.drop_reason(SubscriptionState.RETURNING)
+    for binding in list(side.bindings.values()):
+        if side.stalled and not binding.source.end:
+            binding.source.drop_reason(SubscriptionState.RETURNING)
             continue  # it is attached when the client reads
-        if attachment.source.live:
-            if attachment.source.held & SubscriptionState.RETURNING and side.live:
+        if binding.source.live:
+            if binding.source.held & SubscriptionState.RETURNING and side.live:
                 # NATS was away: the session goes on only if this connection can still write its position.
-                if side.keeper is not None and not await side.keeper.flush():
-                    side.keeper.end_if_moved()
+                if side.position_writer is not None and not await side.position_writer.flush():
+                    side.position_writer.end_if_moved()
                     return
-                side.machine.drop_hold(attachment.source, SubscriptionState.RETURNING)
+                side.machine.drop_hold(binding.source, SubscriptionState.RETURNING)
             continue
-        consumer = record.cons.get(attachment.key)
+        consumer = record.cons.get(binding.key)
         if consumer is None:
-            consumer = replace(
-                attachment.consumer, deliver_subject=DELIVER_PREFIX + client.services.identity.new_nuid()
-            )
-        attachment.source.hold(SubscriptionState.RETURNING)  # new messages must not overtake lost ones
-        side.add(attachment.key, consumer, attachment.source)
+            consumer = replace(binding.consumer, deliver_subject=DELIVER_PREFIX + client.services.identity.new_nuid())
+        binding.source.hold(SubscriptionState.RETURNING)  # new messages must not overtake lost ones
+        side.add(binding.key, consumer, binding.source)
         asked = loop.time()
-        await retry_until_answered(client, partial(side.attach, attachment))
+        await retry_until_answered(client, partial(side.attach, binding))
         # A consumer that had no leader sends nothing again by itself.
         patience = 0.0 if loop.time() - asked > RETURN else RETURN
-        if await retry_until_answered(client, partial(bring_back, side, attachment, patience, ATTEMPTS)):
-            side.machine.drop_hold(attachment.source, SubscriptionState.RETURNING)
-            note_redelivered(side, attachment)
-            finish(side, attachment)
+        if await retry_until_answered(client, partial(bring_back, side, binding, patience, ATTEMPTS)):
+            side.machine.drop_hold(binding.source, SubscriptionState.RETURNING)
+            note_redelivered(side, binding)
+            finish(side, binding)
         else:
             client.delivery.reconciling.due(client, consumer.durable_name)
     await write_changed_record(client, side)
@@ -467,7 +467,7 @@ async def leave_reader_unless_wholly_live(client: Receiver) -> None:
     Else messages could be lost that a live subscription has left to a plain one, or the reverse.
     """
     side = client.durable_side
-    if side is not None and not (side.live and all(one.source.live for one in side.attachments.values())):
+    if side is not None and not (side.live and all(one.source.live for one in side.bindings.values())):
         await leave_shared_reader(client)
 
 
@@ -491,8 +491,8 @@ async def keep_taken(client: Receiver) -> None:
         QuotaExceeded: the position cannot be stored.
     """
     side = client.durable_side
-    keeper = side.keeper if side is not None else None
-    if keeper is not None and keeper.live and not await keeper.flush():
-        if keeper.moved:
+    position_writer = side.position_writer if side is not None else None
+    if position_writer is not None and position_writer.live and not await position_writer.flush():
+        if position_writer.moved:
             raise Conflict(client.client_id)
         raise QuotaExceeded("the position of the session cannot be stored")

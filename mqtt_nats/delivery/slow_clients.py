@@ -98,15 +98,15 @@ def look_after(delivery: DeliveryServices) -> None:
         side = client.durable_side
         if side is None:
             continue
-        outlet = client.outlet
+        write_buffer = client.write_buffer
         stall = side.stall
         stalled = side.state is DeliveryState.STALLED
         try:
             if stall is not None and stalled and now - stall.since > LONGEST:
                 client.end(QuotaExceeded("the client has not read for too long"))
-            elif outlet.clogged:
-                if now - outlet.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
-                    looked += len(outlet.chunks)
+            elif write_buffer.clogged:
+                if now - write_buffer.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
+                    looked += len(write_buffer.chunks)
                     stall_session(client, side)
             elif stall is not None and stalled:
                 machine = side.machine
@@ -130,7 +130,7 @@ def _concerned(delivery: DeliveryServices) -> list[Receiver]:
             waiting.discard(side)
     found = [side.client for side in waiting]
     if clogged := delivery.services.path.round.clogged:
-        found += [one for one in connections if one.outlet in clogged and one.durable_side not in waiting]
+        found += [one for one in connections if one.write_buffer in clogged and one.durable_side not in waiting]
     return found
 
 
@@ -151,10 +151,10 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
         end_shared_delivery(side)
         side.begin_stall(SlowClient())
     link = client.path.link
-    for attachment in side.attachments.values():
-        if not attachment.source.end:
-            link.unsubscribe_raw(attachment.sid)
-    if client.outlet.clogged and machine.inflight:
+    for binding in side.bindings.values():
+        if not binding.source.end:
+            link.unsubscribe_raw(binding.sid)
+    if client.write_buffer.clogged and machine.inflight:
         _take_back(client, side)
     machine.stop_sending()
 
@@ -162,17 +162,17 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
 def _listens(side: DurableDelivery) -> bool:
     """Whether a consumer of a stalled session was attached since."""
     handlers = side.client.path.link.handlers
-    return any(one.sid in handlers and not one.source.end for one in side.attachments.values())
+    return any(one.sid in handlers and not one.source.end for one in side.bindings.values())
 
 
 def _take_back(client: Receiver, side: DurableDelivery) -> None:
     """Take PUBLISH packets that consumers will bring again out of the client's write buffer."""
     machine = side.machine
-    outlet = client.outlet
+    write_buffer = client.write_buffer
     first = 0
     if client.outgoing is not None:
         # A packet that has to be sent may use a topic alias that a packet before it sets: keep all before it.
-        for number, data in enumerate(outlet.chunks):
+        for number, data in enumerate(write_buffer.chunks):
             identifier = publish_id(data)
             if identifier and not machine.recallable(identifier):
                 first = number + 1
@@ -185,7 +185,7 @@ def _take_back(client: Receiver, side: DurableDelivery) -> None:
         identifier = publish_id(data)
         return not (identifier and machine.recall(identifier))
 
-    outlet.sift(keep)
+    write_buffer.sift(keep)
 
 
 def publish_id(data: bytes) -> int:
@@ -209,7 +209,7 @@ def _held(client: Receiver) -> int:
     """Return the bytes that wait for a client outside of JetStream: unread, behind acknowledgements, or retained."""
     regular = client.regular_side.waiting_bytes if client.regular_side is not None else 0
     gates = sum(gate.waiting_bytes for last in (client.gates or {}).values() for gate in last.chain())
-    return client.outlet.held + regular + gates + pages_of(client)
+    return client.write_buffer.held + regular + gates + pages_of(client)
 
 
 def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
@@ -232,18 +232,18 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     side.point_anew()
     try:
         await save_record(client, client.epoch)
-        attachments = [one for one in side.attachments.values() if one.key in record.cons]
-        for one in attachments:
+        bindings = [one for one in side.bindings.values() if one.key in record.cons]
+        for one in bindings:
             side.add(one.key, record.cons[one.key], one.source)
-        await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in attachments])
+        await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in bindings])
         await write_changed_record(client, side)
     except Conflict:
         client.taken_over()
         return
     await side.collect()
-    await asyncio.gather(*(bring_back(side, one, 0.0) for one in attachments if one.source.missing))
+    await asyncio.gather(*(bring_back(side, one, 0.0) for one in bindings if one.source.missing))
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
-    for one in attachments:
+    for one in bindings:
         # Messages that had to come again after a loss have come with all others.
         side.machine.drop_hold(one.source, SubscriptionState.RETURNING)
         if not one.missed:
@@ -254,7 +254,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     log.info("%s reads again", client)
     limit_in_flight(side)
     side.machine.go_on()
-    for name, one in side.attachments.items():
+    for name, one in side.bindings.items():
         if one.source.end and (one.missed or one.redelivering):
             client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
     ask_again(client)
@@ -282,8 +282,8 @@ def relieve(delivery: DeliveryServices) -> None:
                 stall_session(client, client.durable_side)
             except Exception:
                 _fail(client)
-        if client.outlet.clogged:
-            client.outlet.lose()
+        if client.write_buffer.clogged:
+            client.write_buffer.lose()
         total -= load - _held(client) - _queued(client.durable_side)
     unread = delivery.services.path.round.held
     for held, client in sorted(((_held(one), one) for _, one in loads), key=lambda one: one[0], reverse=True):
@@ -296,7 +296,7 @@ def relieve(delivery: DeliveryServices) -> None:
 # -- too much for an absent client -----------------------------------------------------------------
 
 
-async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
+async def pass_over(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Have the oldest messages of a consumer passed over if more than `max_backlog` wait; called before it is attached.
 
     Raises:
@@ -305,16 +305,16 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
     client = side.client
     services = client.services
     most = services.settings.max_backlog
-    if most is None or attachment.source.end or side.state is DeliveryState.REATTACHING:
+    if most is None or binding.source.end or side.state is DeliveryState.REATTACHING:
         return
-    info = await consumer_info(services.nats.inbox, MESSAGES, attachment.consumer.durable_name)
+    info = await consumer_info(services.nats.inbox, MESSAGES, binding.consumer.durable_name)
     left = 0 if info is None else info.num_pending - most
-    sid = attachment.sid
+    sid = binding.sid
     if left <= 0 or sid not in services.nats.link.handlers:
         return
-    handler = side.arrival(attachment)  # the present handler may be one of an earlier attempt to pass over
+    handler = side.arrival(binding)  # the present handler may be one of an earlier attempt to pass over
     log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
-    source, machine = attachment.source, side.machine
+    source, machine = binding.source, side.machine
     sent = SENT_MOST
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -325,7 +325,7 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
             return
         left -= 1
         if not left:
-            attachment.end_passing()
+            binding.end_passing()
             if sid in services.nats.link.handlers:
                 services.nats.link.handlers[sid] = handler
         if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
@@ -337,5 +337,5 @@ async def pass_over(side: DurableDelivery, attachment: ConsumerBinding) -> None:
         machine.passed_over(source, ack.stream_seq, 1, reply)
         services.counters.pass_over()
 
-    attachment.begin_passing()
+    binding.begin_passing()
     services.nats.link.handlers[sid] = arrived

@@ -66,7 +66,7 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
     record = client.record
     inbox = client.services.nats.inbox
     anew = False
-    for one in list(side.attachments.values()):
+    for one in list(side.bindings.values()):
         if not one.source.live or one.removed or record is None:
             continue
         if (
@@ -149,5 +149,5 @@ async def _check(client: Client) -> None:
         side = client.durable_side
         if side is not None:
             await rebind_consumers(client, side)
-            for name in side.attachments:  # their leaders may not have made the changes that were confirmed
+            for name in side.bindings:  # their leaders may not have made the changes that were confirmed
                 client.delivery.reconciling.due(client, name)

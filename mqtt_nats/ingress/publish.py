@@ -212,7 +212,7 @@ class Publisher(Session):
                 self.unacknowledged -= 1
         if due:
             del receipts[:due]
-            self.outlet.write(data)
+            self.write_buffer.write(data)
         if len(receipts) < RECEIPTS_LOW:
             self.connection.release(Hold.WINDOW)
 

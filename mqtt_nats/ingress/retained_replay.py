@@ -244,7 +244,7 @@ class Replay:
             free = not regular.waiting or (size is not None and regular.has_room_for(size))
         else:
             free = side is None or not side.machine.others
-        return free and not client.outlet.clogged
+        return free and not client.write_buffer.clogged
 
     async def run(self) -> None:
         """Send page after page, and read the next page meanwhile."""
@@ -359,7 +359,7 @@ def open_gate(client: Publisher, found: Filter) -> Gate:
     """
     former = gate = client.gate(found)
     if gate is None or gate.after:
-        gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.outlet.round.holding)
+        gate = Gate(found, GATE_BYTES if former is None else former.room, former, client.write_buffer.round.holding)
         client.close_by(gate)
         if former is None:
             client.path.table.changed(found)
@@ -484,7 +484,7 @@ async def room_for_replays(client: Publisher) -> None:
 async def _run(client: Publisher, gate: Gate, group: list[Replay]) -> None:
     turns = _turns.get(client)
     if turns is None:
-        turns = _turns[client] = _Turns(client.outlet.round.holding)
+        turns = _turns[client] = _Turns(client.write_buffer.round.holding)
     turns.enter(group)
     try:
         async with turns.places:

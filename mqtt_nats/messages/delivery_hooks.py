@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DeliverySubscriber(HookedClient, Protocol):
     """The client whose packets are looked at: a session."""
 
-    outlet: WriteBuffer
+    write_buffer: WriteBuffer
     outgoing: Aliases | None
 
     def drop(self, topic: str, qos: int, reason: DropReason, message_id: str = "") -> None:
@@ -27,16 +27,16 @@ class DeliverySubscriber(HookedClient, Protocol):
 
 def set_delivery_hooks(client: DeliverySubscriber, hooks: Hooks, identity: Callable[[int], str]) -> None:
     """Insert or remove the `DeliveryHooks` of a client, as the hooks require; ``identity``: see there."""
-    outlet = client.outlet
+    write_buffer = client.write_buffer
     looks = bool(hooks.noticing(MESSAGE_DELIVERED) or hooks.noticing(MESSAGE_ACKED) or hooks.noticing(MESSAGE_ANSWERED))
     wanted = looks or hooks.noticing(MESSAGE_DROPPED) is not None
-    send = outlet.send
+    send = write_buffer.send
     if isinstance(send, DeliveryHooks):
         send.look_by(hooks, looks)
         if not wanted:
-            outlet.send_by(send.send)
+            write_buffer.send_by(send.send)
     elif wanted and send is not None:
-        outlet.send_by(DeliveryHooks(client, hooks, send, looks, identity))
+        write_buffer.send_by(DeliveryHooks(client, hooks, send, looks, identity))
 
 
 _ANSWERS: Final[dict[int, Literal[4, 5, 7]]] = {4: 4, 5: 5, 7: 7}
@@ -150,9 +150,9 @@ def _alias(data: bytes, at: int, end: int) -> int:
     return data[at + 1] << 8 | data[at + 2] if at + 3 <= end and data[at] == 0x23 else 0
 
 
-def lost(outlet: WriteBuffer, data: bytes) -> None:
+def lost(write_buffer: WriteBuffer, data: bytes) -> None:
     """Report QoS 0 messages to the hooks that are dropped because their client does not read."""
-    send = outlet.send
+    send = write_buffer.send
     if not isinstance(send, DeliveryHooks):
         return
     at = 0

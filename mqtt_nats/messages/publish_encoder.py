@@ -56,7 +56,7 @@ class Subscriber(Protocol):
     """The client that a PUBLISH packet is for: a session."""
 
     version: int
-    outlet: WriteBuffer
+    write_buffer: WriteBuffer
     terms: Terms
     outgoing: Aliases | None
     checks_each: bool
@@ -91,7 +91,7 @@ def encode_publish(
     alias, known = 0, False
     aliases = client.outgoing
     # A packet that may be dropped must not set an alias; a packet that is dropped for its size gets none.
-    if aliases is not None and (qos or not client.outlet.clogged):
+    if aliases is not None and (qos or not client.write_buffer.clogged):
         size = len(message.key) + len(message.payload) + len(message.body) + len(ids) + 32
         if size <= limit:
             alias, known = aliases.give(message.key)

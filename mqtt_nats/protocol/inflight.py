@@ -302,7 +302,7 @@ class SubscriptionState:
             self.past[place] = (low, min(high, sequence - 1))
 
     def attached(self, pending: int, reach: int, late: bool) -> None:
-        """Note how many messages JetStream has pending; it may count first deliveries made since the attachment.
+        """Note how many messages JetStream has pending; it may count first deliveries after the attachment.
 
         Args:
             pending: number of pending messages.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fan-out: encodes a message for its subscribers and hands the bytes to their outlets."""
+"""Fan-out: encodes a message for its subscribers and hands the bytes to their write buffers."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Fanout:
         self.out.append(b"\r\n")
         group = route.local
         same, other = (group.zero5, group.zero) if sender.version == 5 else (group.zero, group.zero5)
-        for outlet in same:
-            outlet.hand(raw)
+        for write_buffer in same:
+            write_buffer.hand(raw)
         self.sent[0] += len(same)
         self.sent_bytes[0] += size * len(same)
         if other:
@@ -102,17 +102,17 @@ class Fanout:
         for member, choice in group.guarded:
             member.guard(choice, Message(route.key, run.payloads()[0], 0, sender.client_id))
 
-    def zero(self, outlets: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
-        """Send ``count`` QoS 0 messages with ``size`` payload bytes in all to a list of outlets."""
+    def zero(self, write_buffers: list[WriteBuffer], data: bytes, count: int, size: int) -> None:
+        """Send ``count`` QoS 0 messages with ``size`` payload bytes in all to a list of write buffers."""
         dirty = self.round.dirty
-        for outlet in outlets:
-            if outlet.clogged:
-                outlet.offer(data, count)
+        for write_buffer in write_buffers:
+            if write_buffer.clogged:
+                write_buffer.offer(data, count)
             else:
-                outlet.chunks.append(data)
-                if not outlet.dirty:
-                    outlet.join(dirty)
-        several = len(outlets)
+                write_buffer.chunks.append(data)
+                if not write_buffer.dirty:
+                    write_buffer.join(dirty)
+        several = len(write_buffers)
         self.sent[0] += count * several
         self.sent_bytes[0] += size * several
 
@@ -160,9 +160,9 @@ class Fanout:
         """
         qos = message.qos
         if qos == 0:
-            outlets, outlets5 = group.zero, group.zero5
+            write_buffers, write_buffers5 = group.zero, group.zero5
         else:
-            outlets, outlets5 = group.low, group.low5
+            write_buffers, write_buffers5 = group.low, group.low5
             high = group.high
             if qos == 1:
                 for member, _ in high:
@@ -173,10 +173,10 @@ class Fanout:
                     self.sent_bytes[1] += several * len(message.payload)
             elif high:
                 self._twos(high, message)
-        if outlets:
-            self.zero(outlets, message.zero(), 1, len(message.payload))
-        if outlets5:
-            self.zero(outlets5, message.zero5(), 1, len(message.payload))
+        if write_buffers:
+            self.zero(write_buffers, message.zero(), 1, len(message.payload))
+        if write_buffers5:
+            self.zero(write_buffers5, message.zero5(), 1, len(message.payload))
         for member, choice in group.guarded:
             member.guard(choice, message, known)
         self.round.start()

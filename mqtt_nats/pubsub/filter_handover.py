@@ -40,7 +40,7 @@ class Parting(Member):
     __slots__ = ("_ended", "_ending", "_keeping", "_kept", "_noted", "_size", "_table", "member")
 
     def __init__(self, table: Table, member: Member, ending: Set[Filter]) -> None:
-        super().__init__(member.outlet, member.durable, member.bridge)
+        super().__init__(member.write_buffer, member.durable, member.bridge)
         self.client_id = member.client_id
         self.version = member.version
         self.member = member

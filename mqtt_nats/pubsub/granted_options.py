@@ -80,13 +80,13 @@ def place(group: Group, member: Member, qos: int, found: Filter, matching: Seque
             group.guarded.append((member, choice))
             return
     if member.version == 5:
-        group.zero5.append(member.outlet)
+        group.zero5.append(member.write_buffer)
     else:
-        group.zero.append(member.outlet)
+        group.zero.append(member.write_buffer)
     if qos == 0:
         if member.version == 5:
-            group.low5.append(member.outlet)
+            group.low5.append(member.write_buffer)
         else:
-            group.low.append(member.outlet)
+            group.low.append(member.write_buffer)
     elif not member.durable:  # a durable session gets these messages from the stream
         group.high.append((member, qos))

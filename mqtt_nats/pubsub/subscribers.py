@@ -34,12 +34,12 @@ class Member:
         "filters",
         "gates",
         "options",
-        "outlet",
         "version",
+        "write_buffer",
     )
 
-    def __init__(self, outlet: WriteBuffer, durable: bool, bridge: bool) -> None:
-        self.outlet = outlet
+    def __init__(self, write_buffer: WriteBuffer, durable: bool, bridge: bool) -> None:
+        self.write_buffer = write_buffer
         self.client_id = ""
         self.version = 4
         """Protocol version, 4 (MQTT 3.1.1) or 5."""

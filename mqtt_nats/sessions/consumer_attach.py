@@ -106,7 +106,7 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
 
 
-async def take(side: SessionConsumers, attachment: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
+async def take(side: SessionConsumers, binding: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
     """Have a consumer deliver to this connection.
 
     Returns:
@@ -117,21 +117,21 @@ async def take(side: SessionConsumers, attachment: ConsumerBinding) -> tuple[Con
         MqttError: the consumer was deleted at the same moment, or the stream was replaced.
     """
     services = side.session.services
-    consumer = attachment.consumer
+    consumer = binding.consumer
     now = asyncio.get_running_loop().time
     asked = now()
     try:
         try:
             info = await move(services, MESSAGES, consumer)
         except ApiError as error:
-            if error.err_code != CREATE_FAILED or not await _adopt_start(side, attachment):
+            if error.err_code != CREATE_FAILED or not await _adopt_start(side, binding):
                 raise
-            consumer = attachment.consumer
+            consumer = binding.consumer
             info = await move(services, MESSAGES, consumer)
     except ConsumerNotFound:
-        return await make_anew(side, attachment), False
+        return await make_anew(side, binding), False
     except DeliverSubjectBusy:
-        return await attach_in_place(side, attachment), False
+        return await attach_in_place(side, binding), False
     if outdated(info, consumer) or now() - asked > GRACE:  # a slow answer may be to the repeated request
         latest = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
         if latest is None:
@@ -140,19 +140,19 @@ async def take(side: SessionConsumers, attachment: ConsumerBinding) -> tuple[Con
     return info, False
 
 
-async def _adopt_start(side: SessionConsumers, attachment: ConsumerBinding) -> bool:
+async def _adopt_start(side: SessionConsumers, binding: ConsumerBinding) -> bool:
     """Take over the start of a consumer that was created again before the record was written; False = same start."""
-    consumer = attachment.consumer
+    consumer = binding.consumer
     found = await existing_consumer(
         side.session.services.nats.inbox, MESSAGES, consumer.durable_name, side.session.client_id
     )
     if found is None or found.start_seq == consumer.start_seq:
         return False
-    side.reconfigure(attachment, replace(consumer, start_seq=found.start_seq))
+    side.reconfigure(binding, replace(consumer, start_seq=found.start_seq))
     return True
 
 
-async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
+async def attach_in_place(side: SessionConsumers, binding: ConsumerBinding) -> ConsumerInfo:
     """Attach a consumer without a change of its deliver subject.
 
     Raises:
@@ -162,31 +162,31 @@ async def attach_in_place(side: SessionConsumers, attachment: ConsumerBinding) -
     services = side.session.services
     link = services.nats.link
     found = await existing_consumer(
-        services.nats.inbox, MESSAGES, attachment.consumer.durable_name, side.session.client_id
+        services.nats.inbox, MESSAGES, binding.consumer.durable_name, side.session.client_id
     )
     if found is None:
         raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
-    source = attachment.source
+    source = binding.source
     source.hold(source.REPLAYING)  # new messages come before the redeliveries, and have to wait
-    link.unsubscribe_raw(attachment.sid)
+    link.unsubscribe_raw(binding.sid)
     source.await_delivery(0)
-    side.reconfigure(attachment, replace(attachment.consumer, deliver_subject=found.deliver_subject))
-    attachment.listen(link.subscribe_raw(found.deliver_subject.encode(), side.arrival(attachment)), link.wire)
+    side.reconfigure(binding, replace(binding.consumer, deliver_subject=found.deliver_subject))
+    binding.listen(link.subscribe_raw(found.deliver_subject.encode(), side.arrival(binding)), link.wire)
     try:
-        return await send_again(services, MESSAGES, attachment.consumer, lambda: source.again)
+        return await send_again(services, MESSAGES, binding.consumer, lambda: source.again)
     finally:
         side.machine.drop_hold(source)
 
 
-async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> ConsumerInfo:
+async def make_anew(side: SessionConsumers, binding: ConsumerBinding) -> ConsumerInfo:
     """Create a deleted consumer again, to go on where it was, as far as that is known.
 
     Raises:
         ApiError, MqttError: JetStream does not create it; or the stream was replaced.
     """
     client, services = side.session, side.session.services
-    source = attachment.source
-    consumer = attachment.consumer
+    source = binding.source
+    consumer = binding.consumer
     record, v5 = claimed(client.record)
     await services.stream.check()  # no consumer may be created in a stream in which the session does not count
     if not client.alive:
@@ -201,8 +201,8 @@ async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> Cons
         start = None if source.end else 1
         source.begin_anew()
         side.machine.begin_anew()
-        side.overlap.begin_anew(attachment)
-        v5.was.pop(attachment.key, None)
+        side.overlap.begin_anew(binding)
+        v5.was.pop(binding.key, None)
     elif source.last:
         lost = "it is created again from the first message that the client has not acknowledged"
         begun = [one.sequence for one in side.machine.on_their_way() if one.source is source and one.sequence > 0]
@@ -212,9 +212,9 @@ async def make_anew(side: SessionConsumers, attachment: ConsumerBinding) -> Cons
         start = None
     log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
     consumer = replace(consumer, start_seq=start)
-    side.reconfigure(attachment, consumer)
-    if attachment.key in record.cons:
-        v5.start[attachment.key] = source.start
+    side.reconfigure(binding, consumer)
+    if binding.key in record.cons:
+        v5.start[binding.key] = source.start
     return await create_again(services.nats.inbox, consumer)
 
 
@@ -260,7 +260,7 @@ async def send_again(services: Services, stream: str, consumer: ConsumerRef, com
 
 
 async def bring_back(
-    side: SessionConsumers, attachment: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
+    side: SessionConsumers, binding: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
 ) -> bool:
     """Wait until a consumer's pending messages have come again; make the consumer send them when they do not come.
 
@@ -274,12 +274,12 @@ async def bring_back(
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     services = side.session.services
-    source = attachment.source
-    name = attachment.consumer.durable_name
+    source = binding.source
+    name = binding.consumer.durable_name
 
     def deaf() -> bool:
         """Whether this connection does not listen to the deliver subject any more."""
-        return attachment.missed or attachment.wire is not services.nats.link.wire
+        return binding.missed or binding.wire is not services.nats.link.wire
 
     calm = 0
     for step in range(1, int(patience / STEP) + 1):
@@ -287,7 +287,7 @@ async def bring_back(
             break
         await asyncio.sleep(STEP)
         if not step % EARLY and not source.collected:
-            calm = calm + 1 if await _all_have_come(side, attachment) else 0
+            calm = calm + 1 if await _all_have_come(side, binding) else 0
             if calm > 1:
                 return True
     refused: ApiError | None = None
@@ -300,21 +300,21 @@ async def bring_back(
         if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
             return True
         log.info("consumer %s does not redeliver its pending messages: redelivery is requested", name)
-        refused = await _ask_again(side, attachment, refused, deaf)
+        refused = await _ask_again(side, binding, refused, deaf)
     if refused is not None:
         raise refused
     log.warning("consumer %s does not redeliver all its pending messages", name)
     return False
 
 
-async def _all_have_come(side: SessionConsumers, attachment: ConsumerBinding) -> bool:
+async def _all_have_come(side: SessionConsumers, binding: ConsumerBinding) -> bool:
     """Whether no message is pending that has not come: a new leader may have counted acknowledged ones, too."""
-    info = await consumer_info(side.session.services.nats.inbox, MESSAGES, attachment.consumer.durable_name)
-    return info is None or info.num_ack_pending <= outstanding(side.machine, attachment.source)
+    info = await consumer_info(side.session.services.nats.inbox, MESSAGES, binding.consumer.durable_name)
+    return info is None or info.num_ack_pending <= outstanding(side.machine, binding.source)
 
 
 async def _ask_again(
-    side: SessionConsumers, attachment: ConsumerBinding, refused: ApiError | None, deaf: Callable[[], bool]
+    side: SessionConsumers, binding: ConsumerBinding, refused: ApiError | None, deaf: Callable[[], bool]
 ) -> ApiError | None:
     """Have a consumer send its pending messages again; return the error after which another attempt has to follow.
 
@@ -322,13 +322,13 @@ async def _ask_again(
         refused: the error of the attempt before; None = there was none.
         deaf: whether this connection does not listen to the deliver subject any more.
     """
-    source = attachment.source
+    source = binding.source
     before = source.again
     try:
         await send_again(
             side.session.services,
             MESSAGES,
-            attachment.consumer,
+            binding.consumer,
             lambda: PUBREL_WINDOW if deaf() else source.again - before,
         )
     except (ConsumerNotFound, DeliverSubjectBusy):

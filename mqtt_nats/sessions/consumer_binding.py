@@ -247,7 +247,7 @@ class SessionConsumers:
 
     def __init__(self, machine: DurableSender, former: int) -> None:
         self.machine = machine
-        self.attachments: dict[str, ConsumerBinding] = {}
+        self.bindings: dict[str, ConsumerBinding] = {}
         """Consumers of the session, by consumer name."""
         self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.damaged = False
@@ -281,7 +281,7 @@ class SessionConsumers:
         """The session of the consumers."""
 
     @abstractmethod
-    def arrival(self, attachment: ConsumerBinding) -> Handler:
+    def arrival(self, binding: ConsumerBinding) -> Handler:
         """Return the handler of a consumer's deliver subject."""
 
     @abstractmethod
@@ -331,12 +331,12 @@ class SessionConsumers:
 
     # -- the record -----------------------------------------------------------------------------
 
-    def reconfigure(self, attachment: ConsumerBinding, consumer: ConsumerRef) -> None:
+    def reconfigure(self, binding: ConsumerBinding, consumer: ConsumerRef) -> None:
         """Take a consumer as it is configured now, also into the record if the record names it."""
-        attachment.reconfigure(consumer)
+        binding.reconfigure(consumer)
         record = self.session.record
-        if record is not None and attachment.key in record.cons:
-            record.cons[attachment.key] = consumer
+        if record is not None and binding.key in record.cons:
+            record.cons[binding.key] = consumer
             self.change_record()
 
     def change_record(self) -> None:
@@ -390,7 +390,7 @@ class SessionConsumers:
     @property
     def dormant(self) -> list[ConsumerBinding]:
         """Consumers that lie dormant: the shared reader brings their messages, or they have to be set."""
-        return [one for one in self.attachments.values() if one.source.live]
+        return [one for one in self.bindings.values() if one.source.live]
 
     def resume_from(self, reached: int) -> None:
         """Note up to which stream sequence an earlier connection took all messages from the shared reader."""

@@ -79,7 +79,7 @@ class Session(Member):
     )
 
     def __init__(self, connection: Connection, services: Services) -> None:
-        super().__init__(connection.outlet, False, False)
+        super().__init__(connection.write_buffer, False, False)
         self.connection, self.services, self.state = connection, services, State.NEW
         self.path: Path = services.path
         """The message path of the account, for compiled code."""

@@ -329,7 +329,7 @@ class Membership:
         if qos == 0:
             data = late(0)
             if data:
-                client.outlet.write(data)
+                client.write_buffer.write(data)
         elif client.regular_side is not None:
             try:
                 client.regular_side.publish(qos, b"", b"", late, token, message.size)

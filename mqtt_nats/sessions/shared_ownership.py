@@ -108,7 +108,7 @@ def confirmed_at(services: Services, reply: bytes, arrived: int) -> float:
 
 def place_of(client: Session) -> int:
     """Return how many further messages could be sent to a client now."""
-    if client.outlet.clogged:
+    if client.write_buffer.clogged:
         return 0
     if client.consumers is not None:
         return client.consumers.machine.room

@@ -262,8 +262,8 @@ class CatchUpReader:
 
     def subjects(self) -> list[str]:
         """Return the filter subjects of the live subscriptions."""
-        attachments = self._member.side.attachments.values()
-        return [one.consumer.filter_subject for one in attachments if one.source.live and not one.source.end]
+        bindings = self._member.side.bindings.values()
+        return [one.consumer.filter_subject for one in bindings if one.source.live and not one.source.end]
 
     # -- pages ----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class ServedFilters:
 
     def put(self, member: ReaderSession) -> None:
         """Add the filters of a session's live subscriptions."""
-        for one in member.side.attachments.values():
+        for one in member.side.bindings.values():
             if one.source.live and not one.source.end:
                 self.add(member, one.consumer.filter_subject)
 

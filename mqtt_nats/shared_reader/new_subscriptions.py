@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def may_join_directly(live: SharedReaderSessions, client: Receiver, side: DurableDelivery) -> bool:
     """Return whether new subscriptions of a session need no consumers: no consumer brings the session messages."""
     record = client.record
-    attachments = side.attachments.values()
+    bindings = side.bindings.values()
     return (
         live.admit()
         and client.alive
@@ -43,8 +43,8 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
         and (record.v5.consumerless or (not record.cons and live.wants_records(client)))
         and side.machine.open
         and not side.doubtful
-        and (side.live or (side.state is DeliveryState.PLAIN and not attachments))
-        and all(one.source.live for one in attachments)
+        and (side.live or (side.state is DeliveryState.PLAIN and not bindings))
+        and all(one.source.live for one in bindings)
     )
 
 
@@ -61,18 +61,18 @@ async def subscribe(
         Conflict: the session belongs to another connection.
         ApiError, QuotaExceeded: JetStream refuses a request, or does not store the record, or the position.
     """
-    client, keeper = member.client, member.side.keeper
-    assert keeper is not None
+    client, position_writer = member.client, member.side.position_writer
+    assert position_writer is not None
     reader = _keep_place(live, member, place)
     added = put()
-    keeper.live.update(one.consumer.durable_name for one in added)
+    position_writer.live.update(one.consumer.durable_name for one in added)
     try:
         for one in added:
             await _take_passed(live, member, one, reader.position)
         await keep_taken(client)
         await save_record(client, client.epoch)
     finally:
-        if not keeper.lost:
+        if not position_writer.lost:
             reader.begin()
             if member.side.live:  # else the session has left the shared reader meanwhile
                 let_go(live, member.side, added)
@@ -80,15 +80,15 @@ async def subscribe(
 
 def _keep_place(live: SharedReaderSessions, member: ReaderSession, place: int) -> CatchUpReader:
     """Stop at the session's place in the stream; the reader that is returned goes on from there when it begins."""
-    client, side, keeper = member.client, member.side, member.side.keeper
-    assert keeper is not None
+    client, side, position_writer = member.client, member.side, member.side.position_writer
+    assert position_writer is not None
     missed = False
     if side.live:
-        keeper.ledger.reach(live.reached(side))
+        position_writer.ledger.reach(live.reached(side))
     else:
-        keeper.ledger.reach(place)
+        position_writer.ledger.reach(place)
         side.change(DeliveryEvent.JOINED)
-    reached = keeper.ledger.reached
+    reached = position_writer.ledger.reached
     if (catching := live.catching.get(side)) is not None:
         missed = catching.reads
         live.end_catching(side)

@@ -56,8 +56,8 @@ class Promotion:
     """Promotion of some subscriptions of a session, while it is under way."""
 
     __slots__ = (
-        "attachments",
         "behind",
+        "bindings",
         "dropped",
         "gave_way",
         "handlers",
@@ -68,8 +68,8 @@ class Promotion:
         "wrong",
     )
 
-    def __init__(self, attachments: list[ConsumerBinding], since: int, behind: bool = False) -> None:
-        self.attachments = attachments
+    def __init__(self, bindings: list[ConsumerBinding], since: int, behind: bool = False) -> None:
+        self.bindings = bindings
         self.since = since
         """Stream sequence after which the shared reader's messages count."""
         self.behind = behind
@@ -190,14 +190,14 @@ def may_join(client: Receiver, side: DurableDelivery) -> bool:
         and side.machine.open
         and record is not None
         and record.v5 is not None
-        and any(not one.source.live for one in side.attachments.values())
+        and any(not one.source.live for one in side.bindings.values())
         and not any(
             one.source.end
             or one.source.held
             or one.missed
             or one.passing
             or not (one.source.live or one.source.collected)
-            for one in side.attachments.values()
+            for one in side.bindings.values()
         )
         and side.machine.crowd == 0
     )
@@ -205,7 +205,7 @@ def may_join(client: Receiver, side: DurableDelivery) -> bool:
 
 def wholly_live(side: DurableDelivery) -> bool:
     """Return whether the shared reader, or a catch-up reader, serves every subscription of a session."""
-    subscriptions = side.attachments.values()
+    subscriptions = side.bindings.values()
     return not subscriptions or (side.live and all(one.source.live for one in subscriptions))
 
 
@@ -256,8 +256,8 @@ async def _store_name(client: Receiver) -> None:
 
 def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPosition) -> None:
     """Move consumers' deliveries that are in flight or waiting into the session's position, as pending."""
-    names = {one.consumer.durable_name for one in joining.attachments}
-    sources = {one.source for one in joining.attachments}
+    names = {one.consumer.durable_name for one in joining.bindings}
+    sources = {one.source for one in joining.bindings}
     for delivery in machine.on_their_way():
         if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
             ledger.take(delivery.sequence, delivery.qos)
@@ -268,20 +268,20 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
 
 
 async def consumers_behind(
-    head: StreamHead, joining: Promotion, attachments: Sequence[ConsumerBinding]
+    head: StreamHead, joining: Promotion, bindings: Sequence[ConsumerBinding]
 ) -> list[ConsumerBinding]:
     """Return the consumers that have not yet delivered every message up to ``joining.since``."""
     found: list[ConsumerBinding] = []
-    for some in parts(attachments):
+    for some in parts(bindings):
         passed = await asyncio.gather(*(_passed(head, joining, one) for one in some))
         found += [one for one, done in zip(some, passed, strict=True) if not done]
     return found
 
 
-async def much_left(inbox: RequestInbox, attachments: Sequence[ConsumerBinding]) -> bool | None:
+async def much_left(inbox: RequestInbox, bindings: Sequence[ConsumerBinding]) -> bool | None:
     """Return whether a consumer has more than `BEHIND` messages left; None: a consumer does not exist."""
     much = False
-    for some in parts(attachments):
+    for some in parts(bindings):
         infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, one.consumer.durable_name) for one in some))
         if None in infos:
             return None
@@ -289,23 +289,21 @@ async def much_left(inbox: RequestInbox, attachments: Sequence[ConsumerBinding])
     return much
 
 
-async def far_apart(head: StreamHead, attachments: Sequence[ConsumerBinding]) -> bool:
+async def far_apart(head: StreamHead, bindings: Sequence[ConsumerBinding]) -> bool:
     """Return whether one of several consumers is more than `BEHIND` sequences behind the furthest one."""
-    if len(attachments) == 1:
+    if len(bindings) == 1:
         return False
-    since = max(one.source.last for one in attachments)
-    return any(
-        since - one.source.last > BEHIND for one in await consumers_behind(head, Promotion([], since), attachments)
-    )
+    since = max(one.source.last for one in bindings)
+    return any(since - one.source.last > BEHIND for one in await consumers_behind(head, Promotion([], since), bindings))
 
 
-async def _passed(head: StreamHead, joining: Promotion, attachment: ConsumerBinding) -> bool:
-    source = attachment.source
-    if attachment in joining.passed or source.last >= joining.since:
+async def _passed(head: StreamHead, joining: Promotion, binding: ConsumerBinding) -> bool:
+    source = binding.source
+    if binding in joining.passed or source.last >= joining.since:
         return True
     # The consumer may be on a replica that lags, and would report nothing left; so the stream's leader is asked.
     start = max(source.last, source.start - 1) + 1
-    return await head.beyond(attachment.consumer.filter_subject, start, joining.since)
+    return await head.beyond(binding.consumer.filter_subject, start, joining.since)
 
 
 async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining: Promotion) -> bool:
@@ -313,7 +311,7 @@ async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining:
     client, side, since, reader = member.client, member.side, joining.since, live.reader
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PASSED
-    rests = list(joining.attachments)
+    rests = list(joining.bindings)
     # All live subscriptions of the session must have reached `since` first: the position is one number for all.
     while rests or (side.live and reader.position < since):
         if client.crowded():  # a waiting job, such as one more SUBSCRIBE, goes first
@@ -331,14 +329,14 @@ def vain(live: SharedReaderSessions, member: ReaderSession) -> bool:
     client, side, joining = member.client, member.side, member.joining
     handlers = live.services.nats.link.handlers
     if joining is not None and any(
-        one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.attachments
+        one.missed or handlers.get(one.sid) is not joining.rests.get(one) for one in joining.bindings
     ):
         joining.fail()
     gone = not client.alive or client.durable_side is not side or side.state not in MAY_JOIN
     return gone or (joining is not None and joining.wrong)
 
 
-def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> Handler:
+def rest(joining: Promotion, binding: ConsumerBinding, handler: Handler) -> Handler:
     """Return a handler that passes on messages up to ``joining.since`` and redeliveries, and drops later messages."""
 
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -346,12 +344,12 @@ def rest(joining: Promotion, attachment: ConsumerBinding, handler: Handler) -> H
         if ack is None or (ack.stream_seq <= joining.since or ack.delivered > 1):
             handler(subject, reply, headers, payload)
             return
-        source = attachment.source
+        source = binding.source
         joining.drop()
-        if attachment in joining.passed:
+        if binding in joining.passed:
             return
         if source.follows(ack.consumer_seq) if source.place else ack.consumer_seq == 1:
-            joining.passed.add(attachment)
+            joining.passed.add(binding)
         else:
             joining.fail()
         if source.place <= 0:  # if the promotion fails, the next delivery shows that this one is missing
@@ -370,7 +368,7 @@ def undo(live: SharedReaderSessions, member: ReaderSession, joining: Promotion) 
     if not client.alive:
         return
     handlers = live.services.nats.link.handlers
-    for one in joining.attachments:
+    for one in joining.bindings:
         if one.sid in handlers and one in joining.handlers:
             handlers[one.sid] = joining.handlers[one]
     if joining.dropped or joining.wrong:

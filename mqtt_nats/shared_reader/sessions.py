@@ -105,7 +105,7 @@ class SharedReaderSessions(SharedFeed):
         if (catching := self.catching.get(side)) is not None:
             return catching.position
         # After catching up a session may be further than the shared reader.
-        return max(self.reader.position, side.keeper.ledger.reached if side.keeper is not None else 0)
+        return max(self.reader.position, side.position_writer.ledger.reached if side.position_writer is not None else 0)
 
     def remove(self, client: Receiver) -> None:
         """Take no more messages for a session."""
@@ -136,7 +136,7 @@ class SharedReaderSessions(SharedFeed):
         """Hold all live sessions after NATS was lost, until this gateway is known to be their owner still."""
         for member in self.members.values():
             if member.side.live:
-                for one in member.side.attachments.values():
+                for one in member.side.bindings.values():
                     if one.source.live:
                         one.source.hold(SubscriptionState.RETURNING)
         self.reader.broken()
@@ -192,37 +192,37 @@ class SharedReaderSessions(SharedFeed):
     def failed(self, member: ReaderSession, sequence: int, qos: int, error: Exception) -> None:
         """End a session that could not be given a message; the message stays pending for its next connection."""
         log.error("%s: message %d", member.client, sequence, exc_info=error)
-        keeper = member.side.keeper
-        if keeper is not None and member.side.live:
-            keeper.ledger.pending.setdefault(sequence, qos)
+        position_writer = member.side.position_writer
+        if position_writer is not None and member.side.live:
+            position_writer.ledger.pending.setdefault(sequence, qos)
         member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
     def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session the next message of the shared reader."""
         side = member.side
         client = member.client
-        attachments = side.attachments
-        keeper = side.keeper
-        if keeper is None or not side.live:
+        bindings = side.bindings
+        position_writer = side.position_writer
+        if position_writer is None or not side.live:
             return
-        if len(attachments) != 1 or client.checks_each or client.options or client.bridge or message.timed:
+        if len(bindings) != 1 or client.checks_each or client.options or client.bridge or message.timed:
             self._take(member, sequence, message, mark)
             return
-        (attachment,) = attachments.values()
-        source = attachment.source
+        (binding,) = bindings.values()
+        source = binding.source
         machine = side.machine
         qos = message.qos
         if source.qos < qos:
             qos = source.qos
         if (
-            sequence <= attachment.since
+            sequence <= binding.since
             or not source.live
             or source.end
             or not machine.sent_at_once(source, sequence, qos, mark)
         ):
             self._take(member, sequence, message, mark)
             return
-        keeper.ledger.take(sequence, qos)
+        position_writer.ledger.take(sequence, qos)
         side.send_shared(message, qos)
 
     def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
@@ -247,8 +247,8 @@ class SharedReaderSessions(SharedFeed):
         """Give a session a message through the subscription that owns its subject; ``sources``: only one of these."""
         side = member.side
         client = member.client
-        keeper = side.keeper
-        assert keeper is not None
+        position_writer = side.position_writer
+        assert position_writer is not None
         machine = side.machine
         own = bool(client.bridge or client.options) and message.sender == client.client_id
         owner, granted = side.overlap.owner(message.subject, sequence, own)
@@ -258,7 +258,7 @@ class SharedReaderSessions(SharedFeed):
         if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
             return
         qos = min(message.qos, granted)
-        keeper.ledger.take(sequence, qos)
+        position_writer.ledger.take(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
     def leave_shared_reader(self, client: Receiver, side: DurableDelivery) -> None:
@@ -300,7 +300,7 @@ class SharedReaderSessions(SharedFeed):
         if member is None or now < member.retry:
             return
         member.end_joining()  # left by a catch-up reader that has ended before it handed the session over
-        if self._turns.take(client, len(side.attachments)):
+        if self._turns.take(client, len(side.bindings)):
             client.do(self._join(member))
 
     def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
@@ -308,7 +308,7 @@ class SharedReaderSessions(SharedFeed):
 
     async def _join(self, member: ReaderSession) -> None:
         client, side = member.client, member.side
-        plain = [one for one in side.attachments.values() if not one.source.live]
+        plain = [one for one in side.bindings.values() if not one.source.live]
         try:
             if client.durable_side is not side or not self._may_join(client, side):
                 return
@@ -330,33 +330,33 @@ class SharedReaderSessions(SharedFeed):
             if joining is not None:  # the promotion failed
                 undo(self, member, joining)
         live = [one.source for one in plain if one.source.live]
-        if live and side.keeper is not None:
+        if live and side.position_writer is not None:
             # Nothing is sent before the stored position says that it may have been sent.
-            if not await side.keeper.flush():
-                side.keeper.end_if_moved()
+            if not await side.position_writer.flush():
+                side.position_writer.end_if_moved()
                 return
             for source in live:
                 side.machine.drop_hold(source, SubscriptionState.RETURNING)
             if claimed(client.record)[1].consumerless:
                 await remove_dormant(client, side)
 
-    async def _join_plain(self, member: ReaderSession, attachments: list[ConsumerBinding]) -> None:
+    async def _join_plain(self, member: ReaderSession, bindings: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
-        behind = await much_left(self.services.nats.inbox, attachments)
+        behind = await much_left(self.services.nats.inbox, bindings)
         if client.crowded():
             return
         if behind is None or (behind and (side.live or len(self.slow) >= CATCHING_MOST)):
             self.promote_later(client)
             return
-        if behind and await far_apart(self.services.head, attachments):
+        if behind and await far_apart(self.services.head, bindings):
             self.promote_later(client)
             return
-        if side.keeper is None:
+        if side.position_writer is None:
             side.store_position_with(PositionWriter(client, NO_POSITION))
         before = len(member.filters)
         last = 0
         if not behind:
-            for one in attachments:
+            for one in bindings:
                 self.interest.add(member, one.consumer.filter_subject)
             try:
                 async with asyncio.timeout(READY):
@@ -365,14 +365,14 @@ class SharedReaderSessions(SharedFeed):
                 if not before:
                     self.remove(client)
                 raise
-        since = max(last, *(one.source.last for one in side.attachments.values()))
+        since = max(last, *(one.source.last for one in side.bindings.values()))
         if vain(self, member):
             if not before:
                 self.remove(client)
             return
-        joining = Promotion(attachments, since, behind)
+        joining = Promotion(bindings, since, behind)
         member.begin_joining(joining)
-        for one in attachments:
+        for one in bindings:
             handlers = self.services.nats.link.handlers
             if one.sid in handlers:
                 joining.handlers[one] = handlers[one.sid]
@@ -384,19 +384,19 @@ class SharedReaderSessions(SharedFeed):
     def _switch(self, member: ReaderSession, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""
         side = member.side
-        keeper = side.keeper
-        assert keeper is not None
-        sources = {one.source for one in joining.attachments}
-        take_over(joining, side.machine, keeper.ledger)
+        position_writer = side.position_writer
+        assert position_writer is not None
+        sources = {one.source for one in joining.bindings}
+        take_over(joining, side.machine, position_writer.ledger)
         link = self.services.nats.link
-        for one in joining.attachments:
+        for one in joining.bindings:
             link.unsubscribe_raw(one.sid)
             one.become_live(joining.since)
-            keeper.live.add(one.consumer.durable_name)
+            position_writer.live.add(one.consumer.durable_name)
         if claimed(member.client.record)[1].consumerless:
-            keeper.expect_consumers(one.consumer.durable_name for one in joining.attachments)
-        keeper.ledger.reach(joining.since)
-        keeper.ledger.change()
+            position_writer.expect_consumers(one.consumer.durable_name for one in joining.bindings)
+        position_writer.ledger.reach(joining.since)
+        position_writer.ledger.change()
         side.change(DeliveryEvent.JOINED)
         limit_in_flight(side)
         for sequence, message in joining.kept:
@@ -413,8 +413,8 @@ class SharedReaderSessions(SharedFeed):
     def _settle(self, member: ReaderSession) -> None:
         """Complete a session's switch to the shared reader: the session is where the reader is."""
         side = member.side
-        if side.keeper is not None and all(one.source.live for one in side.attachments.values()):
-            side.keeper.confirm_sent()
+        if side.position_writer is not None and all(one.source.live for one in side.bindings.values()):
+            side.position_writer.confirm_sent()
         self._leave_if_crowded(member)
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
@@ -441,21 +441,21 @@ class SharedReaderSessions(SharedFeed):
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
         """Serve a session without consumers from its position on; nothing is done for any other session."""
         member = self._member(client) if side.dormant else None
-        if member is None or side.keeper is None:
+        if member is None or side.position_writer is None:
             return
         side.change(DeliveryEvent.JOINED)
-        self.catch_up(member, side.keeper.ledger.reached, missed=False).begin()
+        self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
 
     def caught_up(self, member: ReaderSession, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""
         side = member.side
-        keeper = side.keeper
-        assert keeper is not None
+        position_writer = side.position_writer
+        assert position_writer is not None
         self.end_catching(side)
         member.end_joining()
-        keeper.ledger.reach(since)
-        for one in side.attachments.values():
+        position_writer.ledger.reach(since)
+        for one in side.bindings.values():
             if one.source.live:
                 one.catch_up_to(since)
                 one.source.deliver_to(max(one.source.last, since))

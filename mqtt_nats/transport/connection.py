@@ -76,9 +76,9 @@ class Connection(ClientSocket):
         "keepalive",
         "number",
         "opened",
-        "outlet",
         "seen",
         "settings",
+        "write_buffer",
     )
 
     def __init__(
@@ -97,7 +97,7 @@ class Connection(ClientSocket):
         self._ending = False
         """Whether the gateway closes the connection: no further packets are handled."""
         self.decoder = Decoder(limits)
-        self.outlet = WriteBuffer(round_, settings.max_outbound_bytes)
+        self.write_buffer = WriteBuffer(round_, settings.max_outbound_bytes)
         self.settings = settings
         """Settings in force at its listener."""
         self.number = next(_numbers)
@@ -122,7 +122,7 @@ class Connection(ClientSocket):
         """Set up the connection of a new client."""
         self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
         transport.set_write_buffer_limits(WRITE_HIGH_WATER, WRITE_LOW_WATER)
-        self.outlet.send_by(transport.write)
+        self.write_buffer.send_by(transport.write)
         self.handler = self._made(self)
         if self.handler is None:
             transport.abort()
@@ -341,17 +341,17 @@ class Connection(ClientSocket):
 
     def pause_writing(self) -> None:
         """Hold outgoing data: the client does not read."""
-        self.outlet.clog()
+        self.write_buffer.clog()
 
     def resume_writing(self) -> None:
         """Send the held data: the client reads again."""
-        self.outlet.unclog()
-        if not self.outlet.clogged:
+        self.write_buffer.unclog()
+        if not self.write_buffer.clogged:
             self.release(Hold.OUTBOUND)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the socket is closed. Thousands may close at once, and each may have thousands of filters."""
-        self.outlet.shut()
+        self.write_buffer.shut()
         if self._turns.may_end(self):
             self.end()
         else:
@@ -398,7 +398,7 @@ class Connection(ClientSocket):
 
     def move(self, round_: FlushRound, clock: Clock) -> None:
         """Use the flush round, turns and clock of another account."""
-        self.outlet.move(round_)
+        self.write_buffer.move(round_)
         self._clock = clock
         self._turns = round_.turns
 
@@ -468,14 +468,14 @@ class Connection(ClientSocket):
         self._end_reading()
         if transport is None or transport.is_closing():
             return
-        if self.outlet.clogged:
+        if self.write_buffer.clogged:
             transport.abort()
             return
-        self.outlet.flush()
+        self.write_buffer.flush()
         if transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(LINGER, transport.abort)
         transport.close()
-        self.outlet.send_by(None)  # with TLS, closing takes until the client has agreed
+        self.write_buffer.send_by(None)  # with TLS, closing takes until the client has agreed
 
     def abort(self) -> None:
         """Close at once; the pending data is lost."""

@@ -20,14 +20,14 @@ PIECE: Final = 256 * 1024 + 1
 # Average bytes per chunk from which a write for each chunk costs less than joining the chunks.
 LARGE: Final = 128 * 1024
 
-# Number of outlets up to which clients are written to before NATS: that write takes CPU time from waiting clients.
+# Number of write buffers up to which clients are written to before NATS: that write takes CPU time from clients.
 FEW: Final = 16
 
 
 class WriteBuffer:
     """Write buffer of one connection.
 
-    The message path may append to ``chunks`` directly; if the outlet is not ``dirty``, it then calls :meth:`schedule`
+    The message path may append to ``chunks`` directly; if the buffer is not ``dirty``, it then calls :meth:`schedule`
     or :meth:`join`. All other code calls :meth:`write`. While ``clogged`` (the client
     does not read) chunks stay here and :meth:`offer` bounds them.
     """
@@ -155,12 +155,12 @@ class WriteBuffer:
             self._held(0)
 
     def sift(self, keep: Callable[[bytes], bool]) -> None:
-        """Keep only the chunks for which ``keep`` is true; called while the outlet is clogged."""
+        """Keep only the chunks for which ``keep`` is true; called while the write buffer is clogged."""
         self.chunks[:] = filter(keep, self.chunks)
         self._held(sum(map(len, self.chunks)) + self._handed)
 
     def lose(self) -> None:
-        """Drop and count the QoS 0 messages that wait here; called while the outlet is clogged."""
+        """Drop and count the QoS 0 messages that wait here; called while the write buffer is clogged."""
 
         def keep(data: bytes) -> bool:
             if data[0] & 0xF6 != 0x30:
@@ -210,7 +210,7 @@ def _packets(data: bytes) -> int:
 
 
 class FlushRound:
-    """Round of outlets with data to write, flushed once per turn of the event loop."""
+    """Round of write buffers with data to write, flushed once per turn of the event loop."""
 
     __slots__ = (
         "_schedule",
@@ -240,7 +240,7 @@ class FlushRound:
         """Outlets whose clients do not read."""
         self.dropped = 0
         self.lost: Callable[[WriteBuffer, bytes], None] | None = None
-        """Function called with the outlet and bytes of dropped packets; None = no such function."""
+        """Function called with the write buffer and bytes of dropped packets; None = no such function."""
         self.held = 0
         """Bytes that wait for all clients that do not read."""
         self.holding: Callable[[int], None] = self.hold
@@ -248,7 +248,7 @@ class FlushRound:
         self.most = sys.maxsize
         """Value of ``held`` above which ``overfull`` is called for each added message."""
         self.ahead = ahead
-        """Function called before more than `FEW` outlets are flushed."""
+        """Function called before more than `FEW` write buffers are flushed."""
         self.overfull: Callable[[], None] = lambda: None
 
     def bound(self, most: int, overfull: Callable[[], None]) -> None:
@@ -256,7 +256,7 @@ class FlushRound:
         self.most, self.overfull = most, overfull
 
     def call_on_lost(self, lost: Callable[[WriteBuffer, bytes], None] | None) -> None:
-        """Call ``lost`` with the outlet and bytes of dropped packets; None = no more."""
+        """Call ``lost`` with the write buffer and bytes of dropped packets; None = no more."""
         self.lost = lost
 
     def hold(self, size: int) -> None:
@@ -273,9 +273,9 @@ class FlushRound:
         """Count dropped messages."""
         self.dropped += count
 
-    def add(self, outlet: WriteBuffer) -> None:
-        """Schedule the flush of ``outlet``, whose ``dirty`` is already set."""
-        self.dirty.append(outlet)
+    def add(self, write_buffer: WriteBuffer) -> None:
+        """Schedule the flush of ``write_buffer``, whose ``dirty`` is already set."""
+        self.dirty.append(write_buffer)
         if not self._scheduled:
             self._scheduled = True
             self._schedule(self.flush)
@@ -293,10 +293,10 @@ class FlushRound:
             self.flush()
 
     def flush(self) -> None:
-        """Write the data of every dirty outlet."""
+        """Write the data of every dirty write buffer."""
         self._scheduled = False
         dirty, self.dirty = self.dirty, []
         if len(dirty) > FEW:
             self.ahead()
-        for outlet in dirty:
-            outlet.flush()
+        for write_buffer in dirty:
+            write_buffer.flush()

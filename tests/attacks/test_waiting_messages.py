@@ -66,17 +66,17 @@ def test_messages_behind_retained_ones_that_a_client_does_not_take(gateway: Gate
     """Of hundreds of filters, each of which may keep back 4 MiB."""
     count = 300
     with (
-        Raw5.open(gateway.port, "keeper") as keeper,
+        Raw5.open(gateway.port, "position_writer") as position_writer,
         Raw5(gateway.port, receive_buffer=4096) as reader,
     ):
         for number in range(count):
-            keeper.send(raw5.publish(f"behind/{number}/x", b"r", qos=1, id=number + 1, flags=1))
-            keeper.expect(PUBACK)
+            position_writer.send(raw5.publish(f"behind/{number}/x", b"r", qos=1, id=number + 1, flags=1))
+            position_writer.expect(PUBACK)
         reader.send(raw5.connect("reader") + raw5.subscribe(("unread", 0)))
         reader.expect(CONNACK)
         reader.expect(SUBACK)
-        keeper.send(b"".join(raw5.publish("unread", bytes(100_000)) for _ in range(50)))
-        keeper.ping()
+        position_writer.send(b"".join(raw5.publish("unread", bytes(100_000)) for _ in range(50)))
+        position_writer.ping()
         for start in range(0, count, 100):
             filters = [(f"behind/{number}/+", 0) for number in range(start, start + 100)]
             reader.send(raw5.subscribe(*filters, id=start + 1))
@@ -88,19 +88,19 @@ def test_messages_behind_retained_ones_that_a_client_does_not_take(gateway: Gate
 def test_retained_messages_that_are_wanted_again_and_again(gateway: Gateway) -> None:
     """A page of them is read before each SUBACK, and the client takes none: further SUBSCRIBE packets wait."""
     with (
-        Raw5.open(gateway.port, "keeper") as keeper,
+        Raw5.open(gateway.port, "position_writer") as position_writer,
         Raw5(gateway.port, receive_buffer=4096) as reader,
     ):
         for number in range(60):
-            keeper.send(raw5.publish(f"again/{number}", bytes(60_000), qos=1, id=number + 1, flags=1))
-            keeper.expect(PUBACK)
+            position_writer.send(raw5.publish(f"again/{number}", bytes(60_000), qos=1, id=number + 1, flags=1))
+            position_writer.expect(PUBACK)
         before = memory(gateway.pid)
         reader.send(raw5.connect("reader"))
         reader.expect(CONNACK)
         reader.send(b"".join(raw5.subscribe(("again/#", 0), id=number) for number in range(1, 301)))
         most = 0.0
         for _ in range(20):
-            keeper.ping()
+            position_writer.ping()
             most = max(most, (memory(gateway.pid) - before) / MIB)
             time.sleep(0.1)
         assert most < 3 * UNREAD_MIB, most

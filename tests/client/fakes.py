@@ -55,7 +55,7 @@ class FakeClientConnection:
     """Stands for `Connection`: why it is not read from, and the packets that it is to handle after all."""
 
     def __init__(self) -> None:
-        self.outlet = FakeBuffer()
+        self.write_buffer = FakeBuffer()
         self.holds = 0
         self.keeps = self.hung_up = False
         self.fake_again: list[tuple[list[Packet], Handler | None, MqttError | None]] = []
@@ -318,7 +318,7 @@ class FakeLeftSide(FakeSide):
 
     def __init__(self, client: FakeLeaver) -> None:
         super().__init__(client)
-        self.keeper = None
+        self.position_writer = None
         self.fake_owes = False
         """Whether records of answered PUBRELs have yet to be acknowledged."""
         self.fake_done: list[object] = []

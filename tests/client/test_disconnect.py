@@ -210,7 +210,7 @@ def bind(client: FakeLeaver, names: Iterable[str], *, removed: Iterable[str] = (
     for name in names:
         one = ConsumerBinding(name, ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), source(qos=1))
         client.record.cons[name] = one.consumer
-        side.attachments[name] = one
+        side.bindings[name] = one
         if name in removed:
             one.remove()
         else:
@@ -257,9 +257,9 @@ def test_messages_for_a_closed_connection_do_not_count_as_sent(alive: bool) -> N
     client.alive = alive
     client.durable_side = side = bind(client, ["one", "ended"])
     side.machine.start()
-    for name, one in side.attachments.items():
+    for name, one in side.bindings.items():
         one.listen(name.encode(), cast("NatsTransport", object()))
-    side.attachments["ended"].source.end = 7
+    side.bindings["ended"].source.end = 7
     fall_silent(cast("Client", client))
     assert not side.machine.open
     assert client.services.fake_link.fake_unsubscribed == ([] if alive else [b"one"])

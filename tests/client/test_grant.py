@@ -98,7 +98,7 @@ async def test_a_repeated_subscription_keeps_its_consumer_and_gets_the_new_optio
     assert client.fake_record.cons["a"].durable_name == name
     assert len([one for one in client.services.fake_inbox.asked if ".CONSUMER.DURABLE.CREATE." in one]) == created
     assert v5_of(client).options["a"] == SubscriptionOptions("a", False, False, 0, 9)
-    assert client.fake_side.attachments[name].source.identifier == 9
+    assert client.fake_side.bindings[name].source.identifier == 9
     assert v5_of(client).start["a"] == 8
 
 
@@ -107,10 +107,10 @@ async def test_another_qos_holds_for_later_messages(before: int, after: int) -> 
     """[MQTT-3.8.4-6] (3.1.1): the record notes the former QoS, and the last message that has it."""
     client = FakeSubscriber()
     await client.fake_grant(wishes("a", qos=before))
-    (attachment,) = client.fake_side.attachments.values()
-    attachment.source.last = 30
+    (binding,) = client.fake_side.bindings.values()
+    binding.source.last = 30
     await client.fake_grant(wishes("a", qos=after), place=20)
-    assert attachment.source.qos == after
+    assert binding.source.qos == after
     assert v5_of(client).was["a"] == (before, 30)
     assert (await client.fake_stored()).subs == {"a": after}
 
@@ -170,7 +170,7 @@ async def test_a_message_that_an_overlapping_consumer_has_brought_does_not_come_
 ) -> None:
     client = FakeSubscriber()
     await client.fake_grant(wishes("a/#"))
-    for one in client.fake_side.attachments.values():
+    for one in client.fake_side.bindings.values():
         one.source.last, one.source.end = last, end
     await client.fake_grant(wishes(text))
     assert v5_of(client).start[filter_to_subjects(text)[0]] == start
@@ -185,8 +185,8 @@ async def test_messages_wait_for_retained_ones() -> None:
         ("a/#", key, 1) for key in (wanted["a/#"].subjects[0], second_sid(wanted["a/#"].subjects[1]))
     ]
     await client.fake_grant(wanted, replays={one.key: one for one in replays})
-    attachments = client.fake_side.attachments
-    held = {key: attachments[one.durable_name].source.held for key, one in client.fake_record.cons.items()}
+    bindings = client.fake_side.bindings
+    held = {key: bindings[one.durable_name].source.held for key, one in client.fake_record.cons.items()}
     assert {key for key, why in held.items() if why} == {one.key for one in replays}
 
 
@@ -221,9 +221,9 @@ async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taki
     assert await client.fake_grant(wishes("a")) == set()
     assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
     assert client.fake_record.subs == {"a": 1}
-    assert (client.fake_side.keeper is not None) is taking
+    assert (client.fake_side.position_writer is not None) is taking
     assert client.services.stream.consumers == (not taking)
-    assert client.fake_side.attachments[client.fake_record.cons["a"].durable_name].removed is taking
+    assert client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed is taking
 
 
 @pytest.mark.parametrize("why", ["known", "qos 0", "raised"])

@@ -232,9 +232,9 @@ async def test_a_subscription_is_lowered_step_by_step(monkeypatch: pytest.Monkey
     """[MQTT-3.8.4-4] (5.0)"""
     client = FakeChanging()
     await client.fake_subscribe("a/#", 2)
-    sources = [one.source for one in client.fake_side.attachments.values()]
+    sources = [one.source for one in client.fake_side.bindings.values()]
     watched: list[object] = []
-    monkeypatch.setattr(changing, "watch", lambda side, attachment: watched.append(attachment))
+    monkeypatch.setattr(changing, "watch", lambda side, binding: watched.append(binding))
     one = await lowered(client, "a/#")
     assert [source.held for source in sources] == [1, 1]
     await begin_lowering(as_changing(client), [one])
@@ -266,7 +266,7 @@ async def test_a_lowering_that_fails_leaves_the_subscription_as_it_was() -> None
     client = FakeChanging()
     options = Options(retain_as_published=True)
     await client.fake_subscribe("a", 2, options)
-    (source,) = [one.source for one in client.fake_side.attachments.values()]
+    (source,) = [one.source for one in client.fake_side.bindings.values()]
     one = await lowered(client)
     one.open()
     (gate,) = (client.gates or {}).values()

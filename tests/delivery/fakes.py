@@ -105,7 +105,7 @@ class FakeFlushRound:
     def __init__(self) -> None:
         self.fake_added = 0
 
-    def add(self, outlet: object) -> None:
+    def add(self, write_buffer: object) -> None:
         self.fake_added += 1
 
     def holding(self, size: int) -> None:
@@ -176,7 +176,7 @@ class FakeReceiver(FakeClient):
         super().__init__(services, client_id, v5)
         self.terms: Terms = TERMS
         self.version = 4
-        self.outlet = FakeBuffer()  # type: ignore[assignment]
+        self.write_buffer = FakeBuffer()  # type: ignore[assignment]
         self.connection = FakeConnection()
         self.delivery = FakeDelivery(services)
         self.guarded = None
@@ -188,12 +188,12 @@ class FakeReceiver(FakeClient):
 class FakeSlowReceiver:
     """Stands for `Client`, which does not read what its write buffer keeps."""
 
-    def __init__(self, outlet: WriteBuffer, aliases: Aliases | None = None) -> None:
+    def __init__(self, write_buffer: WriteBuffer, aliases: Aliases | None = None) -> None:
         self.services = FakeDeliveryServices()
         self.path = self.services.path
         self.client_id = "client"
         self.alive = True
-        self.outlet = outlet
+        self.write_buffer = write_buffer
         self.outgoing = aliases
         self.regular_side: None = None
         self.durable_side: DurableDelivery | None = None
@@ -231,7 +231,7 @@ class FakeWriterSide(FakeSide):
         super().__init__(client)
         self.fake_machine = FakeMachine()
         self.machine = cast("DurableSender", self.fake_machine)
-        self.keeper: PositionWriter | None = None
+        self.position_writer: PositionWriter | None = None
         self.fake_released: list[tuple[int, bytes]] = []
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
@@ -252,7 +252,7 @@ class Side(StatefulDelivery):
     """In place of a `DurableDelivery`, with the attributes that a test gives."""
 
     client: Any
-    keeper: Any
+    position_writer: Any
     stall: Any
 
     def __init__(
@@ -260,7 +260,7 @@ class Side(StatefulDelivery):
     ) -> None:
         super().__init__(DurableSender(10, NOWHERE) if machine is None else machine, 0)
         self.state, self.live = state, state in FROM_READER
-        self.client = self.keeper = self.stall = None
+        self.client = self.position_writer = self.stall = None
         for name, value in given.items():
             setattr(self, name, value)
 
@@ -268,7 +268,7 @@ class Side(StatefulDelivery):
     def session(self) -> Any:
         return self.client
 
-    def arrival(self, attachment: ConsumerBinding) -> Any:
+    def arrival(self, binding: ConsumerBinding) -> Any:
         raise AssertionError("no consumer is subscribed")
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -285,5 +285,5 @@ class Side(StatefulDelivery):
         self.change(DeliveryEvent.GOES_ON)
         self.stall = None
 
-    def store_position_with(self, keeper: Any) -> None:
-        self.keeper = keeper
+    def store_position_with(self, position_writer: Any) -> None:
+        self.position_writer = position_writer

@@ -29,8 +29,8 @@ class Bench:
         self.side.machine.sources.append(self.source)
         self.side.machine.sent_perhaps(perhaps)
         consumer = ConsumerRef("n", "deliver", "filter", 10)
-        self.attachment = ConsumerBinding("a", consumer, self.source)
-        self.attachment.listen(self.services.fake_link.subscribe_raw(b"deliver", lambda *_: None), None)
+        self.binding = ConsumerBinding("a", consumer, self.source)
+        self.binding.listen(self.services.fake_link.subscribe_raw(b"deliver", lambda *_: None), None)
         monkeypatch.setattr(overflowing, "consumer_info", self._consumer_info)
 
     @property
@@ -48,7 +48,7 @@ class Bench:
         return consumer_state(num_pending=self.pending)
 
     async def attach(self) -> None:
-        await overflowing.pass_over(as_side(self.side), self.attachment)
+        await overflowing.pass_over(as_side(self.side), self.binding)
 
     def arrive(self, number: int) -> None:
         reply = b"$JS.ACK.s.n.1.%d.%d.1795271066891006757.0" % (number, number)

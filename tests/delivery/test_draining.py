@@ -48,7 +48,7 @@ class Session:
     def __init__(self) -> None:
         self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.machine, _ = session()
-        self.attachments: dict[str, ConsumerBinding] = {}
+        self.bindings: dict[str, ConsumerBinding] = {}
         self.record = SessionRecord("me", v5=V5())
         self.client = FakeReceiver(Services(), "me")
         self.client.record = self.record
@@ -59,12 +59,12 @@ class Session:
     def subscription(self, subject: str, start: int, end: int = 0) -> ConsumerBinding:
         source = SubscriptionState(1, start, 100, end)
         consumer = ConsumerRef(f"from {start}", "", f"$MQTT.msgs.{subject}", 100)
-        attachment = self.attachments[consumer.durable_name] = ConsumerBinding(str(start), consumer, source)
+        binding = self.bindings[consumer.durable_name] = ConsumerBinding(str(start), consumer, source)
         if not end:
-            self.overlap.add(subject, attachment, source)
+            self.overlap.add(subject, binding, source)
             self.record.cons[str(start)] = consumer
             self.machine.sources.append(source)
-        return attachment
+        return binding
 
 
 def message(sender: str = "somebody") -> Stored:

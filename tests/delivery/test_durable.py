@@ -58,8 +58,8 @@ class Setup:
         return found
 
     @property
-    def outlet(self) -> FakeBuffer:
-        return cast("FakeBuffer", self.client.outlet)
+    def write_buffer(self) -> FakeBuffer:
+        return cast("FakeBuffer", self.client.write_buffer)
 
     def bring(
         self, subject: str, sequence: int, place: int, qos: int = 1, *, attempt: int = 1, topic: str = ""
@@ -81,7 +81,7 @@ class Setup:
 
 
 def packets(setup: Setup) -> list[bytes]:
-    chunks, setup.outlet.chunks = setup.outlet.chunks, []
+    chunks, setup.write_buffer.chunks = setup.write_buffer.chunks, []
     return chunks
 
 
@@ -99,7 +99,7 @@ async def test_the_next_message_is_sent_at_once_under_the_identifier_of_its_sequ
     _, packet = packets(setup)
     assert packet == b"\x32\x06\x00\x01a" + packet_id(7).to_bytes(2) + b"7"
     assert (setup.services.counters.sent[1], setup.services.counters.sent_bytes[1]) == (2, 2)
-    assert (setup.outlet.dirty, setup.outlet.round.fake_added) == (True, 1)
+    assert (setup.write_buffer.dirty, setup.write_buffer.round.fake_added) == (True, 1)
 
 
 async def test_puback_acknowledges_to_jetstream(setup: Setup) -> None:
@@ -117,9 +117,9 @@ async def test_a_subscription_of_a_lower_qos(setup: Setup) -> None:
 
 async def test_a_client_that_does_not_read(setup: Setup) -> None:
     setup.bring("a", 6, 1)
-    setup.outlet.clogged, setup.outlet.dirty = True, False
+    setup.write_buffer.clogged, setup.write_buffer.dirty = True, False
     setup.bring("a", 7, 2)
-    assert (setup.outlet.fake_held, setup.outlet.dirty) == (8, False)
+    assert (setup.write_buffer.fake_held, setup.write_buffer.dirty) == (8, False)
 
 
 async def test_a_full_window(setup: Setup) -> None:
@@ -268,7 +268,7 @@ async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
         ledger = SessionPosition()
 
     writer = Writer()
-    setup.side.keeper = cast("None", writer)
+    setup.side.position_writer = cast("None", writer)
     writer.ledger.take(7, 1)
     setup.side.ack(TAKEN + b"7")
     assert writer.ledger.pending == {}
@@ -352,7 +352,7 @@ async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setu
     setup.services.fake_inbox.consumers[MESSAGES][name] = {}
     v5_of(setup.client).draining = [Draining(name, binding.consumer.filter_subject, 1, 5)]
     await setup.side.remove([name])
-    assert (setup.side.attachments, v5_of(setup.client).draining) == ({}, [])
+    assert (setup.side.bindings, v5_of(setup.client).draining) == ({}, [])
     assert setup.services.fake_inbox.consumers[MESSAGES] == {}
     assert setup.side.machine.sources == []
     assert setup.services.fake_link.handlers == {}
@@ -361,13 +361,13 @@ async def test_consumers_of_ended_subscriptions_that_are_complete_go(setup: Setu
 async def test_the_position_forgets_consumers_that_are_gone(setup: Setup) -> None:
     """Otherwise it would grow with each subscription that ends while this connection lasts."""
     v5_of(setup.client).pos = "position"
-    keeper = PositionWriter(as_client(setup.client), 0)
-    setup.side.store_position_with(keeper)
+    position_writer = PositionWriter(as_client(setup.client), 0)
+    setup.side.store_position_with(position_writer)
     name = setup.bindings["a"].consumer.durable_name
-    keeper.live.add(name)
-    keeper.expect_consumers([name, "other"])
+    position_writer.live.add(name)
+    position_writer.expect_consumers([name, "other"])
     await setup.side.remove([name])
-    assert (keeper.live, keeper.present) == (set(), {"other"})
+    assert (position_writer.live, position_writer.present) == (set(), {"other"})
 
 
 # -- what a consumer has left --------------------------------------------------------------------------

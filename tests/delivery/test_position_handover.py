@@ -69,7 +69,7 @@ async def test_the_last_position_is_written_once() -> None:
     client = FakeReceiver(services, v5=V5(pos="position"))
     writer = PositionWriter(as_receiver(client), 5)
     writer.ledger.take(7, 1)
-    leave_position(as_receiver(client), cast(DurableDelivery, Side(keeper=writer)))
+    leave_position(as_receiver(client), cast(DurableDelivery, Side(position_writer=writer)))
     for changed in client.delivery.writers.following():
         changed.write()
     ((_, _, payload, operation),) = services.fake_store.fake_put

@@ -127,7 +127,7 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     for sequence in (6, 7):
         machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
     ledger.take(6, qos)
-    side: Any = Side(machine, keeper=Keeping(0, ledger))
+    side: Any = Side(machine, position_writer=Keeping(0, ledger))
     client = as_client(FakeReceiver(FakeDeliveryServices()))
     await fetch_in_flight(client, side)
     await fetch_in_flight(client, side)
@@ -155,7 +155,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
     ledger.take(6, 2)
-    side: Any = Side(machine, keeper=Keeping(0, ledger))
+    side: Any = Side(machine, position_writer=Keeping(0, ledger))
     await fetch_in_flight(as_client(FakeReceiver(FakeDeliveryServices())), side)
     machine.start()
     assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
@@ -187,29 +187,29 @@ async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, time
         return consumer
 
     monkeypatch.setattr(grounding, "set_position", set_position)
-    attachments = {}
+    bindings = {}
     for name in ("a", "b"):
         consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        attachments[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
-        attachments[name].source.live = True
-    keeper = Keeping(times)
-    keeper.ledger.reached = 41
-    side: Any = Side(keeper=keeper, attachments=attachments, state=DeliveryState.LEAVING)
+        bindings[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
+        bindings[name].source.live = True
+    position_writer = Keeping(times)
+    position_writer.ledger.reached = 41
+    side: Any = Side(position_writer=position_writer, bindings=bindings, state=DeliveryState.LEAVING)
     side.client = client = FakeReceiver(FakeDeliveryServices())
     assert await store_positions_in_consumers(as_client(client), side) is (times == 2)
     assert positions == [42] * set_back
-    assert keeper.fake_left is (times < 2)
+    assert position_writer.fake_left is (times < 2)
 
 
 def dormant(times: int, *names: str, live: set[str]) -> tuple[Any, Any]:
     """A session with consumers of these names, and its client; ``times``: as of `Keeping`."""
     services = FakeDeliveryServices()
     client = FakeReceiver(services, v5=V5())
-    side: Any = Side(keeper=Keeping(times), attachments={}, state=DeliveryState.LIVE)
+    side: Any = Side(position_writer=Keeping(times), bindings={}, state=DeliveryState.LIVE)
     for name in names:
         consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        side.attachments[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
-        side.attachments[name].source.live = name in live
+        side.bindings[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
+        side.bindings[name].source.live = name in live
         services.fake_inbox.consumers[MESSAGES][consumer.durable_name] = {"config": consumer.to_config()}
         services.registry.attached[consumer.durable_name] = cast("Any", client)
     side.client = client
@@ -220,17 +220,17 @@ def dormant(times: int, *names: str, live: set[str]) -> tuple[Any, Any]:
 async def test_dormant_consumers_are_removed_and_created_again(start: int, begin: int) -> None:
     """Where the position is, or the subscription begins; nobody takes the deletion for a loss."""
     client, side = dormant(9, "a", "b", live={"a"})
-    side.attachments["a"].source.start = start
+    side.bindings["a"].source.start = start
     consumers = client.services.fake_inbox.consumers[MESSAGES]
     await remove_dormant(client, side)
     assert list(consumers) == ["hash_b"]
     assert list(client.services.registry.attached) == ["hash_b"]
-    assert [side.attachments[name].removed for name in "ab"] == [True, False]
-    side.keeper.ledger.reached = 41
+    assert [side.bindings[name].removed for name in "ab"] == [True, False]
+    side.position_writer.ledger.reached = 41
     side.change(DeliveryEvent.LEFT_READER)
     assert await store_positions_in_consumers(client, side)
     assert consumers["hash_a"]["config"]["opt_start_seq"] == begin
-    assert not side.attachments["a"].removed
+    assert not side.bindings["a"].removed
 
 
 async def test_only_the_owner_of_a_session_removes_its_consumers() -> None:
@@ -238,14 +238,14 @@ async def test_only_the_owner_of_a_session_removes_its_consumers() -> None:
     client, side = dormant(0, "a", live={"a"})
     await remove_dormant(client, side)
     assert list(client.services.fake_inbox.consumers[MESSAGES]) == ["hash_a"]
-    assert not side.attachments["a"].removed
+    assert not side.bindings["a"].removed
 
 
 @pytest.mark.parametrize("ours", [True, False])
 async def test_a_consumer_that_was_to_be_removed_is_there(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     """It is set, unless it is one of the session's next owner."""
     client, side = dormant(1 + ours, "a", live={"a"})
-    side.attachments["a"].remove()
+    side.bindings["a"].remove()
     side.change(DeliveryEvent.LEFT_READER)
 
     async def exists(*_: object) -> None:
@@ -273,20 +273,20 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     source = SubscriptionState(1, 1, 3)
     source.live = True
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    keeper = Keeping(2)
-    ports = Ports(keeper.ledger)
+    position_writer = Keeping(2)
+    ports = Ports(position_writer.ledger)
     machine = DurableSender(WINDOW, ports)
     machine.sources.append(source)
     machine.open = True
-    side: Any = Side(machine, DeliveryState.LIVE, keeper=keeper)
-    side.attachments = {"a": ConsumerBinding("a", consumer, source)}
+    side: Any = Side(machine, DeliveryState.LIVE, position_writer=position_writer)
+    side.bindings = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     for sequence in range(1, 11):
-        keeper.ledger.take(sequence, 1)
+        position_writer.ledger.take(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
     side.change(DeliveryEvent.LEFT_READER)
-    keeper.ledger.reached = 10
+    position_writer.ledger.reached = 10
     assert await store_positions_in_consumers(as_client(client), side)
     machine.pump()
     for sequence in (11, 12, 13):
@@ -294,7 +294,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     for acknowledged in range(10):
         assert [one for one, _, _ in ports.sent] == [*range(1, acknowledged + 4)]
         machine.acknowledged(PUBACK, [packet_id(acknowledged + 1)])
-    assert keeper.ledger.pending == {}
+    assert position_writer.ledger.pending == {}
     assert (machine.limit, machine.on_room) == (WINDOW, None)  # consumers bound it from here on
 
 
@@ -311,8 +311,8 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         ledger.take(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    side: Any = Side(machine, keeper=Keeping(0, ledger))
-    side.attachments = {"a": ConsumerBinding("a", consumer, source)}
+    side: Any = Side(machine, position_writer=Keeping(0, ledger))
+    side.bindings = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     machine.start()

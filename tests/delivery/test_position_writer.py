@@ -32,7 +32,7 @@ class Setup:
         self.services = FakeDeliveryServices()
         self.client = FakeReceiver(self.services, v5=V5(pos="position", generation="stream"))
         self.side = self.client.durable_side = FakeWriterSide(self.client)
-        self.writer = self.side.keeper = PositionWriter(as_client(self.client), 5)
+        self.writer = self.side.position_writer = PositionWriter(as_client(self.client), 5)
         self.ledger = self.writer.ledger
 
     @property
@@ -314,16 +314,16 @@ def test_changed_positions_have_their_turn_in_order() -> None:
     writers = clients[0].delivery.writers
     for client in clients:
         client.delivery.writers = writers
-    keepers = [PositionWriter(as_client(client), 0) for client in clients]
+    each = [PositionWriter(as_client(client), 0) for client in clients]
     assert writers.following() == []
-    for keeper in keepers:
-        keeper.ledger.take(1, 1)
-        keeper.ledger.done(1)
-    assert writers.following() == keepers[:AT_ONCE]
-    for keeper in keepers[:AT_ONCE]:
-        keeper.ledger.begin()
-    keepers[0].ledger.take(2, 1)
-    keepers[-1].give_up()
-    assert writers.following() == [keepers[-2], keepers[0]]
-    keepers[-1].ledger.change()
+    for one in each:
+        one.ledger.take(1, 1)
+        one.ledger.done(1)
+    assert writers.following() == each[:AT_ONCE]
+    for one in each[:AT_ONCE]:
+        one.ledger.begin()
+    each[0].ledger.take(2, 1)
+    each[-1].give_up()
+    assert writers.following() == [each[-2], each[0]]
+    each[-1].ledger.change()
     assert writers.following() == []

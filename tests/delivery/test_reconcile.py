@@ -54,15 +54,15 @@ class Bench:
         self.source = SubscriptionState(1, 1, 10)
         self.source.held = SubscriptionState.RETURNING
         self.machine.sources.append(self.source)
-        self.attachment = ConsumerBinding("a", CONSUMER, self.source)
+        self.binding = ConsumerBinding("a", CONSUMER, self.source)
         self.services = FakeDeliveryServices()
         link = self.services.fake_link
-        link.wire = self.attachment.wire = transport(link)
+        link.wire = self.binding.wire = transport(link)
         self.client: Any = FakeReconciled(self.services)
         self.side: Any = Side(
             self.machine,
             client=self.client,
-            attachments={"name": self.attachment},
+            bindings={"name": self.binding},
         )
         self.client.durable_side = self.side
         self.reconciling = Reconciling(as_services(self.services), self.services.registry, SharedFeed())
@@ -137,7 +137,7 @@ async def test_what_is_new_waits_for_something_else(monkeypatch: pytest.MonkeyPa
         if why == "stalled":
             bench.side.change(DeliveryEvent.NOT_READING)
         elif why == "missed":
-            bench.attachment.missed = True
+            bench.binding.missed = True
         return ConsumerInfo({"deliver_subject": "deliver"}, True, 8, 8, 7, 1, 0)
 
     monkeypatch.setattr(reconciling, "consumer_info", info)

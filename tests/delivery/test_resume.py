@@ -20,10 +20,10 @@ CONSUMER = ConsumerRef("name", "new", "filter", 10)
 
 def bound(services: FakeServices) -> ConsumerBinding:
     """A consumer that delivers to this connection."""
-    attachment = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10))
+    binding = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10))
     services.fake_link.wire = None
-    attachment.listen(b"1", None)
-    return attachment
+    binding.listen(b"1", None)
+    return binding
 
 
 class Server:
@@ -107,13 +107,13 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
 async def test_nobody_waits_where_nothing_can_come(missed: bool) -> None:
     """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
     services = FakeServices()
-    attachment = bound(services)
-    attachment.source.expected = 2
+    binding = bound(services)
+    binding.source.expected = 2
     if missed:
-        attachment.miss()
+        binding.miss()
     else:
         services.fake_link.wire = object()
-    assert not await attaching.bring_back(FakeSide(FakeClient(services)), attachment)
+    assert not await attaching.bring_back(FakeSide(FakeClient(services)), binding)
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["comes", "was acknowledged"])
@@ -122,8 +122,8 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
 ) -> None:
     """Its first answer may count messages that were acknowledged; only two looks that agree tell that none comes."""
     services = FakeServices()
-    attachment = bound(services)
-    source = attachment.source
+    binding = bound(services)
+    source = binding.source
     source.expected = 1
     found = [0, 1, 0, 0]
 
@@ -134,7 +134,7 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
 
     monkeypatch.setattr(attaching, "consumer_info", info)
     monkeypatch.setattr(attaching, "STEP", 0.001)
-    assert await attaching.bring_back(FakeSide(FakeClient(services)), attachment, patience=1000.0)
+    assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=1000.0)
     assert len(found) == (2 if comes else 0)
 
 
@@ -148,8 +148,8 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     """
     told: list[str] = []
     services = FakeServices()
-    attachment = bound(services)
-    source = attachment.source
+    binding = bound(services)
+    source = binding.source
     source.expected = 1
 
     async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> None:
@@ -165,12 +165,12 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     monkeypatch.setattr(attaching, "consumer_info", info)
     side = FakeSide(FakeClient(services))
     if code == attaching.CREATE_FAILED:
-        assert await attaching.bring_back(side, attachment, patience=0.0, attempts=3)
+        assert await attaching.bring_back(side, binding, patience=0.0, attempts=3)
         assert told == ["name", "name"]
         told.clear()
         source.expected = 1
     with pytest.raises(ApiError):
-        await attaching.bring_back(side, attachment, patience=0.0, attempts=1)
+        await attaching.bring_back(side, binding, patience=0.0, attempts=1)
 
 
 @pytest.mark.sources
@@ -188,7 +188,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     async def attach(*_: object) -> None:
         await asyncio.sleep(0.05 if leaderless else 0.0)
 
-    async def bring_back(side: object, attachment: object, patience: float, attempts: int) -> bool:
+    async def bring_back(side: object, binding: object, patience: float, attempts: int) -> bool:
         patiences.append(patience)
         return back
 
@@ -235,7 +235,7 @@ async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
 @pytest.mark.parametrize(("first", "expected"), [(0, (3, 9)), (7, (3, 6)), (20, (3, 9))])
 def test_what_came_for_the_first_time_has_not_gone(first: int, expected: tuple[int, int]) -> None:
     """JetStream may count it as pending when it says how the consumer is."""
-    attachment = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 1, 10))
-    attachment.gone = 3, 9
-    attachment.source.base = first
-    assert attachment.not_come == expected
+    binding = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 1, 10))
+    binding.gone = 3, 9
+    binding.source.base = first
+    assert binding.not_come == expected

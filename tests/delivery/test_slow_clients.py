@@ -52,27 +52,27 @@ def publish(identifier: int, qos: int = 1, *, size: int = 10, version: int = 4, 
     return made(topic, bytes(size), qos=qos, id=identifier)
 
 
-def outlet_of(*, most: int = 1 << 40) -> tuple[WriteBuffer, list[bytes | bytearray], list[int]]:
-    """An outlet, what was given to its socket, and a list that counts how often the round was overfull."""
+def write_buffer_of(*, most: int = 1 << 40) -> tuple[WriteBuffer, list[bytes | bytearray], list[int]]:
+    """A write buffer, what was given to its socket, and a list that counts how often the round was overfull."""
     written: list[bytes | bytearray] = []
     overfull: list[int] = []
     round_ = FlushRound(lambda flush: flush())
     round_.most = most
     round_.overfull = lambda: overfull.append(round_.held)
-    outlet = WriteBuffer(round_, 1 << 30)
-    outlet.send = written.append
-    return outlet, written, overfull
+    write_buffer = WriteBuffer(round_, 1 << 30)
+    write_buffer.send = written.append
+    return write_buffer, written, overfull
 
 
-def clogging(outlet: WriteBuffer, written: list[bytes | bytearray], room: int) -> None:
+def clogging(write_buffer: WriteBuffer, written: list[bytes | bytearray], room: int) -> None:
     """From now on the socket is full after ``room`` bytes."""
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
         if sum(map(len, written)) >= room:
-            outlet.clog()
+            write_buffer.clog()
 
-    outlet.send = send
+    write_buffer.send = send
 
 
 def test_packet_identifiers() -> None:
@@ -86,47 +86,48 @@ def test_packet_identifiers() -> None:
 
 
 def test_what_waits_is_counted() -> None:
-    outlet, written, overfull = outlet_of(most=100)
-    clogging(outlet, written, 40)
-    outlet.write(b"x" * 50)
-    assert (outlet.clogged, outlet.held, outlet.round.held) == (True, 50, 50), "what its socket has not taken counts"
-    outlet.write(b"y" * 30)
+    write_buffer, written, overfull = write_buffer_of(most=100)
+    clogging(write_buffer, written, 40)
+    write_buffer.write(b"x" * 50)
+    held = (write_buffer.clogged, write_buffer.held, write_buffer.round.held)
+    assert held == (True, 50, 50), "what its socket has not taken counts"
+    write_buffer.write(b"y" * 30)
     assert not overfull
-    outlet.write(b"z" * 30)
+    write_buffer.write(b"z" * 30)
     assert overfull == [110]
-    outlet.sift(lambda data: data[:1] != b"y")
-    assert (outlet.held, outlet.round.held) == (80, 80)
-    clogging(outlet, written, 1 << 40)
-    outlet.unclog()
+    write_buffer.sift(lambda data: data[:1] != b"y")
+    assert (write_buffer.held, write_buffer.round.held) == (80, 80)
+    clogging(write_buffer, written, 1 << 40)
+    write_buffer.unclog()
     assert written[1:] == [b"z" * 30]
-    assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
-    outlet.write(b"x")
-    assert outlet.round.held == 0
+    assert (write_buffer.clogged, write_buffer.held, write_buffer.round.held, write_buffer.chunks) == (False, 0, 0, [])
+    write_buffer.write(b"x")
+    assert write_buffer.round.held == 0
 
 
 def test_large_chunks_leave_one_by_one() -> None:
     chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
+    write_buffer = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 2:
-            outlet.clog()
+            write_buffer.clog()
 
-    outlet.send = send
+    write_buffer.send = send
     for chunk in chunks:
-        outlet.write(chunk)
+        write_buffer.write(chunk)
     later.pop()()
     assert [id(data) for data in written] == [id(chunk) for chunk in chunks[:2]], "they are copied"
-    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 12 * LARGE + 1, chunks[2:])
-    outlet.unclog()
+    assert (write_buffer.clogged, write_buffer.held, write_buffer.chunks) == (True, 12 * LARGE + 1, chunks[2:])
+    write_buffer.unclog()
     assert written[2:] == chunks[2:]
-    assert (outlet.clogged, outlet.held, outlet.round.held, outlet.chunks) == (False, 0, 0, [])
+    assert (write_buffer.clogged, write_buffer.held, write_buffer.round.held, write_buffer.chunks) == (False, 0, 0, [])
     written.clear()
-    outlet.write(b"a" * LARGE)
-    outlet.write(b"b")
+    write_buffer.write(b"a" * LARGE)
+    write_buffer.write(b"b")
     later.pop()()
     assert written == [b"a" * LARGE + b"b"], "small ones are joined"
 
@@ -136,18 +137,18 @@ def test_a_connection_that_is_closed_between_large_chunks() -> None:
     chunks = [b"a" * LARGE, b"b" * LARGE]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
+    write_buffer = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 1:
-            outlet.write(b"goodbye")
-            outlet.flush()
-            outlet.send = None
+            write_buffer.write(b"goodbye")
+            write_buffer.flush()
+            write_buffer.send = None
 
-    outlet.send = send
+    write_buffer.send = send
     for chunk in chunks:
-        outlet.write(chunk)
+        write_buffer.write(chunk)
     later.pop()()
     assert b"".join(written) == b"".join(chunks) + b"goodbye"
 
@@ -156,66 +157,66 @@ def test_what_is_collected_while_it_is_flushed() -> None:
     """What a hook does that is told of what is sent: it writes, or has the connection closed, which flushes."""
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
-    outlet = WriteBuffer(FlushRound(later.append), 1 << 30)
+    write_buffer = WriteBuffer(FlushRound(later.append), 1 << 30)
 
     def send(data: bytes | bytearray) -> None:
         written.append(data)
         if len(written) == 1:
-            outlet.flush()
-            outlet.write(b"more")
-            outlet.clog()
+            write_buffer.flush()
+            write_buffer.write(b"more")
+            write_buffer.clog()
 
-    outlet.send = send
-    outlet.write(b"first")
-    outlet.write(b"second")
+    write_buffer.send = send
+    write_buffer.write(b"first")
+    write_buffer.write(b"second")
     later.pop()()
     assert written == [b"firstsecond"]
-    assert (outlet.clogged, outlet.held, outlet.chunks) == (True, 15, [b"more"])
+    assert (write_buffer.clogged, write_buffer.held, write_buffer.chunks) == (True, 15, [b"more"])
     later.pop()()
-    outlet.unclog()
+    write_buffer.unclog()
     assert written == [b"firstsecond", b"more"]
-    assert (outlet.held, outlet.round.held) == (0, 0)
+    assert (write_buffer.held, write_buffer.round.held) == (0, 0)
 
 
 def test_who_reads_again_is_given_no_more_than_its_socket_takes() -> None:
-    outlet, written, _ = outlet_of()
-    clogging(outlet, written, 1)
-    outlet.write(b"first")
+    write_buffer, written, _ = write_buffer_of()
+    clogging(write_buffer, written, 1)
+    write_buffer.write(b"first")
     pieces = [bytes([number]) * 100_000 for number in range(20)]
     for piece in pieces:
-        outlet.write(piece)
+        write_buffer.write(piece)
     written.clear()
-    outlet.unclog()
-    assert outlet.clogged
+    write_buffer.unclog()
+    assert write_buffer.clogged
     assert PIECE <= sum(map(len, written)) < PIECE + 100_000
-    assert outlet.held == 2_000_000, "what was given to the socket counts until it reads again"
-    outlet.unclog()
-    assert outlet.held == 2_000_000 - 300_000
-    clogging(outlet, written, 1 << 40)
-    outlet.unclog()
+    assert write_buffer.held == 2_000_000, "what was given to the socket counts until it reads again"
+    write_buffer.unclog()
+    assert write_buffer.held == 2_000_000 - 300_000
+    clogging(write_buffer, written, 1 << 40)
+    write_buffer.unclog()
     assert b"".join(written) == b"".join(pieces)
-    assert outlet.held == outlet.round.held == 0
+    assert write_buffer.held == write_buffer.round.held == 0
 
 
 def test_qos_0_is_lost_and_counted() -> None:
-    outlet, written, _ = outlet_of()
-    clogging(outlet, written, 1)
-    outlet.write(b"first")
+    write_buffer, written, _ = write_buffer_of()
+    clogging(write_buffer, written, 1)
+    write_buffer.write(b"first")
     run = publish(0, 0) * 3 + publish(0, 0, size=200)
     for data in (run, PINGRESP, publish(7, 1), publish(8, 2), b"\x31" + publish(0, 0)[1:]):
-        outlet.write(data)
-    outlet.lose()
-    assert outlet.chunks == [PINGRESP, publish(7, 1), publish(8, 2)]
-    assert outlet.dropped == outlet.round.dropped == 5
+        write_buffer.write(data)
+    write_buffer.lose()
+    assert write_buffer.chunks == [PINGRESP, publish(7, 1), publish(8, 2)]
+    assert write_buffer.dropped == write_buffer.round.dropped == 5
 
 
 def test_a_connection_that_ends_holds_nothing() -> None:
-    outlet, written, _ = outlet_of()
-    clogging(outlet, written, 1)
-    outlet.write(b"first")
-    outlet.write(b"second")
-    outlet.shut()
-    assert outlet.held == outlet.round.held == 0
+    write_buffer, written, _ = write_buffer_of()
+    clogging(write_buffer, written, 1)
+    write_buffer.write(b"first")
+    write_buffer.write(b"second")
+    write_buffer.shut()
+    assert write_buffer.held == write_buffer.round.held == 0
 
 
 @pytest.mark.sources
@@ -227,9 +228,9 @@ def test_all_gates_of_a_filter_count() -> None:
     former.keep(choice, message)
     last = Gate(found, former.room, former)
     last.keep(choice, message)
-    fake = FakeSlowReceiver(outlet_of()[0])
+    fake = FakeSlowReceiver(write_buffer_of()[0])
     fake.gates = {found: last}
-    fake.outlet.held = 7
+    fake.write_buffer.held = 7
     client = as_receiver(fake)
     assert _held(client) == 7 + 2 * (message.size + ENTRY_BYTES)
     former.end()
@@ -237,7 +238,7 @@ def test_all_gates_of_a_filter_count() -> None:
 
 
 class Bench:
-    """A durable session whose packets are in an outlet that is clogged."""
+    """A durable session whose packets are in a write buffer that is clogged."""
 
     def __init__(self, *, aliases: Aliases | None = None) -> None:
         self.ports = Recorder()
@@ -245,10 +246,10 @@ class Bench:
         self.source = source(1)
         self.machine.sources.append(self.source)
         self.machine.start()
-        self.outlet, self.written, _ = outlet_of()
-        clogging(self.outlet, self.written, 1)
-        self.outlet.write(b"first")
-        self.fake = FakeSlowReceiver(self.outlet, aliases)
+        self.write_buffer, self.written, _ = write_buffer_of()
+        clogging(self.write_buffer, self.written, 1)
+        self.write_buffer.write(b"first")
+        self.fake = FakeSlowReceiver(self.write_buffer, aliases)
         self.client = as_receiver(self.fake)
         self.side = cast(DurableDelivery, Side(self.machine, client=self.fake))
         self.fake.durable_side = self.side
@@ -264,7 +265,7 @@ class Bench:
 
     def put(self, identifier: int) -> bytes:
         data = publish(identifier)
-        self.outlet.write(data)
+        self.write_buffer.write(data)
         return data
 
 
@@ -274,7 +275,7 @@ def test_only_what_comes_again_is_taken_back() -> None:
     bench.machine.arrived(bench.source, 1, 1, b"r1", None, 1)  # its socket has it
     bench.stored(2)
     shared = bench.shared(7)
-    bench.outlet.write(PINGRESP)
+    bench.write_buffer.write(PINGRESP)
     bench.stored(3)
     retained_id = 50_000
     bench.machine.replay(bench.source, 848, 1, None, False)
@@ -282,8 +283,8 @@ def test_only_what_comes_again_is_taken_back() -> None:
     retained = bench.put(retained_id)
     _take_back(bench.client, bench.side)
     bench.machine.stop_sending()
-    assert bench.outlet.chunks == [shared, PINGRESP, retained]
-    assert read not in bench.outlet.chunks
+    assert bench.write_buffer.chunks == [shared, PINGRESP, retained]
+    assert read not in bench.write_buffer.chunks
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [-848, -7, 1]
 
 
@@ -293,7 +294,7 @@ def test_what_an_ended_subscription_has_sent_is_not_taken_back() -> None:
     bench.source.end = 2
     assert not bench.machine.recallable(packet_id(2))
     _take_back(bench.client, bench.side)
-    assert bench.outlet.chunks == [data]
+    assert bench.write_buffer.chunks == [data]
     assert [one.sequence for one in bench.machine.inflight.values()] == [2]
 
 
@@ -306,16 +307,16 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
     ended = source(1)
     ended.end = 1
     link = bench.fake.services.fake_link
-    bench.side.attachments = {
+    bench.side.bindings = {
         name: ConsumerBinding("a", ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), one)
         for name, one in (("live", bench.source), ("ended", ended))
     }
-    for attachment in bench.side.attachments.values():
-        attachment.sid = link.subscribe_raw(b"deliver", lambda *message: None)
+    for binding in bench.side.bindings.values():
+        binding.sid = link.subscribe_raw(b"deliver", lambda *message: None)
     stall_session(bench.client, bench.side)
     assert bench.side.stall is not None
-    assert list(link.handlers) == [bench.side.attachments["ended"].sid]
-    assert bench.outlet.chunks == []
+    assert list(link.handlers) == [bench.side.bindings["ended"].sid]
+    assert bench.write_buffer.chunks == []
     assert bench.machine.queued == []
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [3], "its socket has it"
 
@@ -335,7 +336,7 @@ def test_aliases_that_may_be_lost_are_given_again() -> None:
     shared = bench.shared(7)
     bench.stored(3)
     _take_back(bench.client, bench.side)
-    assert bench.outlet.chunks == [first, shared], "the second may use an alias that the first gives"
+    assert bench.write_buffer.chunks == [first, shared], "the second may use an alias that the first gives"
     assert aliases.give(b"t") == (1, False)
 
 
@@ -395,7 +396,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     bench = Bench()
     machine, one = bench.machine, bench.source
     consumer = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
-    attachment = ConsumerBinding("a", consumer, one)
+    binding = ConsumerBinding("a", consumer, one)
     one.held |= SubscriptionState.RETURNING
     stall = SlowClient()
     machine.stop_sending()
@@ -403,7 +404,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     async def nothing(*_: object) -> None:
         return
 
-    async def attach(attachment: ConsumerBinding) -> None:
+    async def attach(binding: ConsumerBinding) -> None:
         one.attaching()
         for sequence in (2, 3):
             machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
@@ -417,9 +418,9 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     side: Any = Side(
         machine,
         DeliveryState.WAKING,
-        attachments={"name": attachment},
+        bindings={"name": binding},
         point_anew=lambda: None,
-        add=lambda key, consumer, source: attachment,
+        add=lambda key, consumer, source: binding,
         attach=attach,
         collect=nothing,
         stall=stall,
@@ -457,7 +458,7 @@ def test_a_client_that_never_reads_is_let_go_before_its_consumers_are_removed() 
     bench = Bench()
     bench.side.begin_stall(stall := SlowClient())
     services = FakeDeliveryServices()
-    services.path.round = bench.outlet.round
+    services.path.round = bench.write_buffer.round
     services.registry.connections.add(bench.client)
     delivery = as_delivery(FakeDelivery(services))
     delivery.waiting.add(bench.side)
@@ -480,9 +481,9 @@ def test_a_failure_ends_one_session_and_not_the_gateway(
     wrong, right = Bench(), Bench()
     wrong.side.state = DeliveryState.ENDED  # not known to happen while the session may send
     for number, bench in enumerate((wrong, right)):
-        bench.outlet.held += 2 - number  # the larger one is emptied first
+        bench.write_buffer.held += 2 - number  # the larger one is emptied first
         services.registry.connections.add(bench.client)
-        services.path.round.clogged.add(bench.outlet)
+        services.path.round.clogged.add(bench.write_buffer)
     look(as_delivery(FakeDelivery(services)))
     assert (wrong.fake.fake_ended, right.fake.fake_ended) == (["internal error"], [])
     assert right.side.state is DeliveryState.STALLED

@@ -21,9 +21,9 @@ from tests.protocol.recorder import Recorder, session, source
 
 
 def buffer(round_: FlushRound) -> WriteBuffer:
-    outlet = WriteBuffer(round_, 1 << 20)
-    outlet.send_by(lambda data: None)
-    return outlet
+    write_buffer = WriteBuffer(round_, 1 << 20)
+    write_buffer.send_by(lambda data: None)
+    return write_buffer
 
 
 @stands_for(Message)
@@ -38,7 +38,7 @@ class FakeWatched:
     """Stands for `Client` with a durable session: how often it was looked at."""
 
     def __init__(self, round_: FlushRound) -> None:
-        self.outlet = buffer(round_)
+        self.write_buffer = buffer(round_)
         self.fake_looks = 0
         self.fake_side = FakeWatchedSide(self)
 
@@ -62,7 +62,7 @@ class FakeWatchedSide:
 def delivery_of(*clients: FakeWatched, most: int = 1 << 30) -> DeliveryServices:
     services = FakeDeliveryServices()
     services.settings.max_unread_bytes = most
-    services.path.round = clients[0].outlet.round
+    services.path.round = clients[0].write_buffer.round
     services.registry.connections |= {cast("Client", client) for client in clients}
     return as_delivery(FakeDelivery(services))
 
@@ -99,11 +99,11 @@ def test_who_does_not_read_is_looked_at_until_it_reads() -> None:
     round_ = FlushRound(lambda flush: None)
     clients = [FakeWatched(round_) for _ in range(2)]
     delivery = delivery_of(*clients)
-    clients[1].outlet.clog()
+    clients[1].write_buffer.clog()
     look_after(delivery)
     assert clients[1].fake_looks > clients[0].fake_looks == 0
     clients[1].fake_looks = 0
-    clients[1].outlet.unclog()
+    clients[1].write_buffer.unclog()
     look_after(delivery)
     assert [client.fake_looks for client in clients] == [0, 0]
 
@@ -138,7 +138,7 @@ def test_what_waits_counts_for_max_unread_bytes(monkeypatch: pytest.MonkeyPatch)
         assert len(relieved) == count
 
 
-def test_the_round_knows_the_outlets_whose_clients_do_not_read() -> None:
+def test_the_round_knows_the_write_buffers_whose_clients_do_not_read() -> None:
     round_, other = FlushRound(lambda flush: None), FlushRound(lambda flush: None)
     one, two = buffer(round_), buffer(round_)
     one.clog()
@@ -160,10 +160,10 @@ def test_the_round_knows_the_outlets_whose_clients_do_not_read() -> None:
 def test_a_closed_connection_does_not_stay_among_those_that_do_not_read() -> None:
     """The job of a CONNECT may hold its answer back after the socket was closed: nobody would release it."""
     round_ = FlushRound(lambda flush: None)
-    outlet = buffer(round_)
-    outlet.shut()
-    outlet.write(b"x")
-    outlet.clog()
-    outlet.write(b"y")
-    outlet.flush()
-    assert (round_.clogged, round_.held, outlet.held, outlet.chunks) == (set(), 0, 0, [])
+    write_buffer = buffer(round_)
+    write_buffer.shut()
+    write_buffer.write(b"x")
+    write_buffer.clog()
+    write_buffer.write(b"y")
+    write_buffer.flush()
+    assert (round_.clogged, round_.held, write_buffer.held, write_buffer.chunks) == (set(), 0, 0, [])

@@ -67,7 +67,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         machine,
         DeliveryState.WAKING,
         client=client,
-        attachments={"ended": ended},
+        bindings={"ended": ended},
         stall=stall,
         point_anew=lambda: None,
         collect=nothing,

@@ -113,7 +113,7 @@ async def test_consumers_are_looked_at_once_more(monkeypatch: pytest.MonkeyPatch
     side = client.durable_side = FakeSide(client)
     for name in ("one", "two"):
         consumer = ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10)
-        side.attachments[name] = ConsumerBinding("a", consumer, SubscriptionState(1, 1, 10))
+        side.bindings[name] = ConsumerBinding("a", consumer, SubscriptionState(1, 1, 10))
     await recovery._check(as_receiver(client))
     assert done == (["attached", "one", "two"] if owner else [])
 

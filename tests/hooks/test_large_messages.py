@@ -28,7 +28,7 @@ async def test_large_messages(inside: InProcess, add: Add) -> None:
         return transport.get_protocol()
 
     def watch() -> None:
-        spout = inside.account.registry.clients["large-reader"].outlet.send
+        spout = inside.account.registry.clients["large-reader"].write_buffer.send
         assert isinstance(spout, DeliveryHooks)
         spout.send = WatchedSend(spout.send, watched.append)
 

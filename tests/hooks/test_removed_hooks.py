@@ -26,7 +26,7 @@ from tests.hooks.conftest import Add
 async def test_taps_and_spouts_come_and_go_with_the_hooks(inside: InProcess, add: Add) -> None:
     def kinds() -> tuple[bool, bool]:
         connection = inside.account.registry.clients["plain"].connection
-        return isinstance(connection.handler, MessageHooks), isinstance(connection.outlet.send, DeliveryHooks)
+        return isinstance(connection.handler, MessageHooks), isinstance(connection.write_buffer.send, DeliveryHooks)
 
     hooks = inside.account.services.hooks
     async with await RawClient.connect(inside.port, "plain") as client:

@@ -89,7 +89,7 @@ def live(inside: Inside, client_id: str) -> bool:
     """Whether all subscriptions of a session are served by the reader; or none."""
     side = inside.client(client_id).durable_side
     assert side is not None
-    found = {one.source.live for one in side.attachments.values()}
+    found = {one.source.live for one in side.bindings.values()}
     assert len(found) == 1
     return found.pop()
 

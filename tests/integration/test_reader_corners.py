@@ -135,7 +135,7 @@ def count(inside: Inside, client_id: str) -> int:
     """How many subscriptions of a session are live."""
     side = inside.client(client_id).durable_side
     assert side is not None
-    return sum(one.source.live for one in side.attachments.values())
+    return sum(one.source.live for one in side.bindings.values())
 
 
 def publish(writer: Raw, topic: str, numbers: range) -> None:
@@ -156,7 +156,7 @@ def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.Mon
     live = served(inside)
     let = asyncio.Event()
 
-    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
         return let.is_set()
 
     monkeypatch.setattr(becoming, "_passed", passed)
@@ -185,11 +185,11 @@ def test_a_second_subscription_waits_for_what_the_first_has_to_get(inside: Insid
         assert client.subscribe(("first/b", 1)) == [1]
         side = inside.client("second").durable_side
         assert side is not None
-        keeper = side.keeper
-        assert keeper is not None
+        position_writer = side.position_writer
+        assert position_writer is not None
 
         def wrong() -> bool:
-            return keeper.ledger.reached > reader.position
+            return position_writer.ledger.reached > reader.position
 
         eventually(lambda: inside.call(wrong) or count(inside, "second") == 2, PATIENCE)
         assert not inside.call(wrong)
@@ -220,7 +220,7 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
 def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that is about to be live leaves that to another time."""
 
-    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
         return False
 
     live = served(inside)
@@ -270,7 +270,7 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
     live = served(inside)
     let = asyncio.Event()
 
-    async def passed(broker: object, joining: Promotion, attachment: object) -> bool:
+    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
         return let.is_set()
 
     monkeypatch.setattr(becoming, "_passed", passed)

@@ -62,7 +62,7 @@ def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
 
 def reached(side: Any) -> int:
     """The last message that has come for a session."""
-    found: int = max(side.machine.reached, *(one.source.last for one in side.attachments.values()))
+    found: int = max(side.machine.reached, *(one.source.last for one in side.bindings.values()))
     return found
 
 

@@ -72,10 +72,10 @@ def test_what_a_quiet_consumer_has_left(own: Inside, fail: Fail) -> None:
     with Raw.connected(own.ports[0], "quiet", clean=False) as client:
         assert client.subscribe(("quiet", 1)) == [1]
         side = side_of(own, "quiet")
-        (attachment,) = side.attachments.values()
+        (binding,) = side.bindings.values()
         errors = fail(durable, "consumer_info")
-        own.call(lambda: side.look(attachment.source, 1 << 40))
-        eventually(lambda: own.call(lambda: attachment.source.clear) == 1 << 40, PATIENCE)
+        own.call(lambda: side.look(binding.source, 1 << 40))
+        eventually(lambda: own.call(lambda: binding.source.clear) == 1 << 40, PATIENCE)
         assert not errors
         client.ping()
 
@@ -95,7 +95,7 @@ def test_the_consumer_of_an_ended_subscription_is_removed(own: Inside, fail: Fai
         draining = record.v5
         errors = fail(durable, "delete_consumer")
         client.send(raw.ack(raw.PUBACK, found.id))
-        eventually(lambda: own.call(lambda: not side.attachments and not draining.draining), PATIENCE)
+        eventually(lambda: own.call(lambda: not side.bindings and not draining.draining), PATIENCE)
         assert not errors
         client.ping()
 
@@ -106,7 +106,7 @@ def test_a_dormant_consumer_that_was_deleted_is_made_again(shared: Inside, fail:
         assert client.subscribe((asked, 1)) == [1]
         side = side_of(shared, asked)
         eventually(lambda: shared.call(lambda: side.live), PATIENCE)
-        (name,) = side.attachments
+        (name,) = side.bindings
         account = shared.gateway.account
         assert account is not None
         inbox = account.services.nats.inbox

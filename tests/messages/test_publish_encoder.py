@@ -31,7 +31,7 @@ class OneSubscriber:
         self.version, self.terms = version, terms
         most = terms.topic_alias_maximum
         self.outgoing = Aliases(most) if most else None
-        self.outlet = WriteBuffer(FlushRound(lambda flush: None), 1)
+        self.write_buffer = WriteBuffer(FlushRound(lambda flush: None), 1)
 
     def withheld(self, key: bytes, qos: int, message_id: str) -> bool:
         return False
@@ -44,8 +44,8 @@ def client(*, limit: int = 1 << 28, aliases: int = 0, clogged: bool = False, ver
     """As much of a client as the packets need."""
     found = OneSubscriber(version, Terms(maximum_packet_size=limit, topic_alias_maximum=aliases))
     if clogged:
-        found.outlet.send_by(lambda data: None)
-        found.outlet.clog()
+        found.write_buffer.send_by(lambda data: None)
+        found.write_buffer.clog()
     return found
 
 

@@ -60,7 +60,7 @@ class Subscriber(Member):
         self.client_id = name
         self.version = version
         self.bytes: list[bytes | bytearray] = []
-        self.outlet.send = self.bytes.append
+        self.write_buffer.send = self.bytes.append
         self.taken: list[tuple[bytes, int]] = []
         self.guarded: list[tuple[str, bytes, int, int]] = []
 

@@ -81,7 +81,7 @@ def test_a_route_that_was_dropped_is_found_anew() -> None:
         found = bench.table.route_of_subject(subject)
         assert found is not None
         assert found is not first
-        assert [outlet for group in found.groups.values() for outlet in group.zero] == [one.outlet]
+        assert [write_buffer for group in found.groups.values() for write_buffer in group.zero] == [one.write_buffer]
     bench.table.leave(one)
     for subject in (b"a.b", b"a.b/"):
         found = bench.table.route_of_subject(subject)

@@ -138,7 +138,7 @@ def test_what_was_read_into_a_buffer_goes_the_same_way(version: int) -> None:
                 KEY, encode_publish(KEY, b"x" * 200_000, 0, False, False, 0, 5), 1, plain.step + 1, plain.head + 1
             )
         run = into_a_buffer(plain) if large else plain
-        four.outlet.write(b"first")
+        four.write_buffer.write(b"first")
         bench.fanout.run(bench.route("a"), run, sender)
         bench.round.start()
         bench.turn()
@@ -158,12 +158,12 @@ def test_what_was_read_into_a_buffer_is_lost_as_the_rest() -> None:
     slow, sender = Subscriber(bench, "slow"), Subscriber(bench, "sender")
     bench.subscribe(slow, "a", 0)
     run = into_a_buffer(run_of(b"x" * 200_000))
-    slow.outlet.limit = len(run.raw)
-    slow.outlet.clog()
+    slow.write_buffer.limit = len(run.raw)
+    slow.write_buffer.clog()
     for _ in range(2):
         bench.fanout.run(bench.route("a"), run, sender)
-    assert (slow.outlet.dropped, slow.outlet.held) == (1, len(run.raw))
-    slow.outlet.unclog()
+    assert (slow.write_buffer.dropped, slow.write_buffer.held) == (1, len(run.raw))
+    slow.write_buffer.unclog()
     assert slow.bytes == [run.raw]
 
 
@@ -281,7 +281,7 @@ def test_no_local_looks_at_every_message() -> None:
     assert [(member, choice.found, choice.qos, choice.own) for member, choice in group.guarded] == [
         (bridge, found, 1, None)
     ]
-    assert group.zero == [one.outlet]
+    assert group.zero == [one.write_buffer]
     bench.from_nats(b"a", headers(1, b"id", b"Nmqtt-Client:bridge"))
     bench.fanout.local(bench.route("a"), Message(KEY, b"y", 1, "someone"))
     assert bridge.guarded == [("a", b"x", 1, 1), ("a", b"y", 1, 1)], "the member decides"
@@ -294,7 +294,7 @@ def test_one_encoding_for_all() -> None:
     for member in members:
         bench.subscribe(member, "a", 0)
     bench.fanout.local(bench.route("a"), Message(KEY, b"x", 1))
-    chunks = [member.outlet.chunks[0] for member in members]
+    chunks = [member.write_buffer.chunks[0] for member in members]
     assert chunks[0] is chunks[1] is chunks[2]
     bench.turn()
     assert [member.bytes for member in members] == [[PACKET]] * 3
@@ -314,20 +314,20 @@ def test_one_write_per_member_and_turn() -> None:
 def test_a_clogged_member_loses_qos_0_and_is_counted_and_nobody_else_is_touched() -> None:
     bench = Bench()
     slow, one = Subscriber(bench, "slow"), Subscriber(bench, "one")
-    slow.outlet.limit = 3 * len(PACKET)
+    slow.write_buffer.limit = 3 * len(PACKET)
     bench.subscribe(slow, "a", 1)
     bench.subscribe(one, "a", 1)
-    slow.outlet.clog()
+    slow.write_buffer.clog()
     for _ in range(5):
         bench.fanout.local(bench.route("a"), Message(KEY, b"x", 0))
         bench.from_nats(b"a")
     bench.turn()
     assert slow.bytes == []
-    assert slow.outlet.dropped == bench.round.dropped == 7
+    assert slow.write_buffer.dropped == bench.round.dropped == 7
     assert b"".join(one.bytes) == PACKET * 10
     bench.fanout.local(bench.route("a"), Message(KEY, b"x", 1))
     assert slow.taken == [(b"x", 1)], "QoS 1 is never dropped here"
-    slow.outlet.unclog()
+    slow.write_buffer.unclog()
     assert b"".join(slow.bytes) == PACKET * 3
     bench.fanout.local(bench.route("a"), Message(KEY, b"x", 0))
     bench.turn()
@@ -339,12 +339,12 @@ def test_a_clogged_member_loses_whole_runs() -> None:
     slow, sender = Subscriber(bench, "slow"), Subscriber(bench, "sender")
     bench.subscribe(slow, "a", 0)
     run = run_of(b"1", b"2", b"3")
-    slow.outlet.limit = len(run.raw)
-    slow.outlet.clog()
+    slow.write_buffer.limit = len(run.raw)
+    slow.write_buffer.clog()
     for _ in range(2):
         bench.fanout.run(bench.route("a"), run, sender)
-    assert slow.outlet.dropped == 3
-    slow.outlet.unclog()
+    assert slow.write_buffer.dropped == 3
+    slow.write_buffer.unclog()
     assert slow.bytes == [run.raw]
 
 

@@ -78,7 +78,7 @@ def test_wildcards_at_the_start_are_not_served_locally() -> None:
     near, far = Subscriber(bench, "near"), Subscriber(bench, "far")
     assert bench.subscribe(near, "a/+", 0).local
     assert not bench.subscribe(far, "+/b", 0).local
-    assert bench.route("a/b").local.zero == [near.outlet]
+    assert bench.route("a/b").local.zero == [near.write_buffer]
     bench = Bench(local_dispatch=False)
     assert not bench.subscribe(near, "a/+", 0).local
     assert not bench.route("a/b").local
@@ -93,7 +93,7 @@ def test_first_confirmed_filter_and_highest_qos() -> None:
     route = bench.route("a/b")
     assert list(route.groups) == [first]
     assert route.groups[first].high == [(one, 2)]
-    assert route.groups[first].zero == [one.outlet]
+    assert route.groups[first].zero == [one.write_buffer]
     assert route.groups[first].low == []
     bench.subscribe(one, "a/+", 1)
     assert list(bench.route("a/b").groups) == [first], "a change of QoS keeps the place"
@@ -111,8 +111,8 @@ def test_a_durable_member_gets_qos_1_from_the_stream() -> None:
     bench.subscribe(one, "a", 1)
     bench.subscribe(two, "a", 0)
     group = bench.route("a").local
-    assert group.zero == [one.outlet, two.outlet]
-    assert group.low == [two.outlet]
+    assert group.zero == [one.write_buffer, two.write_buffer]
+    assert group.low == [two.write_buffer]
     assert group.high == []
 
 
@@ -121,7 +121,7 @@ def test_every_change_is_seen() -> None:
     one, two = Subscriber(bench, "one"), Subscriber(bench, "two")
     assert not bench.route("a").local
     found = bench.subscribe(one, "a", 0)
-    assert bench.route("a").local.low == [one.outlet]
+    assert bench.route("a").local.low == [one.write_buffer]
     groups = bench.route("a").groups
     bench.subscribe(one, "a", 0)
     assert bench.route("a").groups is groups, "nothing has changed"
@@ -154,10 +154,10 @@ def test_a_filter_without_wildcards_concerns_its_topic_only() -> None:
     assert bench.route("b/c").groups is not groups[1]
     assert alias is bench.table.route_of_subject(b"b.c/")
     assert alias is not None
-    assert alias.local.zero == [one.outlet, two.outlet]
+    assert alias.local.zero == [one.write_buffer, two.write_buffer]
     bench.table.leave(two)
     assert bench.route("a").groups is groups[0]
-    assert bench.route("b/c").local.zero == [one.outlet]
+    assert bench.route("b/c").local.zero == [one.write_buffer]
     bench.subscribe(two, "+", 0)
     assert bench.route("a").groups is not groups[0]
 
@@ -186,15 +186,15 @@ def test_routes_are_never_out_of_date(steps: list[tuple[str, int, str]], most: i
             beside = bench.table.route_of_subject(b"$MQTT_SYS.x")
             assert beside is not None
             assert {each for group in beside.groups.values() for each in group.zero} == {
-                each.outlet for each in members if any(found.text == "$SYS/x" for found in each.filters)
+                each.write_buffer for each in members if any(found.text == "$SYS/x" for found in each.filters)
             }
             for topic, subject in (("a", b"a/"), ("a/b", b"a.b/"), ("b", b"b"), ("é", "é".encode())):
                 expected = [
-                    each.outlet for each in members if any(matches(found.text, topic) for found in each.filters)
+                    each.write_buffer for each in members if any(matches(found.text, topic) for found in each.filters)
                 ]
                 for route in (bench.route(topic), bench.table.route_of_subject(subject)):
                     assert route is not None
-                    found = [outlet for group in route.groups.values() for outlet in group.zero]
+                    found = [write_buffer for group in route.groups.values() for write_buffer in group.zero]
                     assert sorted(map(id, found)) == sorted(map(id, expected))
 
 
@@ -231,7 +231,7 @@ def test_what_arrives_may_not_be_published_for_that(topic: str, subject: bytes) 
     bench.subscribe(one, topic, 0, subjects=(subject.decode(),))
     arrived = bench.table.route_of_subject(subject)
     assert arrived is not None
-    assert [outlet for group in arrived.groups.values() for outlet in group.zero] == [one.outlet]
+    assert [write_buffer for group in arrived.groups.values() for write_buffer in group.zero] == [one.write_buffer]
     with pytest.raises((NotAuthorized, TopicNameInvalid)):
         bench.route(topic)
     bench.table.leave(one)

@@ -219,7 +219,7 @@ class FakeSide(StatefulDelivery):
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         self.pubrels_come += 1
 
-    def arrival(self, attachment: ConsumerBinding) -> Handler:
+    def arrival(self, binding: ConsumerBinding) -> Handler:
         return lambda subject, reply, headers, payload: self.fake_arrived.append(payload)
 
 
@@ -338,7 +338,7 @@ class FakeClient:
         self.filters: dict[Filter, int] = {}
         self.gates: dict[Filter, Gate] | None = None
         self.expiry: int | None = 60
-        self.outlet = FakeOutlet()
+        self.write_buffer = FakeOutlet()
         self.bridge = False
         self.checks_each = False
         self.version = 5

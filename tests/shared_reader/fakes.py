@@ -72,7 +72,7 @@ class FakeReaderSide(FakeSide):
 
     def __init__(self, client: FakeClient) -> None:
         super().__init__(client)
-        self.keeper: PositionWriter | None = None
+        self.position_writer: PositionWriter | None = None
 
 
 @stands_for(SharedReaderSessions)
@@ -192,7 +192,7 @@ def member_of(services: FakeServices, client_id: str, *subjects: str) -> ReaderS
     """A session with live subscriptions of these subjects."""
     client = FakeClient(services, client_id)
     side = client.durable_side = FakeReaderSide(client)
-    side.attachments = {subject: live_binding(subject) for subject in subjects}
-    side.machine.sources += [one.source for one in side.attachments.values()]
+    side.bindings = {subject: live_binding(subject) for subject in subjects}
+    side.machine.sources += [one.source for one in side.bindings.values()]
     side.machine.start()
     return ReaderSession(as_client(client), as_side(side))

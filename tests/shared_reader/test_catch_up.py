@@ -164,7 +164,7 @@ async def test_what_is_not_for_clients_is_passed_over(setup: Setup) -> None:
 
 
 async def test_a_session_of_several_subscriptions_has_them_looked_up(setup: Setup) -> None:
-    setup.member.side.attachments["b"] = live_binding("b")
+    setup.member.side.bindings["b"] = live_binding("b")
     setup.reader.broken()
     await setup.made(2)
     await aeventually(lambda: len(setup.consumers) == 1)  # the former one is deleted afterwards
@@ -258,7 +258,7 @@ async def test_a_reader_that_fails_leaves_its_place_and_its_session(
 
 
 async def test_all_subscriptions_have_ended(setup: Setup) -> None:
-    setup.member.side.attachments.clear()
+    setup.member.side.bindings.clear()
     setup.reader.broken()
     await aeventually(lambda: setup.live.fake_ended)
 

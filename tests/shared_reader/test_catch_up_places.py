@@ -210,8 +210,8 @@ async def test_other_work_goes_on_while_many_take_a_page(crowd: Crowd, monkeypat
 
     crowd.live.give = crowd.live.put_through = count  # type: ignore[assignment,method-assign]
     for one in crowd.members:
-        one.side.attachments.clear()
-        one.side.attachments["all"] = live_binding("dev.>")
+        one.side.bindings.clear()
+        one.side.bindings["all"] = live_binding("dev.>")
     crowd.store(1)
     crowd.begin()
     await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
@@ -283,7 +283,7 @@ async def test_a_session_that_ends_or_changes_meanwhile(crowd: Crowd) -> None:
     def change(subject: str) -> None:
         if PAGE in subject:
             readers[0].end()
-            crowd.members[1].side.attachments["more"] = live_binding("more")
+            crowd.members[1].side.bindings["more"] = live_binding("more")
             readers[1].broken()
 
     crowd.inbox.before = change
@@ -299,7 +299,7 @@ async def test_other_subscriptions_before_the_common_reading(crowd: Crowd) -> No
 
     def change(subject: str) -> None:
         if CREATE in subject:
-            crowd.members[1].side.attachments["more"] = live_binding("more")
+            crowd.members[1].side.bindings["more"] = live_binding("more")
 
     crowd.inbox.before = change
     readers = crowd.begin()

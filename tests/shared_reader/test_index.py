@@ -75,7 +75,7 @@ def test_only_subscriptions_whose_messages_the_reader_brings() -> None:
     setup = Setup()
     member = member_of(setup.services, "client")
     side = member.side
-    side.attachments = {
+    side.bindings = {
         "plain": live_binding("plain", live=False),
         "ended": live_binding("ended", end=5),
         "live": live_binding("live"),

@@ -50,8 +50,8 @@ class Setup:
         self.live = FakeSessions(self.services, position=10)
         self.live.fake_wants_records = True
         self.member = member_of(self.services, "client", *subjects)
-        self.side, self.keeper = self.member.side, FakeKeeper()
-        self.side.keeper = cast(PositionWriter, self.keeper)
+        self.side, self.position_writer = self.member.side, FakeKeeper()
+        self.side.position_writer = cast(PositionWriter, self.position_writer)
         self.record, self.v5 = claimed(self.member.client.record)
         self.v5.name_position("p")
         if subjects:
@@ -63,11 +63,11 @@ class Setup:
 
     def put(self) -> list[ConsumerBinding]:
         self.added.go_on(self.added.source.start - 1)
-        self.side.attachments["new"] = self.added
+        self.side.bindings["new"] = self.added
         return [self.added]
 
     async def _store(self, client: Receiver, epoch: int) -> int:
-        assert self.keeper.fake_flushed == 1  # the position before the record
+        assert self.position_writer.fake_flushed == 1  # the position before the record
         self.stored.append((self.live.catching[self.side].position, list(self.live.fake_through)))
         return epoch
 
@@ -83,7 +83,7 @@ def _end(setup: Setup) -> None:
 
 
 def _plain(setup: Setup) -> None:
-    setup.side.attachments["plain"] = live_binding("plain", live=False)
+    setup.side.bindings["plain"] = live_binding("plain", live=False)
 
 
 def _doubtful(setup: Setup) -> None:
@@ -153,8 +153,8 @@ async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.Mon
     assert not setup.side.live
     await setup.subscribe(8)
     assert setup.stored == [(8, [])]
-    assert setup.keeper.live == {setup.added.consumer.durable_name}
-    assert setup.keeper.ledger.reached == 8
+    assert setup.position_writer.live == {setup.added.consumer.durable_name}
+    assert setup.position_writer.ledger.reached == 8
     assert not setup.added.source.held
     await setup.services.tasks.fake_settle()
     assert [since for _, since in setup.live.fake_caught_up] == [10]  # nothing is stored between

@@ -54,12 +54,12 @@ def test_what_is_dropped_is_missing_where_a_session_does_not_become_live(
     if pending is not None:
         source.attached(0, pending, False)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=5)
-    attachment = ConsumerBinding("a", consumer, source)
-    joining = Promotion([attachment], 10)
+    binding = ConsumerBinding("a", consumer, source)
+    joining = Promotion([binding], 10)
     taken: list[bytes] = []
-    handler = rest(joining, attachment, lambda subject, reply, headers, payload: taken.append(payload))
+    handler = rest(joining, binding, lambda subject, reply, headers, payload: taken.append(payload))
     handler(b"$MQTT.msgs.a", b"$JS.ACK.$MQTT_msgs.n.1.11.%d.1.0" % number, b"", b"dropped")
-    assert (joining.dropped, joining.wrong, attachment in joining.passed) == (True, not passed, passed)
+    assert (joining.dropped, joining.wrong, binding in joining.passed) == (True, not passed, passed)
     assert taken == []
     assert not source.follows(number + 1)
     assert source.follows(number)

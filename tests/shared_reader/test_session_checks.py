@@ -34,7 +34,7 @@ class Setup:
         if live:
             side.change(DeliveryEvent.JOINED)
         side.machine.limit = 0
-        (source,) = (one.source for one in side.attachments.values())
+        (source,) = (one.source for one in side.bindings.values())
         for sequence in range(1, waiting + 1):
             side.machine.arrived(source, sequence, 1, b"@%d" % sequence, None, 1)
         assert side.machine.crowd == waiting
@@ -68,9 +68,9 @@ async def setup() -> Setup:
 async def test_a_session_is_tried_until_it_is_live(setup: Setup) -> None:
     """A session that is wholly live, or has no subscriptions, is looked at no more."""
     setup.session("live")
-    setup.session("empty", live=False).side.attachments.clear()
+    setup.session("empty", live=False).side.bindings.clear()
     partly, plain, gone = setup.session("partly"), setup.session("plain", live=False), setup.session("gone", live=False)
-    partly.side.attachments["b"] = live_binding("b", live=False)
+    partly.side.bindings["b"] = live_binding("b", live=False)
     fake(gone).alive = False
     setup.look()
     assert (setup.begun, setup.back) == (["partly", "plain"], [])

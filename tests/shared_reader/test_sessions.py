@@ -55,12 +55,12 @@ async def test_a_consumer_on_a_server_that_lags(
     source = SubscriptionState(1, 3, 100)
     source.last = 6
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
-    attachment = ConsumerBinding("a", consumer, source)
-    joining = Promotion([attachment], 10)
-    assert await consumers_behind(head, joining, [attachment]) == ([] if passed else [attachment])
+    binding = ConsumerBinding("a", consumer, source)
+    joining = Promotion([binding], 10)
+    assert await consumers_behind(head, joining, [binding]) == ([] if passed else [binding])
     assert asked == [("$MQTT.msgs.a", 7)]
     source.last = 10
-    assert not await consumers_behind(head, joining, [attachment])
+    assert not await consumers_behind(head, joining, [binding])
     assert len(asked) == 1
 
 
@@ -81,8 +81,8 @@ async def test_a_leader_that_does_not_count_all_of_it_yet(monkeypatch: pytest.Mo
     monkeypatch.setattr(head, "state", state)
     monkeypatch.setattr(message_stream, "get_next", get_next)
     consumer = subscription_consumer("hash", "a", name_nuid="n", deliver_nuid="d", max_ack_pending=100, start_seq=3)
-    attachment = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
-    assert await consumers_behind(head, Promotion([attachment], 10), [attachment]) == [attachment]
+    binding = ConsumerBinding("a", consumer, SubscriptionState(1, 3, 100))
+    assert await consumers_behind(head, Promotion([binding], 10), [binding]) == [binding]
     assert (decided, found) == ([1], [])
 
 
@@ -199,9 +199,9 @@ def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytes
     monkeypatch.setattr(new_subscriptions, "limit_in_flight", lambda _: None)
     room = Room()
     member = member_of(FakeServices(), "c", "a")
-    monkeypatch.setattr(member.side, "keeper", FakeKeeper())
+    monkeypatch.setattr(member.side, "position_writer", FakeKeeper())
     room.members[member.client] = member
-    (binding,) = member.side.attachments.values()
+    (binding,) = member.side.bindings.values()
     binding.go_on(10)
     if lost:
         room.registry.unchecked.add(member.client)

@@ -48,7 +48,7 @@ async def test_a_client_that_does_not_read_cannot_stay(monkeypatch: pytest.Monke
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = Connection(LIMITS, FlushRound(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
-        connection.outlet.write(b"x" * size)
+        connection.write_buffer.write(b"x" * size)
         await asyncio.sleep(0)  # the turn ends
         connection.close()
         assert await aeventually(lambda: recorder.ends == 1)
@@ -62,7 +62,7 @@ async def test_a_client_that_reads_gets_everything() -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection = Connection(LIMITS, FlushRound(loop.call_soon), SETTINGS, Clock(loop.time()), lambda _: recorder)
         await loop.create_connection(lambda: cast(asyncio.Protocol, connection), sock=ours)
-        connection.outlet.write(b"x" * 128 * 1024)
+        connection.write_buffer.write(b"x" * 128 * 1024)
         connection.close()
         reader, writer = await asyncio.open_connection(sock=theirs)
         assert await reader.read() == b"x" * 128 * 1024

@@ -321,7 +321,7 @@ async def test_who_does_not_read_is_noticed() -> None:
     clogged = []
     for act in (bulk_of(socket).pause_writing, bulk_of(socket).resume_writing):
         act()
-        clogged.append(connection.outlet.clogged)
+        clogged.append(connection.write_buffer.clogged)
     assert clogged == [True, False]
 
 

@@ -54,7 +54,7 @@ class Answerer(Witness):
     def packets(self, packets: list[Packet]) -> None:
         super().packets(packets)
         if self.connection is not None:
-            self.connection.outlet.write(b"answer")
+            self.connection.write_buffer.write(b"answer")
 
 
 async def test_what_a_client_has_caused_leaves_before_waiting_packets_are_handled() -> None:
@@ -68,7 +68,7 @@ async def test_what_a_client_has_caused_leaves_before_waiting_packets_are_handle
     with pair() as (ours, theirs), pair() as (other_ours, other_theirs):
         connection = await greeted(ours, theirs, busy, round_, clock)
         answering = await greeted(other_ours, other_theirs, light, round_, clock)
-        answering.outlet.send_by(lambda data: to_client.append(len(busy.found)))
+        answering.write_buffer.send_by(lambda data: to_client.append(len(busy.found)))
         pulse = Pulse(clock)
         theirs.send(messages(2000, "single")[0])
         await aeventually(lambda: len(busy.found) > 0)
