@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages in short pieces: no bullet of a list over 40 words, no paragraph over 90."""
+"""The pages in short pieces: no bullet of a list and no cell of a table over 40 words, no paragraph over 90."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ PAGES: Final = [
 
 
 class Piece(NamedTuple):
-    """A bullet or a paragraph: where it begins, and its text without links and line ends."""
+    """A bullet, a cell of a table or a paragraph: where it begins, and its text without links and line ends."""
 
     line: int
     bullet: bool
+    """Whether it is a bullet or a cell."""
     text: str
 
     @property
@@ -39,13 +40,16 @@ class Piece(NamedTuple):
 
 
 _BULLET: Final = re.compile(r" *(?:[-*]|\d+\.) +")
+_CELL_END: Final = re.compile(r"(?<!\\)\|")
 _LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _NO_PROSE: Final = ("#", "|", "<", "```")
+_FIGURES: Final = ("<!-- figures", "<!-- end of figures")
+"""Lines around a table that a measurement writes; its cells are lists of figures."""
 
 
 def pieces(text: str) -> Iterator[Piece]:
-    """The bullets and paragraphs of a page; not its headings, tables, examples and comments."""
-    begun, bullet, lines, example = 0, False, list[str](), False
+    """The bullets, cells and paragraphs of a page; not its headings, figures, examples and comments."""
+    begun, bullet, lines, example, figures = 0, False, list[str](), False, False
 
     def piece() -> Iterator[Piece]:
         if lines:
@@ -57,6 +61,13 @@ def pieces(text: str) -> Iterator[Piece]:
         if stripped.startswith("```"):
             yield from piece()
             example = not example
+        elif stripped.startswith("|") and not example and not figures:
+            yield from piece()
+            cells = _CELL_END.split(_LINK.sub(r"\1", stripped))[1:-1]
+            yield from (Piece(number, True, cell.strip()) for cell in cells if cell.strip())
+        elif stripped.startswith(_FIGURES):
+            yield from piece()
+            figures = stripped.startswith(_FIGURES[0])
         elif example or not stripped or stripped.startswith(_NO_PROSE):
             yield from piece()
         elif found := _BULLET.match(line):
@@ -75,7 +86,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_bullets_and_paragraphs_are_short(page: Path) -> None:
+def test_bullets_cells_and_paragraphs_are_short(page: Path) -> None:
     found = [one for one in pieces(page.read_text(encoding="utf-8")) if one.too_long]
     shown = "\n".join(f"{name(page)}:{one.line}: {one.words} words: {one.text[:70]}" for one in found)
     assert found == [], shown
@@ -96,17 +107,22 @@ three – `four five`, [six](seven.md "eight").
   of the same bullet
 1. five
 
-| a table | is none |
+| a table | `one \\| word` [each](x.md) |
 |---|---|
+
+<!-- figures: of a measurement -->
+| are not counted |
+<!-- end of figures -->
 
 ```sh
 nor an example
 ```
 last"""
     found = [(one.line, one.bullet, one.words) for one in pieces(text)]
-    assert found == [
+    assert [one for one in found if one[2]] == [  # not the line under the heads of a table
         *((3, False, 6), (6, True, 3), (9, True, 1), (11, True, 4), (12, True, 1)),
-        (20, False, 1),
+        *((14, True, 2), (14, True, 3)),
+        (24, False, 1),
     ]
     assert [Piece(1, True, "x " * count).too_long for count in (40, 41)] == [False, True]
     assert [Piece(1, False, "x " * count).too_long for count in (90, 91)] == [False, True]

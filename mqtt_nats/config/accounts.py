@@ -88,8 +88,8 @@ class AccountSettings(BaseModel):
     reply_prefixes: Annotated[Names, AfterValidator(_check_prefixes)] = Field(
         default=(),
         description="First tokens of the subjects, beside `_INBOX`, on which NATS clients of the account wait for "
-        "replies, such as `_INBOX_app`: MQTT clients answer there whatever their rules say. Every other reply subject "
-        "is a topic, on which only those answer who may publish to it.",
+        "replies, such as `_INBOX_app`. MQTT clients may answer there without a rule. Any other reply subject is a "
+        "topic, and needs a rule.",
     )
 
     @model_validator(mode="after")

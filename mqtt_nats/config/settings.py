@@ -94,9 +94,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     )
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
         default=None,
-        description="Name of this gateway; `mqtt-nats ctl` takes it in place of the id. Unset: the name of the host or "
-        "pod; workers, and further gateways of a host, have a number behind it. A gateway that starts with the name of "
-        "a dead one publishes the wills of that one before it accepts clients.",
+        description="Name of this gateway, for `mqtt-nats ctl`. Unset: the name of the host or pod, with a number for "
+        "workers and for further gateways of a host. A gateway with the name of a dead one publishes its wills first.",
     )
     gateway_lease: Annotated[int, DURATION] = Field(
         default=20,
@@ -171,17 +170,15 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     )
     shared_reader: Annotated[Literal["auto", "always", "never"], BeforeValidator(_lower)] = Field(
         default="auto",
-        description="Whether one consumer for each gateway reads the messages of connected durable sessions that keep"
-        " up, which is faster. `auto`: as long as no older gateway without it runs, and nats-server's own"
-        " MQTT listener has no clients. No effect if `$MQTT_msgs` has the retention `interest`.",
+        description="Whether one consumer for each gateway reads the messages of its durable sessions that keep up. "
+        "`auto`: unless an older gateway without it runs, or nats-server's own MQTT listener has clients. No effect if "
+        "`$MQTT_msgs` has the retention `interest`.",
     )
     session_positions: Annotated[Literal["auto", "consumers", "records"], BeforeValidator(_lower)] = Field(
         default="auto",
-        description="Where JetStream has the place of a durable session at QoS 1 and 2. `consumers`: each subscription "
-        "has a durable consumer. `records`: sessions that the shared reader serves have none, so absent ones cost "
-        "nats-server only their records. Older gateways and nats-server's own MQTT listener cannot continue such a "
-        "session. `auto`: `consumers` up to `session_consumers`, `records` for more sessions; needs `shared_reader` "
-        "= `auto`.",
+        description="Where JetStream has the position of a durable session. `consumers`: in a durable consumer for "
+        "each subscription. `records`: in a record, without consumers, for sessions that the shared reader serves. "
+        "`auto`: `records` from `session_consumers` on; needs `shared_reader` = `auto`.",
     )
     session_consumers: Count | None = Field(
         default=None,

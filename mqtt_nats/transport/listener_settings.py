@@ -275,8 +275,8 @@ class ConnectionSettings(ClientLimits):
     max_inflight: Inflight = Field(
         default=100,
         description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session. "
-        "A filter that ends in `/#` counts as two subscriptions, as it is two subjects of NATS (`s/#`: `s.>` and `s`). "
-        "With `shared_reader` a session has what its subscriptions have together.",
+        "A filter that ends in `/#` counts as two subscriptions. With `shared_reader` a session has the sum of its "
+        "subscriptions.",
     )
     max_queued: Count = Field(
         default=10_000, description="QoS 1 and 2 messages waiting in memory for a regular session."

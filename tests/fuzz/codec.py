@@ -86,10 +86,11 @@ def _short(packet: Packet) -> Packet:
 
 
 def check(one: Input, number: int, make: Make) -> tuple[int, bool]:
-    """Any bytes give packets or a documented error, and after an error nothing more.
+    """Any bytes give packets or a documented error, and nothing after an error.
 
-    How the bytes were cut into reads changes neither. What was read is the same when it is written and read again. A
-    decoder that waits for the rest of a packet keeps no more than it was given, and no more than the largest packet.
+    The result does not depend on how the bytes were cut into reads. A packet that was read is the same when it is
+    written and read again. A decoder that waits for the rest of a packet keeps no more bytes than it was given, and
+    no more than the largest packet has.
     """
     start, data = one
     limits = LIMITS if (number // 12) & 1 else SMALL  # each for inputs that are followed, and for those compared

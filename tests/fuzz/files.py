@@ -186,11 +186,11 @@ def _read(data: bytes, load: Callable[[Path], Any]) -> Any:
 
 
 def check_rules(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes are rules, or refused in one printable line.
+    """Any bytes are rules, or are refused in one printable line.
 
-    Rules decide about every client, topic and filter without an error, the same each time they are asked, and as they
-    explain it. A filter that a client may subscribe brings it no topic that it may not subscribe, unless a rule is
-    about that very filter. A file without rules permits nothing unless its default says so.
+    The rules decide about every client, topic and filter without an error. They decide the same each time, and as
+    they explain it. A filter that a client may subscribe brings the client no topic that it may not subscribe,
+    unless a rule is about that very filter. A file without rules permits nothing, unless its default is to permit.
     """
     _, data = one
     rules: Rules | None = _read(data, acl_file.load)
@@ -230,11 +230,10 @@ def _decide(permissions: Permissions, rules: Rules, number: int) -> None:
 
 
 def check_users(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes are users, or refused in one printable line which shows nothing of a hash or a key.
+    """Any bytes are users, or are refused in one printable line that shows no part of a hash or a key.
 
-    Users that are read are the same when they are written and read again; their hashes are nowhere in what is shown of
-    them. No entry makes the gateway spend more on a password than the limits say: 1 GiB, 100 passes, 64 lanes, ten
-    million iterations.
+    Users that are written and read again are the same. The text form of a user shows no hash. No entry makes the
+    gateway spend more on a password than the limits: 1 GiB, 100 passes, 64 lanes, ten million iterations.
     """
     variant, data = one
     module = (passwords, verifiers)[variant]

@@ -79,11 +79,11 @@ def seeds() -> list[Input]:
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes are read without an error, and as one function reads them so does the other.
+    """Any bytes are read without an error, and both functions that read them agree.
 
-    The properties that are made from them are legal in a PUBLISH packet; none of them has the name of a header that
-    belongs to NATS or to the gateways; written as headers and read again they are the same. What is written as headers
-    stays in its lines and has no such name either.
+    The properties that were read are legal in a PUBLISH packet. No user property has the name of a header that
+    belongs to NATS or to the gateways. Properties that are written as headers and read again are the same. Each
+    header that is written is one line, and has no such name either.
     """
     _, block = one
     try:

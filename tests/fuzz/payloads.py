@@ -55,7 +55,7 @@ def seeds() -> list[Input]:
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any payload gives values that Arrow takes, or null and one line that says why; nothing is an error.
+    """Any payload gives values that Arrow accepts, or null and one line with the reason; nothing is an error.
 
     A document is JSON. A number is finite. The line names the format, and has at most 200 characters.
     """

@@ -71,11 +71,11 @@ def _read(data: bytes, portion: int) -> tuple[HeaderReader, int, str]:
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes are a header, the beginning of one, or BadHeader.
+    """Any bytes are a header, the beginning of a header, or BadHeader.
 
-    How they were cut into reads changes nothing. The reader asks for no byte behind the header, and for no more than
-    107 bytes of version 1 and 2,064 of version 2. Whom it names has an IP address and a port, those that stand in the
-    header, and only where the header speaks for somebody else.
+    The result does not depend on how the bytes were cut into reads. The reader asks for no byte after the header,
+    for at most 107 bytes of version 1, and for at most 2,064 bytes of version 2. Only a header of a connection that
+    a proxy passes on gives the address of a client: an IP address and a port that stand in the header.
     """
     _, data = one
     data += FOLLOWING

@@ -86,12 +86,12 @@ def seeds() -> list[Input]:
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes give a record or PoisonedRecord, and nothing else.
+    """Any bytes give a record, PoisonedRecord or NewerRecord.
 
-    A record that is read is the same when it is written and read again, with its user and the keys that are not known.
-    A record is stored at the hash of its client id, or at the second key of its client id and user. It names consumers
-    of that key only, in names that are one token of a subject. A record of another client id is refused, and one of a
-    newer version is NewerRecord whatever else is in it.
+    A record that is written and read again is the same, with its user and its unknown keys. A record is stored at
+    the hash of its client id, or at the second key, which is made of client id and user. A record names only
+    consumers of that key, and each name is one token of a subject. A record of another client id is refused. A
+    record of a newer version is NewerRecord, whatever else it has.
     """
     variant, data = one
     key = KEYS[variant]

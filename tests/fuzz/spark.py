@@ -45,11 +45,11 @@ def seeds() -> list[Input]:
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes give values that Arrow takes; what cannot be read is None, and nothing is an error.
+    """Any bytes give values that Arrow accepts, without an error; a value that cannot be read is None.
 
-    A block gives the properties that the gateway makes of it for MQTT clients, and the same without the lines that
-    differ in each message. No text has U+0000 in it or more bytes than an MQTT string. No user property has the name
-    of a header that belongs to NATS or to the gateways.
+    A block gives the properties that the gateway makes of it for MQTT clients. It gives the same properties without
+    the lines that differ in each message. No text has U+0000 in it, or more bytes than an MQTT string. No user
+    property has the name of a header that belongs to NATS or to the gateways.
     """
     variant, data = one
     try:

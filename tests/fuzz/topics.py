@@ -72,9 +72,9 @@ def seeds() -> list[Input]:
 def check(one: Input, number: int) -> tuple[int, bool]:
     """A legal topic name has one subject, which is legal in NATS and gives the name back.
 
-    A legal filter gives subjects that give it back, and that match the subject of a topic name where the filter
-    matches the name; reserved and too long ones are refused, and nothing else. Any bytes that are a subject give a
-    legal topic name or none. A mapping of subjects is refused or followed, and makes legal subjects of legal ones.
+    A legal filter gives subjects that give the filter back. These subjects match the subject of a topic name where
+    the filter matches the name. Filters that are reserved or too long are refused, and no others. Any subject gives
+    a legal topic name, or none. A mapping of subjects is refused, or makes legal subjects of legal subjects.
     """
     variant, data = one
     try:

@@ -180,12 +180,13 @@ async def _serve(data: bytes, portion: int, origins: tuple[str, ...]) -> tuple[_
 
 
 def check(one: Input, number: int) -> tuple[int, bool]:
-    """Any bytes are the beginning of a request, a request that is answered by 101, or one that is refused.
+    """Any bytes are the beginning of a request, a request that is answered by 101, or a request that is refused.
 
-    How they were cut into reads changes neither the answer nor what is handed on. No more is kept of a request than its
-    largest size and one read. 101 has the answer to the key and a subprotocol, and is given to GET of HTTP/1.1 for
-    the path, with the version 13, to a page of a permitted origin or to no page. What is refused is closed, and
-    nothing of it is handed on. Each connection is counted once and let go once.
+    The answer and the bytes that are handed on do not depend on how the bytes were cut into reads. The bytes that
+    are kept of a request are at most its largest size and one read. Only a GET of HTTP/1.1 for the path, with
+    version 13, from a page of a permitted origin or from no page, is answered by 101. The answer 101 has the value
+    for the key, and a subprotocol. A refused connection is closed, and none of its bytes is handed on. Each
+    connection is counted once, and its count ends once.
     """
     variant, data = one
     origins = ORIGINS[variant]
