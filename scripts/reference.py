@@ -202,7 +202,7 @@ def streams() -> str:
         found = load_definition(name)
         subjects = ", ".join(f"`{one}`" for one in found["subjects"])
         rows.append((f"`{name}`", found["description"], subjects, found["retention"], _features(found)))
-    return _table(["stream", "holds", "subjects", "retention", "besides"], rows)
+    return _table(["stream", "content", "subjects", "retention", "besides"], rows)
 
 
 def _features(found: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/metrics``: what the workers of a gateway have counted, and what their streams hold, as Prometheus reads it."""
+"""``/metrics``: what the workers of a gateway have counted, and what is in their streams, as Prometheus reads it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded authentication work: limits of concurrent and waiting CONNECTs, and fair turns of their sources."""
+"""Bounded authentication work: limits of concurrent and waiting CONNECTs, and a fair order of their sources."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Crowd:
         self._turns: AuthenticationQueue[asyncio.Future[None]] = AuthenticationQueue(waiting)
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work of a client at ``host`` when its turn comes, and return the result.
+        """Do the work of a client at ``host`` when it is the next of the queue, and return the result.
 
         Raises:
-            MqttError: too many CONNECTs wait, or the turn has not come within `WAIT`.
+            MqttError: too many CONNECTs wait, or this one has waited for `WAIT`.
         """
         await self._enter(source_of(host))
         try:

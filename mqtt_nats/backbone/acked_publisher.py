@@ -3,7 +3,7 @@
 
 Each publish is a :class:`PendingStore`. Its frame is kept until the PubAck has come, and is sent again when its stream
 had no leader or the connection was lost: in the order of the first attempts, before new frames. A stream without a
-leader holds up no other stream. A store that JetStream refuses ends its own operation only.
+leader delays no other stream. A store that JetStream refuses ends its own operation only.
 
 The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever. A message whose id the stream
 may have forgotten is looked for first; see docs/internals/backbone.md#repeated-stores.

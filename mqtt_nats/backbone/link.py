@@ -81,7 +81,7 @@ class NatsConnection(Client):
         self.failures: list[Exception] = []
         """Errors of the first attempts to connect, except unreachable servers."""
         self.handlers: dict[bytes, Handler] = {}
-        self.out: list[bytes | memoryview] = []  # never replaced: other modules hold this list, too
+        self.out: list[bytes | memoryview] = []  # never replaced: other modules use this list, too
         self.wire: NatsTransport | None = None
         self._last_wire: NatsTransport | None = None
         self.heard = elapsed()

@@ -57,7 +57,7 @@ async def retry_until_answered(client: Asker, attempt: Callable[[], Awaitable[T]
 
 
 class TimedPermit:
-    """Place among a limited number of concurrent jobs, held for `LONGEST` seconds at most.
+    """Place among a limited number of concurrent jobs, taken for `LONGEST` seconds at most.
 
     A job that takes longer waits for a stream or consumer that may be without a leader for good; the place then serves
     jobs for other streams and consumers.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TURN_MOST_S: Final = 4.0
-"""Most seconds for which CONNECT waits for its turn: with the time to answer, CONNACK comes within five."""
+"""Most seconds for which CONNECT waits for `connect_rate`: with the time to answer, CONNACK comes within five."""
 
 
 class Verdict(Enum):
@@ -41,7 +41,7 @@ class Verdict(Enum):
 
 
 class Admission(NamedTuple):
-    """Decision about a connection, and the time at which CONNECT has its turn if the connection is accepted."""
+    """Decision about a connection, and the time at which CONNECT is handled if the connection is accepted."""
 
     verdict: Verdict
     due: float = 0.0
@@ -81,9 +81,9 @@ class ConnectionLimit:
 
 
 class ConnectRate:
-    """Rate of connections, for each key: a burst is let in at once, further connections have turns at the rate.
+    """Rate of connections, for each key: a burst is let in at once, further connections are handled at the rate.
 
-    Those whose turn would come later than in `TURN_MOST_S` are admitted for a refusal in CONNACK, up to a burst again.
+    Those that would wait longer than `TURN_MOST_S` are admitted for a refusal in CONNACK, up to a burst again.
 
     Args:
         rate: connections per second.

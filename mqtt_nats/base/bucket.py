@@ -11,7 +11,7 @@ KEYS_MOST: Final = 50_000
 
 
 class Bucket:
-    """Leaky bucket: empties at ``rate`` per second and holds ``depth``. Times are seconds of any monotonic clock."""
+    """Leaky bucket: empties at ``rate`` per second and takes ``depth``. Times are seconds of any monotonic clock."""
 
     __slots__ = ("_level", "_since", "depth", "rate")
 
@@ -148,7 +148,7 @@ class Share:
         self._budget.count(self, size, 0)
 
     def keep(self, size: int) -> bool:
-        """Count bytes that cannot be dropped (negative: released); return False, uncounted, without room for them."""
+        """Count bytes that cannot be dropped (negative: removed); return False, uncounted, without room for them."""
         if size > 0 and self.kept + size > KEPT_FREE:
             if self.kept + size > self._limit:
                 return False

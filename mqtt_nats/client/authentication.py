@@ -43,7 +43,7 @@ log = logging.getLogger("mqtt_nats.broker")
 # Seconds; an authenticator that has not answered by then denies access.
 AUTHENTICATION: Final = 10.0
 
-# Seconds for the authenticators of a listener, in which a CONNECT may also wait for its turn.
+# Seconds for the authenticators of a listener, in which a CONNECT may also wait in their queue.
 TURN: Final = WAIT + AUTHENTICATION
 
 # Largest number of messages of a client in one exchange. SCRAM needs two, Kerberos three.
@@ -321,7 +321,7 @@ async def hand_over(client: Client, client_id: str) -> None:
     client.move(account)
     account.registry.enter(client)
     client.connection.move(client.path.round, client.services.clock)
-    if client.services.nats.standing:  # the end of an account's standstill releases the clients of that account only
+    if client.services.nats.standing:  # the end of an account's standstill concerns the clients of that account only
         client.connection.hold(Hold.STANDSTILL)
     else:
         client.connection.release(Hold.STANDSTILL)

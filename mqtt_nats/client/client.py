@@ -93,7 +93,7 @@ class Client(JobRunner):
         self.granted, self.user = granted, granted.user
 
     def begin_waiting(self) -> None:
-        """Note that CONNECT waits for its turn, authenticators or a resume; the end of the client cancels that."""
+        """Note that CONNECT waits for its time, authenticators or a resume; the end of the client cancels that."""
         self.waiting_since, self._idle = inf, True
 
     def end_waiting(self) -> None:
@@ -419,5 +419,5 @@ class Client(JobRunner):
         fall_silent(self)
 
     def leave(self) -> None:
-        """Release the client's state in this gateway and leave its session; the last step."""
+        """Forget the client's state in this gateway and leave its session; the last step."""
         leave(self)

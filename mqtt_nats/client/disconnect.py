@@ -148,7 +148,7 @@ def fall_silent(client: Client) -> None:
 
 
 def leave(client: Client) -> None:
-    """Release a client's state in this gateway and leave its session; the last step of a client."""
+    """Forget a client's state in this gateway and leave its session; the last step of a client."""
     client.services.registry.leave(client)
     client.services.registry.unchecked.discard(client)
     client.account.claims.leave(client)

@@ -105,7 +105,7 @@ class JobRunner(Receiver):
 
     @abstractmethod
     def leave(self) -> None:
-        """Release the client's state in this gateway and leave its session; the last step."""
+        """Forget the client's state in this gateway and leave its session; the last step."""
 
     @property
     def inbound(self) -> Inbound:

@@ -235,7 +235,7 @@ def raises(client: Client, wanted: dict[str, Wish]) -> bool:
         return False
     zero = [subject.decode() for found, qos in client.filters.items() if not qos for subject in found.subjects]
     higher = [subject for wish in wanted.values() if wish.qos for subject in wish.subjects]
-    if len(zero) * len(higher) > PAIRS_MOST:  # the comparison of all pairs would hold up other clients
+    if len(zero) * len(higher) > PAIRS_MOST:  # the comparison of all pairs would delay other clients
         return True
     return any(patterns_meet(one, other) for one in zero for other in higher)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server side of ``mqtt-nats ctl``: answers to requests over NATS, on subjects that MQTT clients cannot reach."""
+"""``mqtt-nats ctl`` in a gateway: answers to requests over NATS, on subjects that MQTT clients cannot reach."""
 
 from __future__ import annotations
 

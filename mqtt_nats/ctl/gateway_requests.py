@@ -50,7 +50,7 @@ class Answers:
 
     items: list[dict[str, Any]] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
-    """Gateways that hold a lease and have not answered completely."""
+    """Gateways that have a lease and have not answered completely."""
     heard: set[str] = field(default_factory=set)
     """Gateways that have answered completely."""
     total: int = 0
@@ -58,7 +58,7 @@ class Answers:
 
 
 class Known(NamedTuple):
-    """Gateways that hold a lease, and gateways whose lease has lapsed but that may run nevertheless."""
+    """Gateways that have a lease, and gateways whose lease has lapsed but that may run nevertheless."""
 
     live: set[str]
     lapsed: set[str]

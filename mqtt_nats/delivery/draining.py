@@ -180,7 +180,7 @@ def release_waiting_for(side: DurableDelivery, source: SubscriptionState) -> Non
 def is_passed(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether no message of an ended subscription is left that other subscriptions wait for.
 
-    An earlier connection may have taken such messages from the shared reader: `past` has them when the machine begins.
+    An earlier connection may have taken such messages from the shared reader: `past` has them from the start.
     """
     if not binding.drained or not binding.source.whole:
         return binding.drained
@@ -203,7 +203,7 @@ def still_bringing(side: DurableDelivery) -> list[ConsumerBinding]:
 
 
 def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: SubscriptionState, subject: str) -> None:
-    """Hold the messages of a new subscription until the ``older`` subscriptions have brought theirs.
+    """Keep back the messages of a new subscription until the ``older`` subscriptions have brought theirs.
 
     Messages that came at QoS 0 and wait in a gate go first, too.
     """

@@ -66,7 +66,7 @@ COLLECT_PATIENCE: Final = 1.0
 
 
 class DurableDelivery(StatefulDelivery):
-    """The sender's side of one durable session: the ports of its state machine, and its consumers.
+    """The sender of one durable session: the ports of its state machine, and its consumers.
 
     Args:
         former: sequence of the session record that the previous connection had replaced.
@@ -138,7 +138,7 @@ class DurableDelivery(StatefulDelivery):
         """Acknowledge a message to JetStream, or remove what the token ``reply`` stands for.
 
         Args:
-            identifier: packet identifier with which the machine's `confirmed` is called once that is certain; 0 = none.
+            identifier: packet identifier for `DurableSender.confirmed`, which is called once that is certain; 0 = none.
         """
         if not reply.startswith(MARKED):
             path = self.client.path
@@ -192,7 +192,7 @@ class DurableDelivery(StatefulDelivery):
         else:
             state = (info.delivered_seq, info.num_pending, info.num_ack_pending) if info is not None else (0, 0, 0)
             done = self.machine.looked(source, sequence, *state)
-        if not done:  # acknowledgements may be on their way, and no message comes that would have the machine ask again
+        if not done:  # acknowledgements may be on their way, and no message makes the sender ask again
             asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, source)
 
     def _look_again(self, source: SubscriptionState) -> None:
@@ -420,7 +420,7 @@ class DurableDelivery(StatefulDelivery):
         link.kick()
 
     def close(self) -> bool:
-        """Cut the machine off from the client; False while records of answered PUBRELs have yet to be acknowledged."""
+        """Cut the sender off from the client; False while records of answered PUBRELs have yet to be acknowledged."""
         machine = self.machine
         if any(release.comp for release in machine.releases.values()):
             return False

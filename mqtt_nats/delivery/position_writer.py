@@ -368,7 +368,7 @@ class PositionWriters:
             self._due[position] = None
 
     def following(self) -> list[PositionWriter]:
-        """Take the writers whose turn it is: so many that each changed position is written within about a second."""
+        """Take the next writers: so many that each changed position is written within about a second."""
         some = list(islice(self._due, max(AT_ONCE, len(self._all) // STEPS)))
         for position in some:
             del self._due[position]

@@ -79,7 +79,7 @@ async def store_first(client: Receiver, side: DurableDelivery, identifier: int, 
 
 
 class ConfirmOp(PendingStore):
-    """An acknowledgement of a released message, which JetStream confirms."""
+    """An acknowledgement of a message whose PUBREL is owed; JetStream confirms it."""
 
     __slots__ = ("client", "id")
 
@@ -90,7 +90,7 @@ class ConfirmOp(PendingStore):
         self.id = identifier
 
     def stored(self, ack: bytes) -> None:
-        """Report to the machine that JetStream has the acknowledgement."""
+        """Report to the sender that JetStream has the acknowledgement."""
         if self.client.durable_side is not None:
             self.client.durable_side.machine.confirmed(self.id)
 
@@ -105,7 +105,7 @@ async def seek(
     is_alive: Callable[[], bool],
     first_wait_s: float = PATIENCE,
 ) -> None:
-    """Look for records of answered PUBRELs that JetStream does not deliver, for as long as the machine has any.
+    """Look for records of answered PUBRELs that JetStream does not deliver, for as long as the sender has any.
 
     Args:
         owed: reads the records that JetStream has for the client.

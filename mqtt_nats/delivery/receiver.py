@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiving side of a session, and the services that durable delivery needs."""
+"""Sessions with durable delivery, and the services that durable delivery needs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class DeliveryServices:
         self.writers = writers
         """Writers of sessions' positions."""
         self.waiting: set[DurableDelivery] = set()
-        """Senders' sides on which messages wait, or that are stalled; `slow_clients` removes those that are neither."""
+        """Senders with waiting messages, and stalled ones; `slow_clients` removes those that are neither."""
         self.feed = feed
         """The shared reader."""
         self.resets = resets
@@ -157,5 +157,5 @@ class Receiver(Publisher):
         """Whether jobs wait behind the running one."""
 
     def end_delivery(self) -> None:
-        """Forget the sender's side of a durable session: it has nothing left to do."""
+        """Forget the sender of a durable session: it has nothing left to do."""
         self.durable_side = None

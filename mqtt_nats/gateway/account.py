@@ -80,7 +80,7 @@ GROWN: Final = 30.0
 """Seconds between two checks whether the cluster has become large enough for more replicas."""
 
 RELEASE: Final = 20.0
-"""Seconds between two releases of the memory of routes that are no longer used."""
+"""Seconds after which the gateway again frees the memory of routes that are no longer used."""
 
 
 def _not_here() -> list[str]:
@@ -426,7 +426,7 @@ class Tenant:
             broker.account.services.nats.store.denied(subject)
 
     async def finish(self) -> None:
-        """Wait until the stores and jobs of the disconnected clients are complete, then release the lease."""
+        """Wait until the stores and jobs of the disconnected clients are complete, then give the lease up."""
         broker = self.broker
         assert broker is not None
         with anyio.move_on_after(SHUTDOWN) as limit:
@@ -478,7 +478,7 @@ class Tenant:
             end_silent(account.registry, now)
 
     def _may_have_grown(self) -> bool:
-        """Return whether the streams have fewer replicas than the announced servers could hold."""
+        """Return whether the streams have fewer replicas than the announced servers allow."""
         known = self.link.known
         few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
         return few and known is not None and known.size >= BY_SIZE and not self._looking

@@ -3,7 +3,7 @@
 
 A NATS client needs the nkey of the data directory to log in (:mod:`mqtt_nats.config.embedded_login`).
 
-The gateway holds a lock on the data directory, and nats-server inherits the lock: as long as one of the
+The gateway locks the data directory, and nats-server inherits the lock: as long as one of the
 two lives, no other gateway can open the directory. On Linux the kernel stops nats-server when the
 gateway is killed. Elsewhere nats-server outlives a kill -9, and the next start says so.
 """
@@ -178,7 +178,7 @@ async def _start(
 
 
 async def _lock(data: Path) -> IO[str]:
-    """Take the lock of the data directory; return its file, which names the process that holds the lock."""
+    """Take the lock of the data directory; return its file, which names the process that has locked it."""
     file = _open_lock(data)
     with contextlib.ExitStack() as stack:
         stack.enter_context(file)

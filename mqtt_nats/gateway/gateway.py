@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.gateway")
 
 GIVING_UP: Final = 3.0
-"""Maximum seconds for a gateway whose start has failed to release its lease and close its connections."""
+"""Maximum seconds for a gateway whose start has failed to give up its lease and close its connections."""
 
 DRAIN_STEP: Final = 0.01
 """Minimum seconds between clients that are disconnected one after the other; shorter waits are left out."""

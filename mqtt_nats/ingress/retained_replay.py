@@ -198,7 +198,7 @@ class Replay:
         return Choice(found, qos, ids, False)
 
     def finish(self) -> None:
-        """End the replay and release the new messages that were kept back."""
+        """End the replay and send the new messages that were kept back."""
         source = self._source  # also an ended one: it may still bring messages for other subscriptions
         side = self.client.consumers
         if self._holding and source is not None and side is not None:
@@ -389,7 +389,7 @@ def drop_gate(client: Publisher, topic_filter: str) -> None:
 
 
 def close_gate(client: Publisher, gate: Gate) -> None:
-    """Release one hold of a gate; after the last one the messages that it has kept back are sent."""
+    """Remove one reason of a closed gate; after the last one the messages that it has kept back are sent."""
     if not gate.unhold() or gate.ended:
         return
     if client.gate(gate.found) is gate:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases of this gateway and of the other gateways.
 
-A gateway holds a lease in a KV bucket and renews it. When the gateway dies, its lease lapses, and another gateway
+A gateway has a lease in a KV bucket and renews it. When the gateway dies, its lease lapses, and another gateway
 deals with its clients: see :mod:`mqtt_nats.lifecycle.failover` and docs/internals/lifecycle.md#leases.
 """
 

@@ -42,7 +42,7 @@ class Outgoing:
 
 
 class Publisher:
-    """The sender's side of PUBLISH on one connection. [MQTT-4.3.1-1] [MQTT-4.3.2-1] [MQTT-4.3.3-1] (5.0)
+    """The sender of PUBLISH on one connection. [MQTT-4.3.1-1] [MQTT-4.3.2-1] [MQTT-4.3.3-1] (5.0)
 
     Args:
         deadline: end of the work in `time.monotonic`; None = none.

@@ -42,7 +42,7 @@ class Message(NamedTuple):
 
 
 class Subscriber:
-    """The receiver's side of PUBLISH on one connection.
+    """The receiver of PUBLISH on one connection.
 
     Args:
         show: called for each message before its acknowledgement; False: the message does not count.

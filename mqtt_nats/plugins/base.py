@@ -41,4 +41,4 @@ class Plugin(Generic[O_]):
         """Begin the plugin's work. After an exception here, hooks and tasks of the plugin are removed."""
 
     async def unload(self) -> None:
-        """Release the plugin's other resources; its hooks are removed and its spawned tasks cancelled before."""
+        """Free the plugin's other resources; its hooks are removed and its spawned tasks cancelled before."""

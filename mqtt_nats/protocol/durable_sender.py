@@ -17,12 +17,12 @@ under the identifier that the client knows. A message passes through these state
                own delivery
     ========== ============================================ ===============================
 
-A released message has no place in the window any more (but in 5.0 it counts as in flight until PUBCOMP): a
-:class:`Release` is left of it.
+A message in state ``released`` has no place in the window any more, but in 5.0 it counts as in flight until PUBCOMP.
+:class:`Release` is its owed PUBREL.
 
 Why: docs/internals/protocol.md#redelivery, #packet-identifiers, #suspect-identifiers, and
 docs/internals/delivery.md#owed-pubrels.
-The machine acts only through its :class:`Ports`; it uses neither a socket nor a clock.
+The state machine acts only through its :class:`Ports`; it uses neither a socket nor a clock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def packet_id(sequence: int) -> int:
 
 
 class DurableSender(OwedPubrels):
-    """The sender's side of a durable session.
+    """The state machine of a durable session's sender.
 
     Args:
         limit: messages in flight to the client at a time. In 5.0 a message is in flight until PUBCOMP: section 4.9.
@@ -319,7 +319,7 @@ class DurableSender(OwedPubrels):
     def suspect(self, low: int, high: int) -> None:
         """Note that messages of the sequences ``low`` to ``high`` may have been sent and are gone.
 
-        The client may still hold one of their identifiers: before such an identifier is used at QoS 2
+        The client may still use one of their identifiers: before such an identifier is used at QoS 2
         again, PUBREL asks the client to give it up.
         """
         if low <= high:

@@ -183,7 +183,7 @@ class SubscriptionState:
     # -- the shared reader ----------------------------------------------------------------------
 
     def become_live(self, since: int) -> None:
-        """Take the messages after stream sequence ``since`` from the shared reader, once no reason holds them."""
+        """Take the messages after stream sequence ``since`` from the shared reader, once no reason keeps them back."""
         self.live = True
         self.hold(self.RETURNING)
         self.deliver_to(max(self.last, since))

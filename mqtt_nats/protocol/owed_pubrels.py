@@ -79,7 +79,7 @@ class OwedPubrels(Requeue):
                 self.ports.ack(record)
 
     def confirmed(self, identifier: int) -> None:
-        """Note that JetStream has confirmed one acknowledgement of a released message."""
+        """Note that JetStream has confirmed one acknowledgement of a message whose PUBREL is owed."""
         release = self.releases.get(identifier)
         if release is not None:
             release.confirm_one()
@@ -182,7 +182,7 @@ class OwedPubrels(Requeue):
                 self.pump()
 
     def disconnect(self) -> None:
-        """Cut the machine off from its ports: all work is left to the next connection."""
+        """Cut the state machine off from its ports: all work is left to the next connection."""
         self.ports = NOWHERE
         self.on_drained_message = self.on_room = None
 

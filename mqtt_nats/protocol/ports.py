@@ -31,7 +31,7 @@ class Ports(Protocol):
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
     def report_waiting(self) -> None:
-        """Report that a message waits in the machine."""
+        """Report that a message waits in the state machine."""
 
     def report_sent(self, source: SubscriptionState) -> None:
         """Report that a waiting message was sent whose subscription is live or was lowered to QoS 0."""
@@ -41,7 +41,7 @@ class Ports(Protocol):
 
 
 class Nowhere:
-    """The ports of a machine whose connection has ended: all work is left to the next connection."""
+    """The ports of a state machine whose connection has ended: all work is left to the next connection."""
 
     def send(self, data: bytes) -> None:
         """Drop bytes."""

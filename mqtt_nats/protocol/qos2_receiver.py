@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The receiver's side of QoS 2: states of the packet identifiers, and the actions on PUBLISH and PUBREL.
+"""The receiver of QoS 2 publishes: states of the packet identifiers, and the actions on PUBLISH and PUBREL.
 
     ========== ============================================ ============================================
     state      PUBLISH                                      PUBREL

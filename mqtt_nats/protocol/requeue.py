@@ -30,9 +30,9 @@ class Requeue(UnsequencedQueue):
         super().__init__()
         self.sources: list[SubscriptionState] = []
         self._queued: dict[int, Delivery] = {}
-        """Messages in state WAITING, by stream sequence; messages of held sources included."""
+        """Messages in state WAITING, by stream sequence; messages that their source keeps back included."""
         self._waiting: list[tuple[int, Delivery]] = []
-        """Heap, by stream sequence, of the messages in state WAITING whose source is not held."""
+        """Heap, by stream sequence, of the messages in state WAITING whose source does not keep them back."""
         self._perhaps = 0
         """Stream sequence up to which an earlier connection may have sent messages that come as first deliveries;
         0 = none."""
@@ -67,7 +67,7 @@ class Requeue(UnsequencedQueue):
         self._unsent = set(sequences)
 
     def begin(self) -> None:
-        """Open the machine for a new session: no message was ever sent."""
+        """Open the state machine for a new session: no message was ever sent."""
         self.open = self.begun = True
         self._most = 0
 

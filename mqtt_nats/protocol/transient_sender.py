@@ -36,7 +36,7 @@ Late = Callable[[int], bytes]
 
 
 class TransientSender:
-    """The sender's side of a regular session.
+    """The state machine of a regular session's sender.
 
     Args:
         limit: messages in flight at a time (the client's Receive Maximum, bounded by the gateway's).

@@ -138,7 +138,7 @@ class ClientMemory:
             self._share.forget()
 
     def end(self) -> None:
-        """Release all memory of the client: its connection has ended."""
+        """Free all memory of the client: its connection has ended."""
         self._forget_routes()
         if self._share is not None:
             self._share.end()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routing table: the subscribers on this gateway of each topic.
 
-One :class:`Filter` per distinct topic filter holds its members and its NATS subscriptions. One
-:class:`Route` per topic, cached, holds everything that does not change between two messages on that
+One :class:`Filter` per distinct topic filter has its members and its NATS subscriptions. One
+:class:`Route` per topic, cached, has everything that does not change between two messages on that
 topic: the encoded subject, the beginnings of the NATS frames, and the members that get the message.
 
 A member with several matching filters is served through the filter that it confirmed first, at the highest

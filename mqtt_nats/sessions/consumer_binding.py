@@ -190,7 +190,7 @@ class ConsumerBinding:
         self.handover_limits = limits
 
     def stand_before(self, others: Iterable[SubscriptionState]) -> None:
-        """Hold new messages of ``others``: this ended subscription may still bring older ones that they match."""
+        """Keep back new messages of ``others``: this ended subscription may still bring older ones that they match."""
         self.drained = self.through = False
         self.behind = list(others)
         for other in self.behind:

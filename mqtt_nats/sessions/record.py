@@ -147,7 +147,7 @@ def unfinished(record: SessionRecord) -> bool:
 async def discard_session(services: Services, known: SessionRecord, epoch: int, until: int = 0) -> None:
     """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
-    The removal may be held up until the client has a new session. So the last sequences are read first, then the
+    The removal may be delayed until the client has a new session. So the last sequences are read first, then the
     record: messages with higher sequences are left alone. See docs/internals/sessions.md#late-ends.
 
     Args:

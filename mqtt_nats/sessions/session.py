@@ -103,7 +103,7 @@ class Session(Member):
         self.will: StoredWill | None = None
         self.sender_header = b""
         """Header line with the client id for each publish; empty = publishes do not name the client."""
-        # Flags stand side by side: compiled code packs them.
+        # Flags stand together: compiled code packs them.
         self.taken = False
         """The session belongs to another connection: this one changes nothing that is stored."""
         self.greeted = False
@@ -147,7 +147,7 @@ class Session(Member):
             self._memory.forget_decisions()
 
     def release_memory(self) -> None:
-        """Release what the gateway remembers because of the client: its connection has ended."""
+        """Forget what the gateway remembers because of the client: its connection has ended."""
         if self._memory is not None:
             self._memory.end()
 
@@ -162,7 +162,7 @@ class Session(Member):
     @property
     @abstractmethod
     def consumers(self) -> SessionConsumers | None:
-        """The sender's side of a durable session; None = the session is regular, or not claimed yet."""
+        """The sender of a durable session; None = the session is regular, or not claimed yet."""
 
     @property
     @abstractmethod

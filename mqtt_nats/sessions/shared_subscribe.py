@@ -188,7 +188,7 @@ async def rejoin_shared(client: Session) -> None:
 async def resend(client: Session, assignments: list[Assignment]) -> None:
     """Send the QoS 2 messages again that are assigned to this client, unless their PUBREL is owed.
 
-    Called before the machine is opened, so that they come before new messages.
+    Called before the state machine is opened, so that they come before new messages.
     """
     services = client.services
     side = client.consumers

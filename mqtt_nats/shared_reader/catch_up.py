@@ -187,7 +187,7 @@ class CatchUpReader:
         return not await self._services.head.nothing_left(self.subjects(), self.position, EVER)
 
     async def _take_place(self) -> bool:
-        """Wait for a place among the readers, which their clients do not hold up; False: none is needed any more."""
+        """Wait for a place among the readers, which their clients do not delay; False: none is needed any more."""
         if not self._placed and self not in self._live.slow:
             self._placed = await self._live.places.take(self)
             return self._placed

@@ -133,7 +133,7 @@ class SharedReaderSessions(SharedFeed):
             self.end_catching(member.side)
 
     def hold(self) -> None:
-        """Hold all live sessions after NATS was lost, until this gateway is known to be their owner still."""
+        """Keep back messages of live sessions after NATS was lost, until this gateway is known to own them still."""
         for member in self.members.values():
             if member.side.live:
                 for one in member.side.bindings.values():

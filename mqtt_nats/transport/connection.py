@@ -35,7 +35,7 @@ WRITE_LOW_WATER = 64 * 1024
 # Seconds in which a connection that is being closed may send its pending bytes.
 LINGER: Final = 5.0
 
-# Bytes of one read after which a client waits until other clients have had a turn.
+# Bytes of one read after which a client waits until other clients have had a slice.
 BULK: Final = 128 * 1024
 
 # Maximum bytes parsed together with CONNECT: packets take up to forty times the memory of their bytes.
@@ -91,7 +91,7 @@ class Connection(ClientSocket):
     ) -> None:
         super().__init__()
         self._waits = False
-        """Whether the connection waits for its turn."""
+        """Whether the connection waits for its slice of a turn."""
         self._gone = False
         """Whether the socket is closed while packets that were read before are still to be handled."""
         self._ending = False
@@ -114,7 +114,7 @@ class Connection(ClientSocket):
         self._unsent = 0
         self._turns = round_.turns
         self._rest: list[Packet] | None = None
-        """Packets that wait for the client's next turn; None = no such packets, as of most clients."""
+        """Packets that wait for the client's next slice; None = no such packets, as of most clients."""
         self._again: list[Packet] | None = None
         """Packets that were handled once, had to wait, and come before `_rest`; None = no such packets."""
 
@@ -188,14 +188,14 @@ class Connection(ClientSocket):
         return now
 
     def _wait(self, fresh: bool) -> None:
-        """Wait for a turn after other clients; ``fresh``: no packet was handled in the present turn of this client."""
+        """Wait for a slice after other clients; ``fresh``: no packet was handled in the client's present slice."""
         if not self._waits and not self._ending:
             self._waits = True
             self.hold(Hold.TURN)
             self._turns.wait(self, fresh)
 
     def go_on(self, until: float) -> None:
-        """Use the client's turn, until a time of the system's monotonic clock in seconds."""
+        """Use the client's slice, until a time of the system's monotonic clock in seconds."""
         self._waits = False
         handler = self.handler
         if handler is None or self._holds & MOVED:
@@ -245,7 +245,7 @@ class Connection(ClientSocket):
         return packets
 
     def _read_on(self) -> None:
-        """After some packets were handled: wait for a turn to handle the rest, or read on."""
+        """After some packets were handled: wait for a slice to handle the rest, or read on."""
         if self._ending:
             return
         if self._again or self._rest:
@@ -275,7 +275,7 @@ class Connection(ClientSocket):
         self._read_on()
 
     def _serve(self, handler: Handler, packets: list[Packet], until: float) -> list[Packet] | None:
-        """Handle packets until the time is over; return the packets for the client's next turn, None = none is left."""
+        """Handle packets until the time is over; return those for the client's next slice, None = none is left."""
         try:
             done = self._handle(handler, packets, until)
         except MqttError as error:
@@ -340,11 +340,11 @@ class Connection(ClientSocket):
         return False
 
     def pause_writing(self) -> None:
-        """Hold outgoing data: the client does not read."""
+        """Keep outgoing data: the client does not read."""
         self.write_buffer.clog()
 
     def resume_writing(self) -> None:
-        """Send the held data: the client reads again."""
+        """Send the kept data: the client reads again."""
         self.write_buffer.unclog()
         if not self.write_buffer.clogged:
             self.release(Hold.OUTBOUND)

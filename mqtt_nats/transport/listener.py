@@ -50,7 +50,7 @@ class Counted(Protocol):
 
     @property
     def admission(self) -> Admission:
-        """Decision about the connection, with the monotonic time in seconds at which CONNECT has its turn."""
+        """Decision about the connection, with the monotonic time in seconds at which CONNECT is handled."""
 
     def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
         """Note that the connection is counted, and the decision: call ``on_end`` once when the connection is gone."""

@@ -26,7 +26,7 @@ PUBREL: Final = 6
 
 
 class Reading(Protocol):
-    """Connection whose reading can be held for several reasons."""
+    """Connection whose reading can be stopped for several reasons."""
 
     def hold(self, why: int) -> None:
         """Stop reading for a reason."""

@@ -61,7 +61,7 @@ class ClientSocket:
         """Address and port that a proxy has named for the client; None = the socket's peer."""
         self._host: str | None = None
         self.admission = ADMITTED
-        """Decision of the listener, with the monotonic time in seconds at which CONNECT has its turn."""
+        """Decision of the listener, with the monotonic time in seconds at which CONNECT is handled."""
 
     def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
         """Note that a listener counts the connection; see :class:`mqtt_nats.transport.listener.Counted`."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of the event loop: the time for handling clients' packets in a turn, and the order of clients.
+"""Turns of the event loop: the time for handling clients' packets in a turn, and the slices of the clients.
 
-`Hold` has the reasons for which nothing is read from a client, waiting for a turn among them.
+`Hold` has the reasons for which nothing is read from a client, waiting for a slice among them.
 
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
-client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the clients that
-wait have their turn. A client that again and again sends more than is handled at once is busy: all other clients come
-before it. So a client that sends little only waits for its turn, however much other clients send. What its packets have
-caused leaves before those of waiting clients are handled.
+client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the waiting
+clients have a slice each. A client that again and again sends more than is handled at once is busy: all other clients
+come before it. So a client that sends little waits for one slice only, however much other clients send. What the
+packets of a turn have caused leaves before those of waiting clients are handled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TURN_S: Final = 0.02
 """Seconds in one turn of the event loop for packets of clients, and the same again for reads that did not fit.
 
 Reads that do not fit wait, which costs each of them two system calls: 500 clients with a message each fit. Clients that
-had a turn before get the time that is left, at least `SLICE_S`.
+had a slice before get the time that is left, at least `SLICE_S`.
 """
 
 SLICE_S: Final = 0.005
@@ -72,7 +72,7 @@ class Hold:
     JOBS: Final = 16
     """Too many requests of the client wait."""
     TURN: Final = 32
-    """The client has had its turn."""
+    """The client has had its slice of the turn."""
     LEASE: Final = 64
     """Another connection may own the client's session."""
     STANDSTILL: Final = 128
@@ -93,7 +93,7 @@ MOVED: Final = Hold.STANDSTILL | Hold.LEASE
 
 
 class Turns:
-    """The present turn, and the connections that wait for a turn."""
+    """The present turn, and the connections that wait for a slice of a turn."""
 
     __slots__ = (
         "_begun",
@@ -122,7 +122,7 @@ class Turns:
         self._begun = False
         self._until = 0.0
         self._fresh: deque[Connection] = deque()
-        """Waiting connections that are not busy and of which no packet was handled in their turn."""
+        """Waiting connections that are not busy and have had no slice since they were read."""
         self._others: deque[Connection] = deque()
         """Waiting connections that are busy, or of which packets were handled already."""
         self._lost: deque[Connection] = deque()
@@ -132,7 +132,7 @@ class Turns:
         self._busy: dict[Connection, float] = {}
         """Time at which a connection's excess is balanced, on the system's monotonic clock in seconds."""
         self._present: Connection | None = None
-        """Connection whose turn it is; None = no such connection."""
+        """Connection that has its slice now; None = no such connection."""
         self._share = SLICE_S
         """Seconds for one client in the present turn."""
 
@@ -147,7 +147,7 @@ class Turns:
         return now + self._share
 
     def wait(self, connection: Connection, fresh: bool) -> None:
-        """Call :meth:`Connection.go_on` in the connection's turn; ``fresh``: no packet of it was handled yet."""
+        """Call :meth:`Connection.go_on` in the connection's slice; ``fresh``: no packet of it was handled yet."""
         now = monotonic()
         (self._fresh if fresh and not self._is_busy(connection, now) else self._others).append(connection)
         if not self._begun:
@@ -203,7 +203,7 @@ class Turns:
         self._schedule(self._end)
 
     def _end(self) -> None:
-        """End the turn: serve those that wait, at least one connection that had a turn before, one lost, one job."""
+        """End the turn: serve those that wait, at least one connection that had a slice before, one lost, one job."""
         try:
             if self._waited_for():
                 self._leave()
@@ -215,7 +215,7 @@ class Turns:
                 self._begun = False
 
     def _waited_for(self) -> bool:
-        """Whether anything waits for a turn."""
+        """Whether anything waits for a slice or for time in a turn."""
         return bool(self._fresh or self._others or self._lost or self._jobs)
 
     def _serve(self) -> None:

@@ -154,7 +154,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         self._barren: Bucket | None = None
         """Budget for frames without MQTT data; None = no such frame yet."""
 
-    # -- the socket's side ------------------------------------------------------------------------
+    # -- called by the socket ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the new connection and start the deadline of the upgrade."""
@@ -390,7 +390,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         else:
             transport.resume_reading()
 
-    # -- the connection's side --------------------------------------------------------------------
+    # -- called by the connection -----------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes as one frame, unless the client has sent its close frame."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl bans``: list, add and lift bans, which hold at all gateways of the account."""
+"""``ctl bans``: list, add and lift bans, which apply at all gateways of the account."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ctl reload``, ``history``, ``audit``; requests to all gateways (wishes), which hold for later gateways too."""
+"""``ctl reload``, ``history``, ``audit``; requests to all gateways (wishes), which apply to later gateways too."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ RENEWED: Final = 5.0
 """Seconds between two renewals of the trace at the gateways."""
 
 ORDERED: Final = 0.25
-"""Seconds for which an event is held back, so that events of several gateways can be sorted by time."""
+"""Seconds for which an event waits, so that events of several gateways can be sorted by time."""
 
 LASTS_MOST: Final = 3600.0
 """Longest duration of a trace in seconds; gateways end it then too."""
