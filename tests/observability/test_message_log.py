@@ -18,11 +18,17 @@ from mqtt_nats.hooks import (
     MESSAGE_PUBLISH,
     Acked,
     Continue,
+    Delivered,
     Drop,
+    Dropped,
+    Hooks,
     Published,
+    Publishing,
     Stop,
 )
+from mqtt_nats.hooks.events import ClientView
 from mqtt_nats.messages.headers import header
+from mqtt_nats.observability.message_log import OWNER, follow
 from mqtt_streams import stored
 from mqtt_streams.messages import PREFIX, STREAM
 from tests.harness.inprocess import InProcess, running
@@ -31,6 +37,7 @@ from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.observability.records import of_messages
+from tests.plugins.fakes import PlainClient
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +175,86 @@ async def test_the_log_tells_what_becomes_of_a_message(nats_server: NatsServer, 
 
 async def test_nothing_is_followed_where_nobody_reads_it(inside: InProcess) -> None:
     assert not inside.call(inside.account.services.hooks.accounts)
+
+
+# -- the hooks of the log alone -------------------------------------------------------------------------
+
+
+class Named(PlainClient):
+    """A client with a name in the log."""
+
+    def __str__(self) -> str:
+        return f"client {self.client_id!r}"
+
+
+def view() -> ClientView:
+    return ClientView(Named("lamp"))
+
+
+def delivered(qos: int = 1, *, dup: bool = False, message_id: str = "m1") -> Delivered:
+    return Delivered(view(), "a/b", b"secret", qos, False, dup, 7, message_id)
+
+
+async def each_line(hooks: Hooks) -> None:
+    """Let everything happen about which the log has a line."""
+    publish = hooks.deciding(MESSAGE_PUBLISH)
+    assert publish is not None
+    message = Published("a/b", b"secret", 1, False, {}, "m1", 7)
+    assert publish.decide(Publishing(view()), message) is message
+    publish.decide(Publishing(view(), will=True), Published("a/will", b"secret", 0, False, {}))
+    publish.decide(Publishing(view()), Drop())
+    for point, event in (
+        (MESSAGE_DELIVERED, delivered()),
+        (MESSAGE_DELIVERED, delivered(dup=True)),
+        (MESSAGE_DELIVERED, delivered(0, message_id="")),
+        (MESSAGE_ACKED, Acked(view(), 7, False, delivered())),
+        (MESSAGE_ACKED, Acked(view(), 7, True, delivered())),
+        (MESSAGE_ACKED, Acked(view(), 8, False, None)),
+        (MESSAGE_DROPPED, Dropped(view(), "a/b", 1, "expired", "m1")),
+    ):
+        chain: Any = hooks.noticing(point)
+        chain.emit(event)
+
+
+async def test_each_line_of_the_log() -> None:
+    hooks = Hooks(lambda work, name: work.close())
+    with of_messages() as records:
+        follow(hooks)
+        await each_line(hooks)
+    assert [(one["message"], one.get("message_id")) for one in records.lines] == [
+        ("client 'lamp' publishes on 'a/b' at QoS 1", "m1"),
+        ("client 'lamp' has a will on 'a/will' at QoS 0", None),
+        ("client 'lamp' is sent a message on 'a/b' at QoS 1", "m1"),
+        ("client 'lamp' is sent a message on 'a/b' at QoS 1 again", "m1"),
+        ("client 'lamp' is sent a message on 'a/b' at QoS 0", None),
+        ("client 'lamp' has the message on 'a/b'", "m1"),
+        ("client 'lamp' refuses the message on 'a/b'", "m1"),
+        ("client 'lamp': a message on 'a/b' at QoS 1 is dropped: expired", "m1"),
+    ]
+    assert "secret" not in str(records.lines)
+
+
+async def test_the_log_shows_a_message_as_the_last_hook_has_changed_it() -> None:
+    hooks = Hooks(lambda work, name: work.close())
+    with of_messages() as records:
+        follow(hooks)
+        changed = Published("a/new", b"", 0, False, {})
+        hooks.add(MESSAGE_PUBLISH, lambda event, message: Continue(changed), priority=-1_000_000_000)
+        publish = hooks.deciding(MESSAGE_PUBLISH)
+        assert publish is not None
+        publish.decide(Publishing(view()), Published("a/old", b"", 0, False, {}))
+    assert [one["message"] for one in records.lines] == ["client 'lamp' publishes on 'a/new' at QoS 0"]
+
+
+def test_the_hooks_are_there_once_and_only_at_level_debug() -> None:
+    hooks = Hooks(lambda work, name: work.close())
+    follow(hooks)
+    assert not hooks.in_use
+    with of_messages():
+        follow(hooks)
+        follow(hooks)
+        assert sorted(one.point for one in hooks.accounts() if one.owner == OWNER) == [
+            *("message.acked", "message.delivered", "message.dropped", "message.publish"),
+        ]
+    follow(hooks)
+    assert not hooks.in_use
