@@ -51,6 +51,9 @@ UNKNOWN: Final = -1
 NONE: Final = 1 << 62
 """A sequence that no message has."""
 
+QUESTIONS_MOST: Final = 32
+"""Maximum number of concurrent questions of sessions that may have missed messages: other requests wait behind them."""
+
 CATCH_UP: Final = 2.0
 """Seconds after which a new leader of the stream must have all messages that the former leader had."""
 
@@ -97,6 +100,7 @@ class StreamHead:
     def __init__(self, inbox: RequestInbox) -> None:
         self._inbox = inbox
         self._shared = SharedRequest(self._look)
+        self._questions = asyncio.Semaphore(QUESTIONS_MOST)
         self.replicated = True
         """Whether the stream has more than one replica, as far as is known."""
 
@@ -139,9 +143,20 @@ class StreamHead:
         return found is None or found.seq > since
 
     async def nothing_left(self, subjects: Sequence[str], position: int, since: int) -> bool:
-        """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``."""
+        """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``.
+
+        All sessions of a gateway may ask at once; `QUESTIONS_MOST` of their requests are under way at the same time.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not answer.
+        """
+
+        async def none_left(subject: str) -> bool:
+            async with self._questions:
+                return await self.beyond(subject, position + 1, since)
+
         for some in parts(subjects if position < since else []):
-            if not all(await asyncio.gather(*(self.beyond(one, position + 1, since) for one in some))):
+            if not all(await asyncio.gather(*map(none_left, some))):
                 return False
         return True
 

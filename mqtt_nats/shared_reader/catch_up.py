@@ -48,7 +48,7 @@ IDLE: Final = 60
 """Seconds without a pull request after which nats-server removes the reader."""
 
 HANDOVER: Final = 5.0
-"""Maximum seconds for the handover to the shared reader."""
+"""Maximum seconds until the shared reader has the filters, and again until the messages up to there have come."""
 
 KEPT_OVERHEAD: Final = 500
 """Bytes that a waiting message takes besides its headers and its payload, about."""
@@ -415,7 +415,7 @@ class CatchUpReader:
 
     async def _hand_over(self) -> bool:
         """Hand the session over to the shared reader; False when messages have to be read first."""
-        live, member = self._live, self._member
+        live, member, loop = self._live, self._member, asyncio.get_running_loop()
         self._end = False
         self._leave_place()  # others may read while the shared reader's filters are changed, which takes a second
         joining = member.joining
@@ -429,12 +429,14 @@ class CatchUpReader:
         try:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
-                since = max(last, live.reader.position, self.position)
-                while not await self._services.head.nothing_left(unread, self.position, since):
-                    if self._over or self._broken or not self._name:
-                        return False
-                    self._deal()
-                    await asyncio.sleep(STEP)
+            since = max(last, live.reader.position, self.position)
+            # Thousands of sessions may ask: the wait of one for its turn is not limited.
+            late = loop.time() + HANDOVER
+            while not await self._services.head.nothing_left(unread, self.position, since):
+                if self._over or self._broken or not self._name or loop.time() > late:
+                    return False
+                self._deal()
+                await asyncio.sleep(STEP)
             if self._over or self._broken or joining.wrong:
                 return False
             if len(unread) == len(subjects):

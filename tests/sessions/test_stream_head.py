@@ -7,10 +7,11 @@ import asyncio
 
 import pytest
 
-from mqtt_nats.sessions.message_stream import StreamHead, mark
-from mqtt_streams.api import ApiError
+from mqtt_nats.sessions.message_stream import QUESTIONS_MOST, StreamHead, mark
+from mqtt_streams.api import ApiError, Reply
 from mqtt_streams.messages import STREAM as MESSAGES
-from tests.sessions.fakes import FakeServices, as_inbox
+from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeInbox, FakeServices, as_inbox
 
 INFO = f"$JS.API.STREAM.INFO.{MESSAGES}"
 GET = f"$JS.API.STREAM.MSG.GET.{MESSAGES}"
@@ -129,3 +130,32 @@ async def test_whether_any_of_many_filters_has_something_left(position: int, lef
     services.fake_inbox.put("$MQTT.msgs.a50")
     subjects = [f"$MQTT.msgs.a{number}" for number in range(100)]
     assert await services.head.nothing_left(subjects, position, 5) is left
+
+
+class SlowInbox(FakeInbox):
+    """JetStream that answers when it is let, and knows how many requests wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = asyncio.Event()
+        self.waiting = self.most = 0
+
+    async def request(
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
+    ) -> Reply:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await self.let.wait()
+        self.waiting -= 1
+        return await super().request(subject, payload, headers, timeout=timeout, reply=reply)
+
+
+async def test_sessions_of_a_gateway_do_not_all_ask_at_once() -> None:
+    """When thousands are handed over at the same time, requests of others do not wait behind all of theirs."""
+    inbox = SlowInbox()
+    head = StreamHead(as_inbox(inbox))
+    sessions = [asyncio.create_task(head.nothing_left([f"$MQTT.msgs.{one}"], 0, 9)) for one in range(1000)]
+    await aeventually(lambda: inbox.waiting == QUESTIONS_MOST)
+    inbox.let.set()
+    assert all(await asyncio.gather(*sessions))
+    assert inbox.most == QUESTIONS_MOST

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 import orjson
@@ -321,6 +321,37 @@ async def test_a_session_that_is_handed_over_leaves_its_place(setup: Setup) -> N
     assert places == [free + 1]
     changed.set()
     await aeventually(lambda: setup.live.fake_caught_up)
+
+
+async def test_a_session_that_waits_to_ask_is_handed_over_all_the_same(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands that are handed over at once, the last one waits; to read again alone would cost much more."""
+    monkeypatch.setattr(catch_up, "HANDOVER", 0.05)
+    loop, head = asyncio.get_running_loop(), setup.services.head
+    ask, begun = head.nothing_left, loop.time()
+
+    async def later(subjects: Sequence[str], position: int, since: int) -> bool:
+        await aeventually(lambda: loop.time() > begun + 0.2)
+        return await ask(subjects, position, since)
+
+    monkeypatch.setattr(head, "nothing_left", later)
+    setup.services.fake_inbox.put("$MQTT.msgs.other")
+    setup.live.reader.position = 11
+    setup.status(END)
+    await aeventually(lambda: setup.live.fake_caught_up)
+    assert sum(".CONSUMER.CREATE." in one for one in setup.services.fake_inbox.asked) == 1
+
+
+async def test_a_handover_for_which_messages_do_not_come_begins_again(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catch_up, "HANDOVER", 0.05)
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
+    setup.live.reader.position = 11
+    setup.status(END)
+    await setup.made(2)
+    assert (setup.member.joining, setup.live.fake_caught_up) == (None, [])
 
 
 async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
