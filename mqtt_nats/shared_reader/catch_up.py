@@ -371,10 +371,9 @@ class CatchUpReader:
         """Bytes of the messages that wait for the client without a consumer of this reader, about."""
         return 0 if self._name else self._bytes + len(self._kept) * KEPT_OVERHEAD
 
-    def may_join(self, subjects: list[str] | None = None) -> bool:
-        """Return whether this reader may read together with others, and has these filter subjects; None: any."""
-        own = self.subjects() if self.waits and not (self._alone or self._name or self.together) else []
-        return bool(own) and subjects in (None, own)
+    def may_join(self) -> bool:
+        """Return whether this reader may read together with others."""
+        return self.waits and not (self._alone or self._name or self.together) and bool(self.subjects())
 
     def begin_together(self) -> None:
         """Begin to read together with others, after :attr:`position`."""

@@ -66,7 +66,7 @@ class CatchUpPlaces:
         self._waiting: dict[CatchUpReader, asyncio.Future[bool]] = {}
         self._needed = TOGETHER_MIN
         """Number of waiting readers from which on they read together."""
-        self._busy = False
+        self._reading = False
         """Whether readers read together, or are about to."""
 
     async def take(self, reader: CatchUpReader) -> bool:
@@ -91,12 +91,13 @@ class CatchUpPlaces:
     def leave(self) -> None:
         """Give a place back."""
         self.free += 1
+        self._begin()  # the waiting readers may have begun before, and have failed
         self._give()
 
     @property
     def _kept(self) -> int:
         """Number of places that nobody gets at present."""
-        return CATCHING_MOST - ALONE_MEANWHILE if self._busy else 0
+        return CATCHING_MOST - ALONE_MEANWHILE if self._reading else 0
 
     def _give(self) -> None:
         """Give free places to the readers that have waited longest, of those that do not read together."""
@@ -114,8 +115,8 @@ class CatchUpPlaces:
 
     def _begin(self) -> None:
         """Have the waiting readers read together, if they are enough."""
-        if not self._busy and len(self._waiting) >= self._needed:
-            self._busy = True
+        if not self._reading and len(self._waiting) >= self._needed:
+            self._reading = True
             self._services.tasks.spawn(self._read_together(), "messages that many sessions have missed")
 
     def _has_no_turn(self, reader: CatchUpReader) -> bool:
@@ -124,22 +125,22 @@ class CatchUpPlaces:
         return turn is not None and not turn.done()
 
     async def _read_together(self) -> None:
-        more = True
         try:
-            while more and len(self._waiting) >= self._needed:
+            while (waiting := len(self._waiting)) >= self._needed:
                 await self._services.nats.online.wait()
-                self._needed = len(self._waiting) * 2  # so many have to wait, where these do not read together
-                try:
-                    more = await self._read()
-                except (ApiError, NoResponders, RequestTimeout) as error:
-                    log.debug("sessions do not read together what they have missed: %s", error)
-                    more = False
+                self._needed = TOGETHER_MIN if await self._read() else waiting * 2
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("sessions do not read together what they have missed: %s", error)
         finally:
-            self._busy = False
+            self._reading = False
             self._give()
 
     async def _read(self) -> bool:
-        """Read the messages of the waiting readers; False: these are too few, or the messages too many."""
+        """Read the messages of the waiting readers; False: these are too few, or the messages too many.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not bring all messages.
+        """
         willing = [one for one in self._waiting if self._has_no_turn(one) and one.may_join()]
         if len(willing) < TOGETHER_MIN:
             return False
@@ -151,7 +152,8 @@ class CatchUpPlaces:
             if pages.pending > READ_EACH * len(wanted):
                 return False
             # Meanwhile some may have got a place, have ended, or have other subscriptions.
-            readers = {one: some for one, some in wanted.items() if self._has_no_turn(one) and one.may_join(some)}
+            left = (one for one in wanted if self._has_no_turn(one) and one.may_join())
+            readers = {one: wanted[one] for one in left if one.subjects() == wanted[one]}
             for one in readers:
                 one.begin_together()
             last = None
@@ -160,7 +162,6 @@ class CatchUpPlaces:
             finally:
                 for one in readers:
                     self._end(one, last)
-            self._needed = TOGETHER_MIN
             return True
         finally:
             await pages.close()

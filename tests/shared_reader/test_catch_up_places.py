@@ -11,7 +11,7 @@ import pytest
 from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.promotion import CATCHING_MOST, ReaderSession
-from mqtt_streams.api import ApiError
+from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage
 from tests.harness.waiting import aeventually
@@ -109,7 +109,7 @@ async def test_a_few_wait_for_their_places(monkeypatch: pytest.MonkeyPatch) -> N
     crowd.begin()
     places = crowd.live.places
     await aeventually(lambda: len(places._waiting) == SESSIONS - 1)
-    assert (crowd.asked(CREATE), places._busy) == (0, False)
+    assert (crowd.asked(CREATE), places._reading) == (0, False)
     await _end(crowd)
 
 
@@ -316,3 +316,36 @@ async def test_the_position_after_the_common_reading(crowd: Crowd, broken: bool)
         reader.broken()
     reader.end_together(20)
     assert (reader.waits, reader.position) == ((True, 10) if broken else (False, 20))
+
+
+@pytest.mark.parametrize("error", [RequestTimeout("on purpose"), ApiError(503, 10008, "no leader")])
+async def test_readers_whose_common_reading_failed_read_together_again(crowd: Crowd, error: Exception) -> None:
+    """When the next place is left, and as many as before are enough: a failure does not say that they read too much."""
+    crowd.store(3)
+
+    def fail_once(subject: str) -> None:
+        if PAGE in subject and crowd.asked(PAGE) == 1:
+            raise error
+
+    crowd.inbox.before = fail_once
+    readers = crowd.begin()
+    places = crowd.live.places
+    await aeventually(lambda: crowd.asked(PAGE) == 1 and all(one.waits and not one.together for one in readers))
+    places.leave()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert crowd.all_given()
+    assert crowd.asked(CREATE) == 2
+
+
+async def test_readers_that_have_missed_too_much_do_not_ask_again(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that gets a place reads alone; twice as many have to wait before they ask again."""
+    monkeypatch.setattr(catch_up_places, "READ_EACH", 1)
+    crowd.store(3)
+    crowd.begin()
+    places = crowd.live.places
+    await aeventually(lambda: crowd.asked(CREATE) == 1 and not places._reading)
+    places.leave()
+    await aeventually(lambda: crowd.asked(CREATE) == 2)
+    assert [one.endswith(CREATE) for one in crowd.inbox.asked if CREATE in one] == [True, False]
