@@ -290,7 +290,7 @@ async def _count(client: Session, known: SessionRecord | None, quota: str, *, pr
     if known is not None and quota == v5.quota:
         quotas.note_claim(known)
     elif v5.quota and not present:
-        await quotas.admit(v5.quota, holder(client.user, client.connection.host))
+        await quotas.admit(client.hash, v5.quota, holder(client.user, client.connection.host))
 
 
 async def _count_no_more(client: Session, known: SessionRecord) -> None:

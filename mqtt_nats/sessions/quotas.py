@@ -55,16 +55,17 @@ def holder(user: str | None, address: str) -> str:
 
 
 class Reserved(NamedTuple):
-    """Consumers that a SUBSCRIBE packet may create and that no session record names yet."""
+    """Session that a CONNECT packet begins, or consumers that a SUBSCRIBE packet may create; no note has them yet."""
 
     quota: str
+    sessions: int
     consumers: int
 
 
 class Use:
     """Use of a quota, as far as this gateway knows: sessions and consumers."""
 
-    __slots__ = ("admitted", "consumers", "read", "sessions", "took")
+    __slots__ = ("consumers", "read", "sessions", "took")
 
     def __init__(self, sessions: int, consumers: int, read: float, took: float = 0.0) -> None:
         self.sessions = sessions
@@ -73,18 +74,11 @@ class Use:
         """Loop time in seconds at which the notes were read."""
         self.took = took
         """Seconds that it took to read the notes."""
-        self.admitted = 0
-        """Sessions that this gateway has admitted since."""
 
     def add(self, sessions: int, consumers: int) -> None:
         """Add sessions and consumers that this gateway has created (positive) or removed (negative)."""
         self.sessions = max(0, self.sessions + sessions)
         self.consumers = max(0, self.consumers + consumers)
-
-    def admit(self) -> None:
-        """Add a session that this gateway has admitted."""
-        self.admitted += 1
-        self.sessions += 1
 
     def expected(self) -> Use:
         """Return the largest use that others may have made of this one since the notes were read."""
@@ -116,34 +110,39 @@ class Quotas:
         self._noted: dict[str, tuple[str, int]] = {}
         """Quota and number of consumers in the note of each session that is connected here, by session key."""
         self._reserved: dict[str, Reserved] = {}
-        """Reserved consumers by session key."""
+        """What no note has yet, by session key."""
         self._starts: dict[str, float] = {}
         """Loop time in seconds at which the reserved consumers may be created, by session key."""
         self.consumers = 0
         """Number of consumers of all sessions that are connected here, reserved ones included."""
         self._readings: dict[str, asyncio.Task[Use]] = {}
         """Notes that are being read, by quota; a client that does not wait any longer does not stop that."""
+        self._noted_meanwhile: dict[str, Use] = {}
+        """What the notes of a quota have got more since their reading began, by quota; it may have missed that."""
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    async def admit(self, quota: str, who: str) -> None:
+    async def admit(self, key: str, quota: str, who: str) -> None:
         """Count a new session that outlives its connection, before its record is written.
 
         Args:
+            key: session key.
             who: the user or address, for the log.
 
         Raises:
             QuotaExceeded: the quota has as many sessions as permitted.
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
+        self._release(key)
         most = self._settings.max_sessions
         use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
         if most is not None and use.sessions >= most:
             self._count_refusal("max_sessions", who)
             raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
-        use.admit()
+        self._reserved[key] = Reserved(quota, 1, 0)
+        use.add(1, 0)
 
     def note_claim(self, record: SessionRecord) -> None:
         """Note a session that goes on here or is replaced by a new one, before the record of the claim is written."""
@@ -155,13 +154,16 @@ class Quotas:
         if record.v5 is None or not record.v5.quota:
             return
         quota, count = record.v5.quota, len(record.cons)
-        self._release(record.key)
+        begun = self._release(record.key)
         known = self._noted.get(record.key)
         if known == (quota, count):
             return
         self._note(record.key, quota, count)
+        more = count - (known[1] if known is not None and known[0] == quota else 0)
         if quota in self._uses:
-            self._uses[quota].add(0, count - (known[1] if known is not None and known[0] == quota else 0))
+            self._uses[quota].add(begun, more)
+        if quota in self._noted_meanwhile:
+            self._noted_meanwhile[quota].add(begun, max(0, more))
         target = b"HPUB %b " % note_subject(quota, record.key).encode()
         self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
 
@@ -176,12 +178,15 @@ class Quotas:
         self.consumers += count - self._noted.get(key, ("", 0))[1]
         self._noted[key] = quota, count
 
-    def _release(self, key: str) -> None:
+    def _release(self, key: str) -> int:
+        """End the reservation of a session; return the number of sessions in it."""
         one = self._reserved.pop(key, None)
-        if one is not None:
-            self.consumers -= one.consumers
-            if one.quota in self._uses:
-                self._uses[one.quota].add(0, -one.consumers)
+        if one is None:
+            return 0
+        self.consumers -= one.consumers
+        if one.quota in self._uses:
+            self._uses[one.quota].add(-one.sessions, -one.consumers)
+        return one.sessions
 
     async def forget(self, record: SessionRecord) -> None:
         """Remove the note of a session that has ended; its record is removed or names another quota.
@@ -239,7 +244,7 @@ class Quotas:
                 self._count_refusal("consumer_rate", who)
                 return 0
             start = now + pace.pour(room, now)
-        self._reserved[key] = Reserved(quota, room)
+        self._reserved[key] = Reserved(quota, 0, room)
         self.consumers += room
         use.add(0, room)
         self._starts[key] = start
@@ -276,26 +281,20 @@ class Quotas:
         """Return the task that reads the notes of a quota; clients that come meanwhile share it."""
         task = self._readings.get(quota)
         if task is None:
-            before = self._uses.get(quota)
-            admitted = before.admitted if before is not None else 0
-            reading = rooted(self._read(quota, full, before, admitted))
+            self._noted_meanwhile[quota] = Use(0, 0, 0.0)
+            reading = rooted(self._read(quota, full))
             task = self._readings[quota] = asyncio.get_running_loop().create_task(reading, name="notes of a quota")
             task.add_done_callback(partial(self._have_read, quota))
         return task
 
     def _have_read(self, quota: str, task: asyncio.Task[Use]) -> None:
-        del self._readings[quota]
+        del self._readings[quota], self._noted_meanwhile[quota]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._uses.pop(quota, None)  # the next client waits for the notes
             log.debug("the notes of a quota were not read: %s", error)
 
-    async def _read(self, quota: str, full: Callable[[Use], bool], before: Use | None, admitted: int) -> Use:
-        """Read the notes of a quota, and return its use.
-
-        Args:
-            before: what was known of it.
-            admitted: number of sessions that ``before`` had admitted when a client asked for this reading.
-        """
+    async def _read(self, quota: str, full: Callable[[Use], bool]) -> Use:
+        """Read the notes of a quota, and return its use."""
         begun = self._now()
         found = await self._notes.totals(quota, STALE_MAX)
         sessions, consumers = found.sessions, found.consumers
@@ -303,9 +302,11 @@ class Quotas:
             for key in await self._stale(quota, list(found.oldest)):
                 await self._notes.forget(quota, key)
                 sessions, consumers = sessions - 1, consumers - found.oldest[key]
-        consumers += sum(one.consumers for one in self._reserved.values() if one.quota == quota)
-        if before is not None:  # the notes of sessions that were admitted meanwhile may not be stored yet
-            sessions += before.admitted - admitted
+        for one in self._reserved.values():
+            if one.quota == quota:
+                sessions, consumers = sessions + one.sessions, consumers + one.consumers
+        noted = self._noted_meanwhile[quota]
+        sessions, consumers = sessions + noted.sessions, consumers + noted.consumers
         if quota not in self._uses and len(self._uses) >= QUOTAS_MAX:
             del self._uses[next(iter(self._uses))]
         now = self._now()

@@ -39,7 +39,7 @@ class FakeClaimQuotas(FakeQuotas):
         self.fake_admitted: list[str] = []
         self.fake_claimed: list[str] = []
 
-    async def admit(self, quota: str, who: str) -> None:
+    async def admit(self, key: str, quota: str, who: str) -> None:
         self.fake_admitted.append(who)
 
     def note_claim(self, record: SessionRecord) -> None:

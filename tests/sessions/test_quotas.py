@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -46,6 +47,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
         self.now = 1000.0
+        self.numbers = count()
         self.counted: list[str] = []
         self.js, self.store = FakeInbox(), FakeStore()
         self.sessions = SessionStore(self.js)
@@ -82,10 +84,10 @@ class Bench:
         monkeypatch.setattr(QuotaStore, "totals", held)
         return go_on
 
-    async def admits(self, quota: str = QUOTA) -> bool:
+    async def admits(self, quota: str = QUOTA, client_id: str = "") -> bool:
         """Whether one more session may begin."""
         try:
-            await self.quotas.admit(quota, WHO)
+            await self.quotas.admit(name_hash(client_id or f"new {next(self.numbers)}"), quota, WHO)
         except QuotaExceeded:
             return False
         return True
@@ -165,8 +167,48 @@ async def test_nobody_waits_while_there_is_much_room(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(5):
         assert [await bench.admits() for _ in range(4)] == [True] * 4
         go_on.set()
-        await aeventually(lambda: bench.quotas._uses[QUOTA].sessions == 3 + 4)
+        await aeventually(lambda: bench.quotas._uses[QUOTA].sessions == 3 + 5)
     assert bench.reads == 2
+
+
+async def test_a_session_counts_before_its_note_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CONNECT may be answered while the notes are read."""
+    bench = Bench(monkeypatch, max_sessions=2)
+    assert await bench.admits()
+    await bench.stored("elsewhere")
+    bench.now += READ_AGAIN_S + 0.1
+    assert not await bench.admits()
+
+
+async def test_a_connect_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that claims its session again, as another connection has claimed it meanwhile, counts once."""
+    bench = Bench(monkeypatch, max_sessions=2)
+    assert await bench.admits(client_id="c")
+    assert await bench.admits(client_id="c")
+    assert await bench.admits()
+    assert not await bench.admits()
+    bench.quotas.forget_session(name_hash("c"))
+    assert await bench.admits()
+
+
+@pytest.mark.sources
+async def test_what_is_noted_during_a_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading may have missed it, as it has missed the notes of a session and of two consumers here."""
+    bench = Bench(monkeypatch, max_sessions=ROOM_MIN * 2, max_durable_consumers=ROOM_MIN * 2)
+    assert await bench.reserve("a", 2) == 2
+    assert await bench.admits(client_id="b")
+    go_on = bench.hold(monkeypatch)
+    bench.now += READ_AGAIN_S + 0.1
+    assert await bench.admits()
+    await aeventually(lambda: bench.reads == 2)
+    bench.quotas.store_note(record("a", 2))
+    bench.quotas.store_note(record("b"))
+    use = bench.quotas._uses[QUOTA]
+    assert (use.sessions, use.consumers) == (2, 2)
+    go_on.set()
+    await aeventually(lambda: bench.quotas._uses[QUOTA] is not use)
+    use = bench.quotas._uses[QUOTA]
+    assert (use.sessions, use.consumers) == (2, 2)
 
 
 @pytest.mark.sources
