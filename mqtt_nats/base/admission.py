@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission of connections at a listener: rules about addresses, bans, limits and rates of connections.
 
-All checks precede the first read from the client. Behind a proxy the client's address is known later, so the checks of
-addresses are separate (`ListenerAdmission.admit_address`).
+All checks precede the first read from the client. Behind a proxy the client's address is known later, so its checks and
+the rates, which count only connections that their address permits, are separate (`ListenerAdmission.admit_address`).
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ class Admission(NamedTuple):
 
 ADMITTED: Final = Admission(Verdict.ADMITTED)
 CONNACK_REFUSAL: Final = Admission(Verdict.CONNACK_REFUSAL)
-
-
-def both(one: Admission, other: Admission) -> Admission:
-    """Return the decision that follows from two decisions, neither of which closes the connection."""
-    if CONNACK_REFUSAL in (one, other):
-        return CONNACK_REFUSAL
-    return max(one, other, key=lambda each: each.due)
 
 
 class ConnectionLimit:
@@ -145,21 +138,13 @@ class ListenerAdmission:
         gateways, own = self._rules
         return admitted(gateways, host) and admitted(own, host)
 
-    def admit_connection(self, now: float) -> Admission:
-        """Count a connection from any address, and return the decision about it.
-
-        Args:
-            now: seconds of a monotonic clock.
-        """
-        if self._limit is not None and self.connections >= self._limit:
-            return Admission(Verdict.FULL)
-        if self._process.full:
-            return Admission(Verdict.FULL)
-        admission = ADMITTED if self._rate is None else self._rate.admit("", now)
-        if not admission.verdict.closes:
-            self.connections += 1
-            self._process.add()
-        return admission
+    def admit_connection(self) -> bool:
+        """Count a connection from any address; False: the listener, or the process, has as many as it may have."""
+        if self._process.full or (self._limit is not None and self.connections >= self._limit):
+            return False
+        self.connections += 1
+        self._process.add()
+        return True
 
     def release_connection(self) -> None:
         """Undo :meth:`admit_connection` when a connection ends."""
@@ -169,6 +154,8 @@ class ListenerAdmission:
     def admit_address(self, host: str, now: float) -> Admission:
         """Count a connection of an address, and return the decision; :meth:`release_address` has to undo an admission.
 
+        The rate of the listener counts here, too.
+
         Args:
             now: seconds of a monotonic clock.
         """
@@ -177,15 +164,26 @@ class ListenerAdmission:
         if self.banned(host):
             return Admission(Verdict.BANNED)
         if not self.counts_addresses:
-            return ADMITTED
+            return ADMITTED if self._rate is None else self._rate.admit("", now)
         key = household(host)
         count = self._by_address.get(key, 0)
         if self._each is not None and count >= self._each:
             return Admission(Verdict.CROWD)
-        admission = ADMITTED if self._rate_of_each is None else self._rate_of_each.admit(key, now)
+        admission = self._count_in_rates(key, now)
         if not admission.verdict.closes:
             self._by_address[key] = count + 1
         return admission
+
+    def _count_in_rates(self, key: str, now: float) -> Admission:
+        """Count a connection in the rate of its address, and in the listener's unless the former refuses it.
+
+        So others do not wait for connections of an address that exceeds its rate.
+        """
+        of_address = ADMITTED if self._rate_of_each is None else self._rate_of_each.admit(key, now)
+        if self._rate is None or of_address.verdict is not Verdict.ADMITTED:
+            return of_address
+        of_all = self._rate.admit("", now)
+        return max(of_address, of_all, key=lambda each: each.due) if of_all.verdict is Verdict.ADMITTED else of_all
 
     def release_address(self, host: str) -> None:
         """Undo :meth:`admit_address` when a connection ends."""

@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mqtt_nats.base.admission import ADMITTED, Admission, ConnectionLimit, ListenerAdmission, Verdict, both
+from mqtt_nats.base.admission import ADMITTED, Admission, ConnectionLimit, ListenerAdmission, Verdict
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
@@ -48,12 +48,11 @@ AGAIN: Final = 1.0
 class Counted(Protocol):
     """Connection, as a listener uses it."""
 
-    @property
-    def admission(self) -> Admission:
-        """Decision about the connection, with the monotonic time in seconds at which CONNECT is handled."""
-
     def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
-        """Note that the connection is counted, and the decision: call ``on_end`` once when the connection is gone."""
+        """Note that the connection is counted, and the decision: call ``on_end`` once when the connection is gone.
+
+        The decision has the monotonic time in seconds at which CONNECT is handled.
+        """
 
     def uncount(self) -> None:
         """Call ``on_end`` now: the connection ends."""
@@ -178,34 +177,38 @@ class Listener:
         """Count a connection of the address ``host``; False: the connection is refused."""
         if not host:  # the socket was reset: its data could be read, but has no known source
             return False
-        now = monotonic()
-        of_address = self._trusts(host) if self._proxies else self._admission.admit_address(host, now)
-        if of_address.verdict.closes:
-            return self._refused(of_address.verdict, host)
-        count = self._admission.admit_connection(now)
-        if count.verdict.closes:
-            if not self._proxies:
-                self._admission.release_address(host)
-            return self._refused(count.verdict, host)
-        connection.count(self._left if self._proxies else self._leaving(host), both(of_address, count))
-        return True
+        if self._proxies and not self._trusts(host):
+            return self._refused(Verdict.PROXY, host)
+        if not self._admission.admit_connection():
+            return self._refused(Verdict.FULL, host)
+        if self._proxies:
+            connection.count(self._left, ADMITTED)
+            return True
+        if self._admit(connection, host):
+            return True
+        self._admission.release_connection()
+        return False
 
-    def _trusts(self, host: str) -> Admission:
+    def _trusts(self, host: str) -> bool:
         """Return whether an address belongs to a configured proxy."""
         address = parse_host(host)
-        trusted = address is not None and any(
+        return address is not None and any(
             network.version == address.version and address in network for network in self._proxies
         )
-        return ADMITTED if trusted else Admission(Verdict.PROXY)
 
     def _named(self, connection: Counted, source: tuple[str, int]) -> bool:
         """Check and note the client's address that a proxy has named; False: the client is refused."""
-        host = source[0]
-        of_address = self._admission.admit_address(host, monotonic())
-        if of_address.verdict.closes:
-            return self._refused(of_address.verdict, host)
+        if not self._admit(connection, source[0]):
+            return False
         connection.name_source(source)
-        connection.count(self._leaving(host), both(connection.admission, of_address))
+        return True
+
+    def _admit(self, connection: Counted, host: str) -> bool:
+        """Decide about a counted connection by its client's address; False: the client is refused."""
+        admission = self._admission.admit_address(host, monotonic())
+        if admission.verdict.closes:
+            return self._refused(admission.verdict, host)
+        connection.count(self._leaving(host), admission)
         return True
 
     def _leaving(self, host: str) -> Callable[[], None]:

@@ -17,7 +17,6 @@ from mqtt_nats.base.admission import (
     ConnectionLimit,
     ListenerAdmission,
     Verdict,
-    both,
 )
 from mqtt_nats.base.bans import Ban, Bans, ban, pair
 from mqtt_nats.base.bucket import Bucket, Buckets, depth
@@ -196,32 +195,32 @@ def test_connections_of_a_listener_an_address_and_the_process() -> None:
     assert one.admit_address("192.0.2.2", 0).verdict is Verdict.ADMITTED
     one.release_address("192.0.2.1")
     assert one.admit_address("192.0.2.1", 0).verdict is Verdict.ADMITTED
-    assert [one.admit_connection(0).verdict for _ in range(4)] == [Verdict.ADMITTED] * 3 + [Verdict.FULL]
+    assert [one.admit_connection() for _ in range(4)] == [True] * 3 + [False]
     one.release_connection()
     process.limit = 2
-    assert one.admit_connection(0).verdict is Verdict.FULL
+    assert not one.admit_connection()
     one.release_connection()
-    assert one.admit_connection(0).verdict is Verdict.ADMITTED
+    assert one.admit_connection()
     assert (one.connections, process.connections) == (2, 2)
 
 
 def test_connections_beyond_a_rate_have_turns_then_are_told_and_then_not_even_told() -> None:
-    one, process = admission_of(connect_rate=1, connect_rate_per_address=0.5, rate_burst=2)
+    one, _ = admission_of(connect_rate=1, rate_burst=2)
     waits = [1.0, 2.0, 3.0, 4.0]
     told, refused = [CONNACK_REFUSAL] * 2, [Admission(Verdict.RATE)] * 2
-    assert [one.admit_connection(10) for _ in range(10)] == [
+    assert [one.admit_address(f"192.0.2.{number}", 10) for number in range(10)] == [
         *[ADMITTED] * 2,
         *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits),
         *told,
         *refused,
     ]
-    assert (one.connections, process.connections) == (8, 8)
-    assert [one.admit_connection(12) for _ in range(5)] == [
+    assert [one.admit_address("a", 12) for _ in range(5)] == [
         *(Admission(Verdict.ADMITTED, 12 + wait) for wait in waits[2:]),
         *told,
         Admission(Verdict.RATE),
     ]
-    assert one.admit_connection(30) == ADMITTED
+    assert one.admit_address("a", 30) == ADMITTED
+    one, _ = admission_of(connect_rate_per_address=0.5, rate_burst=2)
     assert [one.admit_address("a", 10) for _ in range(5)] == [
         ADMITTED,
         *(Admission(Verdict.ADMITTED, 10 + wait) for wait in waits[1::2]),
@@ -232,16 +231,22 @@ def test_connections_beyond_a_rate_have_turns_then_are_told_and_then_not_even_to
     assert one.admit_address("a", 20) == ADMITTED
 
 
+def test_who_exceeds_the_rate_of_its_address_does_not_delay_others() -> None:
+    """Others do not wait for connections that their address refuses, however many these are."""
+    one, _ = admission_of(connect_rate=1.25, connect_rate_per_address=0.5, rate_burst=4)
+    found = [one.admit_address("a", 10).verdict for _ in range(20)]
+    assert found == [Verdict.ADMITTED] * 4 + [Verdict.CONNACK_REFUSAL] * 2 + [Verdict.RATE] * 14
+    assert one.admit_address("b", 10) == ADMITTED
+    assert one.admit_address("b", 10) == Admission(Verdict.ADMITTED, 10.8)
+    assert one.admit_address("b", 10) == Admission(Verdict.ADMITTED, 12.0)  # of its address; the listener's is earlier
+    one.refuse_banned(lambda host: host == "banned")
+    assert {one.admit_address("banned", 10).verdict for _ in range(20)} == {Verdict.BANNED}
+    assert one.admit_address("c", 10) == Admission(Verdict.ADMITTED, 12.4)
+    assert [one.name for one in Verdict if not one.closes] == ["ADMITTED", "CONNACK_REFUSAL"]
+
+
 def test_addresses_of_the_listener_and_of_the_gateway_have_both_to_let_in() -> None:
     listener = ListenerSettings.model_validate({"listen": "h:1", "addresses": ["deny 10.0.0.1", "allow all"]})
     settings = Settings(addresses=("allow 10.0.0.0/8", "deny all"))
     one = ListenerAdmission(ConnectionLimit(settings), settings, listener.addresses, listener.max_connections)
     assert [one.admits(f"{host}") for host in ("10.0.0.1", "10.0.0.2", "11.0.0.1")] == [False, True, False]
-
-
-def test_a_refusal_in_connack_outweighs_turns_and_the_later_turn_counts() -> None:
-    sooner, later = (Admission(Verdict.ADMITTED, due) for due in (1.0, 2.0))
-    assert both(ADMITTED, sooner) == sooner
-    assert both(later, sooner) == both(sooner, later) == later
-    assert both(CONNACK_REFUSAL, later) == both(later, CONNACK_REFUSAL) == CONNACK_REFUSAL
-    assert [one.name for one in Verdict if not one.closes] == ["ADMITTED", "CONNACK_REFUSAL"]
