@@ -207,10 +207,17 @@ async def make_anew(side: SessionConsumers, binding: ConsumerBinding) -> Consume
         lost = "it is created again from the first message that the client has not acknowledged"
         begun = [one.sequence for one in side.machine.on_their_way() if one.source is source and one.sequence > 0]
         start = min([source.last + 1, source.forgotten_from or source.last + 1, *begun])
+    elif source.start and await services.head.beyond(consumer.filter_subject, source.start, last):
+        lost = ""
+        start = source.start
     else:
-        lost = "messages since it was removed are lost"
+        lost = "it was removed, or was not created when its gateway ended in SUBSCRIBE; messages since then are lost"
         start = None
-    log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
+    if lost:
+        log.warning("%s: consumer %s is gone; %s", client, consumer.durable_name, lost)
+    else:
+        text = "%s: consumer %s is created again; none of its messages is stored since SUBSCRIBE"
+        log.info(text, client, consumer.durable_name)
     consumer = replace(consumer, start_seq=start)
     side.reconfigure(binding, consumer)
     if binding.key in record.cons:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mqtt_nats.codec import Subscribe, Subscription
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
@@ -156,3 +157,30 @@ async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
         await stored.nats.publish(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.$MQTT_msgs.{name}", b"{}")
         assert (await subscriber.messages(1))[0].payload == b"1"
     assert local.log.count(LOST) == 1
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_gateway_is_killed_before_it_has_created_a_consumer(
+    proxy: NatsProxy, gateway_factory: GatewayFactory, published: bool
+) -> None:
+    """The record names the consumer. Only where a message of it is stored, one may be lost, and the log says so."""
+    topic = client_id = f"halfway-{published}"
+    gateway = gateway_factory(proxy.url, "--session-positions", "consumers", start=False)
+    await asyncio.to_thread(gateway.start)
+    trap = proxy.set("up", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.", Action.DROP)
+    async with await RawClient.connect(gateway.port, client_id, clean=False) as subscriber:
+        subscriber.send(Subscribe(subscriber.next_id(), (Subscription(topic, 1),)))
+        await trap.sprung.wait()
+        await asyncio.to_thread(gateway.kill)
+    await asyncio.to_thread(gateway.start)
+    async with await RawClient.connect(gateway.port, "publisher") as publisher:
+        if published:
+            await publisher.deliver(topic, b"before", 1)
+        await publisher.deliver("elsewhere", b"", 1)
+        async with await RawClient.connect(gateway.port, client_id, clean=False) as subscriber:
+            await subscriber.quiet()  # the consumer is created
+            await publisher.deliver(topic, b"after", 1)
+            (found,) = await subscriber.messages(1)
+            assert found.payload == b"after"
+    assert ("is gone" in gateway.log) is published
+    await asyncio.to_thread(gateway.term)

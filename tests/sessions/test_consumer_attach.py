@@ -156,12 +156,29 @@ async def test_made_anew_from_what_the_client_has_yet_to_acknowledge(setup: Setu
 
 
 @pytest.mark.sources
-async def test_made_anew_when_nothing_is_known(setup: Setup) -> None:
+async def test_made_anew_when_nothing_is_known(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     """What was stored since it was removed is lost."""
     setup.consumers.clear()
-    setup.services.fake_inbox.last[MESSAGES] = 50
+    for _ in range(3):
+        setup.services.fake_inbox.put("$MQTT.msgs.a")
     await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"]["deliver_policy"] == "new"
+    assert "messages since then are lost" in caplog.text
+
+
+@pytest.mark.sources
+async def test_made_from_the_subscription_on_where_nothing_of_it_is_stored(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a gateway was killed in SUBSCRIBE: the record names a consumer that was never created."""
+    caplog.set_level("INFO")
+    setup.consumers.clear()
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
+    for _ in range(3):
+        setup.services.fake_inbox.put("$MQTT.msgs.other")
+    await make_anew(as_side(setup.side), setup.binding)
+    assert setup.consumers[NAME]["config"]["opt_start_seq"] == 3
+    assert [one.levelname for one in caplog.records] == ["INFO"]
 
 
 @pytest.mark.sources
