@@ -429,7 +429,7 @@ class CatchUpReader:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
             since = max(last, live.reader.position, self.position)
-            # Thousands of sessions may ask: the wait of one for its turn is not limited.
+            # Thousands of sessions may ask: how long one waits until it may is not limited.
             late = loop.time() + HANDOVER
             while not await self._services.head.nothing_left(unread, self.position, since):
                 if self._over or self._broken or not self._name or loop.time() > late:
