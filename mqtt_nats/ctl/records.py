@@ -14,20 +14,12 @@ import orjson
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import progress
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, call
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.pages import Pages
+from mqtt_streams.pages import pages_of
 from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord, decode
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
-
-PAGE: Final = 256
-PAGE_BYTES: Final = 512 * 1024
-"""Bounds of the first page."""
-
-PAGE_LONG: Final = 2048
-PAGE_LONG_BYTES: Final = 2 * 1024 * 1024
-"""Bounds of the other pages."""
 
 AT_ONCE: Final = 32
 """Most requests at the same time."""
@@ -72,35 +64,15 @@ class Entry(NamedTuple):
 
 
 async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncGenerator[stored.StoredMessage, None]:
-    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout.
-
-    The first page is read by direct get. Further pages come through a consumer: for each direct get nats-server counts
-    all messages that are left. Where it refuses the consumer, they are read by direct get too.
-    """
-    start, more, done = 1, True, 0
-    reader: Pages | None = None
-    refused = False
-    try:
-        while more:
-            if start > 1 and not refused:
-                try:
-                    reader = reader or await Pages.open(inbox, stream, subject, start)
-                    page, more = await reader.page(PAGE_LONG, PAGE_LONG_BYTES)
-                except (ApiError, NoResponders, RequestTimeout):
-                    refused = True
-                    continue
-            else:
-                begin = {"seq": start}
-                page, more = await stored.direct_page(inbox, stream, subject, begin, messages=PAGE, size=PAGE_BYTES)
+    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
+    done = 0
+    async with aclosing(pages_of(inbox, stream, subject)) as every:
+        async for page in every:
+            if done:
+                progress(done)
             for message in page:
-                start = message.seq + 1
                 yield message
             done += len(page)
-            if more:
-                progress(done)
-    finally:
-        if reader is not None:
-            await reader.close()
 
 
 async def named_records(inbox: RequestInbox) -> AsyncGenerator[tuple[str, stored.StoredMessage], None]:

@@ -24,7 +24,8 @@ from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.retained import PAGE_BYTES, RetainedMessage
+from mqtt_streams.pages import PAGE_BYTES
+from mqtt_streams.retained import RetainedMessage
 from mqtt_streams.sessions import Conflict
 from mqtt_streams.subjects import wire_topic
 

@@ -19,6 +19,7 @@ from mqtt_streams import stored
 from mqtt_streams.api import ApiError
 from mqtt_streams.gateways import Entry
 from mqtt_streams.headers import EPOCH, get_int
+from mqtt_streams.pages import pages_of
 from mqtt_streams.qos2 import releases_stored
 from mqtt_streams.sessions import (
     PREFIX,
@@ -70,7 +71,7 @@ async def fail_over(wills: Wills, presence: Presence, dead: Entry) -> None:
     count = await publish_wills(wills, dead)
     sessions = 0
     inbox = wills.services.nats.inbox
-    async for page in stored.direct_pages(inbox, STREAM, PREFIX + ">"):
+    async for page in pages_of(inbox, STREAM, PREFIX + ">"):
         owned: list[tuple[SessionRecord, int]] = []
         for message in page:
             try:

@@ -25,7 +25,8 @@ from mqtt_nats.base.logs import log_failure
 from mqtt_nats.messages.headers import header
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import PREFIX, STREAM
-from mqtt_streams.stored import direct_page, rfc3339
+from mqtt_streams.pages import SubjectReader
+from mqtt_streams.stored import rfc3339
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -229,17 +230,19 @@ class Copies:
 
     async def _stored_ids(self, subject: str, since: float) -> set[bytes] | None:
         """Return the ids of the messages that are stored under a subject; None: there are too many."""
-        start: dict[str, object] = {"start_time": rfc3339(int((since - BEFORE_S) * 1e9))}
+        start = {"start_time": rfc3339(int((since - BEFORE_S) * 1e9))}
         found: set[bytes] = set()
-        for _ in range(PAGES_MAX):
-            page, more = await direct_page(self._inbox, STREAM, PREFIX + subject, start, messages=PAGE, size=PAGE_BYTES)
-            for message in page:
-                found.add(header(message.headers, b"Nmqtt-Id:"))
-                found.add(header(message.headers, b"Nats-Msg-Id:"))
-            if not more:
-                found.discard(b"")
-                return found
-            start = {"seq": page[-1].seq + 1}
+        reader = SubjectReader(self._inbox, STREAM, PREFIX + subject, start)
+        try:
+            for _ in range(PAGES_MAX):
+                for message in await reader.page(PAGE, PAGE_BYTES):
+                    found.add(header(message.headers, b"Nmqtt-Id:"))
+                    found.add(header(message.headers, b"Nats-Msg-Id:"))
+                if not reader.more:
+                    found.discard(b"")
+                    return found
+        finally:
+            await reader.close()
         return None
 
     def _keep(self, one: Copy) -> None:

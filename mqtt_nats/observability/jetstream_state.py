@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,8 @@ from mqtt_streams.account import AccountStorage, account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pages import pages_of
+from mqtt_streams.stored import StoredMessage
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
@@ -31,10 +34,6 @@ PATIENCE: Final = 2.0
 
 DEAD_MOST: Final = 20
 """Maximum number of dead gateways whose wills are looked for."""
-
-PAGE: Final = 512
-PAGE_BYTES: Final = 512 * 1024
-"""Bounds of a page of timers."""
 
 STREAM_NOT_FOUND: Final = 10059
 
@@ -181,14 +180,22 @@ async def _absent(inbox: RequestInbox) -> float:
     Its timer was set when its connection ended. The timer of a session that does not expire has no schedule. There may
     be a million of them: they are passed once.
     """
-    subject = timer_subject(EXPIRY, "*")
-    first = await stored.get_next(inbox, TIMERS, subject, _first.get(inbox, 1))
-    page = [] if first is None else [first]
-    while page:
-        for one in page:
+    async with aclosing(_session_timers(inbox)) as timers:
+        async for one in timers:
             _first[inbox] = one.seq
             if headers.get(one.headers, headers.SCHEDULE) is not None:
                 return max(natstime.now() - one.time_ns / NS, 0.0)
-        start = {"seq": _first[inbox] + 1}
-        page, _ = await stored.direct_page(inbox, TIMERS, subject, start, messages=PAGE, size=PAGE_BYTES)
     return 0.0
+
+
+async def _session_timers(inbox: RequestInbox) -> AsyncGenerator[StoredMessage, None]:
+    """Yield the timers of sessions, oldest first; without those that are known to have no schedule."""
+    subject = timer_subject(EXPIRY, "*")
+    first = await stored.get_next(inbox, TIMERS, subject, _first.get(inbox, 1))
+    if first is None:
+        return
+    yield first
+    async with aclosing(pages_of(inbox, TIMERS, subject, {"seq": first.seq + 1})) as pages:
+        async for page in pages:
+            for one in page:
+                yield one

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import orjson
 
-from mqtt_streams import stored
 from mqtt_streams.api import JetStream, publish
+from mqtt_streams.pages import pages_of
 
 STREAM: Final = "KV_MQTT_bans"
 BUCKET: Final = "MQTT_bans"
@@ -62,7 +62,7 @@ class BanStore:
     async def all(self) -> list[dict[str, Any]]:
         """Return every ban in the form of `read_ban`, bans lifted in the last `LIFTED` seconds included."""
         found: list[dict[str, Any]] = []
-        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
+        async for page in pages_of(self._js, STREAM, PREFIX + ">"):
             for message in page:
                 one = read_ban(message.payload)
                 if one is not None:

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from mqtt_streams import stored
 from mqtt_streams.api import JetStream, publish
+from mqtt_streams.pages import pages_of
 
 STREAM: Final = "KV_MQTT_fleet"
 BUCKET: Final = "MQTT_fleet"
@@ -58,7 +58,7 @@ class FleetStore:
     async def all(self) -> list[Wish]:
         """Return every wish. Raises ApiError, NoResponders, RequestTimeout."""
         found: list[Wish] = []
-        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
+        async for page in pages_of(self._js, STREAM, PREFIX + ">"):
             for message in page:
                 wish = read_wish(message.payload)
                 if wish is not None:

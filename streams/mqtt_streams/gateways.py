@@ -7,12 +7,14 @@ then puts a marker in place of the lease. Of the gateways that want to deal with
 succeeds: the first that replaces the marker by its sequence.
 """
 
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, JetStream, publish
+from mqtt_streams.pages import pages_of
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "KV_MQTT_gateways"
@@ -97,7 +99,7 @@ class GatewayStore:
         """Return every registered gateway."""
         leases: dict[str, StoredMessage] = {}
         found: dict[str, StoredMessage] = {}
-        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">"):
+        async for page in pages_of(self._js, STREAM, PREFIX + ">"):
             for message in page:
                 kind, identity = _key(message)
                 (leases if kind == "lease" else found)[identity] = message
@@ -112,26 +114,27 @@ class GatewayStore:
         """
         leases: dict[str, StoredMessage | None] = {}
         found: list[Entry] = []
-        async for page in stored.direct_pages(self._js, STREAM, PREFIX + ">", messages=_OLDEST_MESSAGES):
-            leases |= {identity: one for one in page for kind, identity in [_key(one)] if kind == "lease"}
-            entries = []
-            for message in page:
-                kind, identity = _key(message)
-                if kind == "lease" or not message.payload:
-                    continue
-                if identity not in leases:
-                    leases[identity] = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
-                entries.append(_entry(identity, message, leases[identity]))
-            found += entries
-            if any(not one.lapsed and not one.reaper for one in entries):
-                break
+        async with aclosing(pages_of(self._js, STREAM, PREFIX + ">", messages=_OLDEST_MESSAGES)) as pages:
+            async for page in pages:
+                leases |= {identity: one for one in page for kind, identity in [_key(one)] if kind == "lease"}
+                entries = []
+                for message in page:
+                    kind, identity = _key(message)
+                    if kind == "lease" or not message.payload:
+                        continue
+                    if identity not in leases:
+                        leases[identity] = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
+                    entries.append(_entry(identity, message, leases[identity]))
+                found += entries
+                if any(not one.lapsed and not one.reaper for one in entries):
+                    break
         return found
 
     async def registrations(self) -> dict[str, dict[str, Any]]:
         """Return the descriptions of all registered gateways by their ids, also of those whose lease has lapsed."""
         return {
             _key(message)[1]: _info(message)[0]
-            async for page in stored.direct_pages(self._js, STREAM, PREFIX + "gateway.*")
+            async for page in pages_of(self._js, STREAM, PREFIX + "gateway.*")
             for message in page
             if message.payload
         }

@@ -2,9 +2,10 @@
 """Reading many stored messages through a temporary consumer.
 
 Direct gets cost nats-server several times as much: it searches for each message, and for each page it counts the
-remaining messages.
+remaining messages. So only the first page of a subject, mostly the only one, is read by direct get.
 """
 
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Self
 
 import orjson
@@ -12,7 +13,12 @@ import orjson
 from mqtt_streams import headers
 from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request
-from mqtt_streams.stored import StoredMessage
+from mqtt_streams.stored import StoredMessage, direct_page
+
+PAGE_FIRST: Final = 256
+PAGE_MESSAGES: Final = 2048
+PAGE_BYTES: Final = 2 * 1024 * 1024
+"""Bounds of the first page and of the others, so that memory does not grow with the number of messages."""
 
 IDLE: Final = 60.0
 """Seconds without a request after which nats-server removes the consumer."""
@@ -91,3 +97,83 @@ class Pages:
             await delete_consumer(self._js, self._stream, self._name)
         except (ApiError, NoResponders, RequestTimeout):
             return
+
+
+class SubjectReader:
+    """Reader of a subject of a stream (wildcards allowed), in sequence order; call :meth:`close` at the end.
+
+    The first page is read by direct get, the others by a consumer. Where nats-server refuses the consumer, all pages
+    are read by direct get. A page that the consumer does not bring is read by direct get, and the next page through
+    another consumer.
+    """
+
+    def __init__(self, js: JetStream, stream: str, subject: str, start: dict[str, Any]) -> None:
+        """Make a reader that begins at `start`: `{"seq": n}` or `{"start_time": <RFC 3339>}`."""
+        self._js = js
+        self._stream = stream
+        self._subject = subject
+        self._start = start
+        self._pages: Pages | None = None
+        self._direct = True
+        """Whether the next page is read by direct get."""
+        self._refused = False
+        self.more = True
+        """Whether more messages may follow."""
+
+    async def page(self, messages: int = PAGE_MESSAGES, size: int = PAGE_BYTES) -> list[StoredMessage]:
+        """Return up to `messages` messages, about `size` bytes or one message; the first page has up to `PAGE_FIRST`.
+
+        Raises ApiError, NoResponders, RequestTimeout.
+        """
+        page, self.more = await self._read(messages, size)
+        if page:
+            self._start = {"seq": page[-1].seq + 1}
+        return page
+
+    async def _read(self, messages: int, size: int) -> tuple[list[StoredMessage], bool]:
+        if not self._direct:
+            try:
+                if self._pages is None:
+                    self._refused = True  # stays if the consumer cannot be created
+                    self._pages = await Pages.open(self._js, self._stream, self._subject, self._start["seq"])
+                    self._refused = False
+                return await self._pages.page(messages, size)
+            except (ApiError, NoResponders, RequestTimeout):
+                await self.close()
+        most = messages if self._refused else min(messages, PAGE_FIRST)
+        found = await direct_page(self._js, self._stream, self._subject, self._start, messages=most, size=size)
+        self._direct = self._refused
+        return found
+
+    async def close(self) -> None:
+        """Remove the consumer, if there is one."""
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            await pages.close()
+
+
+async def pages_of(
+    js: JetStream,
+    stream: str,
+    subject: str,
+    start: dict[str, Any] | None = None,
+    *,
+    messages: int = PAGE_MESSAGES,
+    size: int = PAGE_BYTES,
+) -> AsyncGenerator[list[StoredMessage], None]:
+    """Yield all messages of a subject (wildcards allowed) in the order of the stream, in pages; no page is empty.
+
+    A caller that does not read to the end closes the generator. Raises ApiError, NoResponders, RequestTimeout.
+
+    Args:
+        start: `{"seq": n}` or `{"start_time": <RFC 3339>}`; None = the beginning of the stream.
+        messages: most messages of a page.
+        size: bytes of a page, about.
+    """
+    reader = SubjectReader(js, stream, subject, start or {"seq": 1})
+    try:
+        while reader.more:
+            if page := await reader.page(messages, size):
+                yield page
+    finally:
+        await reader.close()

@@ -2,6 +2,7 @@
 """`$MQTT_qos2in`: held QoS 2 publishes (PUBLISH received, PUBREL to come), one per client and packet identifier."""
 
 from collections.abc import Set
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 import orjson
@@ -10,6 +11,7 @@ from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.pages import pages_of
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "$MQTT_qos2in"
@@ -17,9 +19,6 @@ PREFIX: Final = "$MQTT.qos2.in."
 MAPPED: Final = "Nmqtt-Mapped"
 ALREADY_HELD: Final = 10077
 """JetStream's error code for a second store under one packet identifier."""
-
-_LOOK_MESSAGES: Final = 256
-_LOOK_BYTES: Final = 1024 * 1024
 
 
 LATE_NS: Final = 5_000_000_000
@@ -126,18 +125,16 @@ async def releases_stored(js: JetStream, subject: str, wanted: Set[str], since_n
     Reads the stored messages of that subject since `since_ns` (nanoseconds since 1970); needs `allow_direct` on the
     stream.
     """
-    start: dict[str, object] = {"start_time": stored.rfc3339(since_ns)}
+    if not wanted:
+        return set()
     found: set[str] = set()
-    more = True
-    while more and len(found) < len(wanted):
-        page, more = await stored.direct_page(
-            js, MESSAGES, MESSAGE_PREFIX + subject, start, messages=_LOOK_MESSAGES, size=_LOOK_BYTES
-        )
-        for message in page:
-            name = headers.get(message.headers, headers.MSG_ID)
-            if name is not None and name in wanted:
-                found.add(name)
-            start = {"seq": message.seq + 1}
+    start = {"start_time": stored.rfc3339(since_ns)}
+    async with aclosing(pages_of(js, MESSAGES, MESSAGE_PREFIX + subject, start)) as pages:
+        async for page in pages:
+            names = {headers.get(message.headers, headers.MSG_ID) for message in page}
+            found.update(wanted & names)
+            if len(found) == len(wanted):
+                break
     return found
 
 

@@ -4,7 +4,6 @@
 A note exists as long as its session. Its payload is the number of the session's consumers of `$MQTT_msgs`.
 """
 
-from collections.abc import AsyncGenerator
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -12,12 +11,10 @@ from typing import Final, NamedTuple
 from mqtt_streams import stored
 from mqtt_streams.api import JetStream
 from mqtt_streams.hashing import nuid
-from mqtt_streams.pages import Pages
+from mqtt_streams.pages import pages_of
 from mqtt_streams.shared import STREAM
 
 PREFIX: Final = "$MQTT.shared.quota."
-_PAGE: Final = 1000
-_PAGE_BYTES: Final = 1024 * 1024
 
 
 @lru_cache(4096)
@@ -53,7 +50,7 @@ class QuotaStore:
         """
         sessions = consumers = 0
         found: dict[str, int] = {}
-        async for page in self._pages(quota):
+        async for page in pages_of(self._js, STREAM, note_subject(quota, "*")):
             for message in page:
                 digits = message.payload[:9]
                 count = int(digits) if digits.isdigit() else 0
@@ -61,22 +58,6 @@ class QuotaStore:
                 if len(found) < oldest:
                     found[message.subject.rpartition(".")[2]] = count
         return Totals(sessions, consumers, found)
-
-    async def _pages(self, quota: str) -> AsyncGenerator[list[stored.StoredMessage], None]:
-        """Yield the notes of a quota in pages, oldest first."""
-        subject = note_subject(quota, "*")
-        page, more = await stored.direct_page(self._js, STREAM, subject, {"seq": 1}, messages=_PAGE, size=_PAGE_BYTES)
-        yield page
-        if not more:
-            return
-        # For each page of a direct get nats-server would look at all notes that follow.
-        reader = await Pages.open(self._js, STREAM, subject, page[-1].seq + 1)
-        try:
-            while more:
-                page, more = await reader.page(_PAGE, _PAGE_BYTES)
-                yield page
-        finally:
-            await reader.close()
 
     async def forget(self, quota: str, key: str) -> bool:
         """Remove the note of a session; False when there was none."""

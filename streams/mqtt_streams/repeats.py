@@ -2,17 +2,16 @@
 """Search for messages in `$MQTT_msgs` that were sent before its duplicate window, which recognises repetitions."""
 
 from collections.abc import Collection
-from typing import Any, Final
+from contextlib import aclosing
+from typing import Final
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream, call
 from mqtt_streams.messages import PREFIX, STREAM
+from mqtt_streams.pages import pages_of
 
 CLOCKS: Final = 10.0
 """Seconds by which the clocks of gateways and nats-servers may differ in this search."""
-
-_MESSAGES: Final = 512
-_BYTES: Final = 2 * 1024 * 1024
 
 
 async def find_ids(js: JetStream, since: float, ids: Collection[bytes]) -> tuple[dict[bytes, int], bool]:
@@ -29,16 +28,15 @@ async def find_ids(js: JetStream, since: float, ids: Collection[bytes]) -> tuple
     if not state["messages"] or stored.time_ns(state["last_ts"]) < begin:
         return found, True
     wanted = set(ids)
-    start: dict[str, Any] = {"start_time": stored.rfc3339(begin)}
     last = 0
-    more = True
-    while wanted and last < end and more:
-        page, more = await stored.direct_page(js, STREAM, f"{PREFIX}>", start, messages=_MESSAGES, size=_BYTES)
-        for message in page:
-            last = message.seq
-            identity = (headers.get(message.headers, headers.MSG_ID) or "").encode()
-            if identity in wanted:
-                wanted.discard(identity)
-                found[identity] = last
-        start = {"seq": last + 1}
+    async with aclosing(pages_of(js, STREAM, f"{PREFIX}>", {"start_time": stored.rfc3339(begin)})) as pages:
+        async for page in pages:
+            for message in page:
+                last = message.seq
+                identity = (headers.get(message.headers, headers.MSG_ID) or "").encode()
+                if identity in wanted:
+                    wanted.discard(identity)
+                    found[identity] = last
+            if not wanted or last >= end:
+                break
     return found, not wanted or last >= end

@@ -12,17 +12,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
-from mqtt_streams.pages import Pages
+from mqtt_streams.api import JetStream, call
+from mqtt_streams.pages import PAGE_BYTES, PAGE_MESSAGES, SubjectReader
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import readable_topic, starts_with_wildcard, visible_to_wildcard
 
 STREAM: Final = "$MQTT_rmsgs"
 PREFIX: Final = "$MQTT.rmsgs."
-PAGE_FIRST: Final = 256
-PAGE_MESSAGES: Final = 2048
-PAGE_BYTES: Final = 2 * 1024 * 1024
-"""Bounds of one page of `matching`, so that memory does not grow with the number of retained messages."""
 PAGES_EARLY: Final = 2
 """Pages that a caller may read for each of many filters before it uses the first page."""
 
@@ -128,46 +124,6 @@ def _age(info: dict[str, Any]) -> float:
     return (stored.time_ns(info["ts"]) - stored.time_ns(info["state"]["last_ts"])) / 1e9
 
 
-class _Rest:
-    """Reader of the pages of one `matching`: the first, mostly the only one, by direct get, the rest by a consumer."""
-
-    def __init__(self, js: JetStream, subject: str, early: int) -> None:
-        self._js = js
-        self._subject = subject
-        self._early = early
-        self._read = 0
-        self._pages: Pages | None = None
-        self._direct = True
-        """Whether the next page is read by direct get."""
-        self._refused = False
-
-    async def page(self, seq: int) -> tuple[list[StoredMessage], bool]:
-        """Return the page that begins at a sequence, and whether more messages may follow.
-
-        Raises ApiError, NoResponders, RequestTimeout.
-        """
-        self._read += 1
-        size = self._early if self._early and self._read <= PAGES_EARLY else PAGE_BYTES
-        if not self._direct:
-            try:
-                if self._pages is None:
-                    self._refused = True  # stays if the consumer cannot be created
-                    self._pages = await Pages.open(self._js, STREAM, self._subject, seq)
-                    self._refused = False
-                return await self._pages.page(PAGE_MESSAGES, size)
-            except (ApiError, NoResponders, RequestTimeout):
-                await self.close()
-        self._direct = self._refused
-        length = PAGE_MESSAGES if self._refused else PAGE_FIRST
-        return await stored.direct_page(self._js, STREAM, self._subject, {"seq": seq}, messages=length, size=size)
-
-    async def close(self) -> None:
-        """Remove the consumer, if there is one."""
-        pages, self._pages = self._pages, None
-        if pages is not None:
-            await pages.close()
-
-
 def _matches(filter_subject: str, found: Iterable[StoredMessage]) -> list[RetainedMessage]:
     """Return the usable retained messages, without those hidden from a filter that begins with a wildcard."""
     messages = [message for message in map(parse, found) if message is not None]
@@ -227,18 +183,19 @@ class RetainedStore:
         seq = max(start_seq, 1)
         tail = max(seq, last_seq - _TAIL + 1)
         found: set[int] = set()
-        rest = _Rest(self._js, PREFIX + filter_subject, early)
-        more = True
+        reader = SubjectReader(self._js, STREAM, PREFIX + filter_subject, {"seq": seq})
+        read = 0
         try:
-            while more and seq <= last_seq:
-                raw, more = await rest.page(seq)
+            while reader.more and seq <= last_seq:
+                read += 1
+                raw = await reader.page(PAGE_MESSAGES, early if early and read <= PAGES_EARLY else PAGE_BYTES)
                 if raw:
                     seq = raw[-1].seq + 1
                     found.update(message.seq for message in raw if message.seq >= tail)
                 if page := _matches(filter_subject, (one for one in raw if one.seq <= last_seq)):
                     yield page
         finally:
-            await rest.close()
+            await reader.close()
         if self.replicated and _age(info) < _LAG:
             late = []
             async for message in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):

@@ -18,9 +18,6 @@ from mqtt_streams.api import ApiError, JetStream, NoResponders, Reply, RequestTi
 
 NO_MESSAGE_FOUND: Final = 10037
 SEQUENCE_NOT_FOUND: Final = 10043
-PAGE_MESSAGES: Final = 256
-PAGE_BYTES: Final = 1024 * 1024
-"""Bounds of one page of `direct_pages`, so that memory does not grow with the number of messages."""
 
 _PAGE: Final = 8 * 1024 * 1024
 _NO_HEADERS: Final = len(b"NATS/1.0")
@@ -200,21 +197,6 @@ async def direct_page(
     finally:
         await answers.aclose()
     return page, bool(page)
-
-
-async def direct_pages(
-    js: JetStream, stream: str, subject: str, *, messages: int = PAGE_MESSAGES, size: int = PAGE_BYTES
-) -> AsyncIterator[list[StoredMessage]]:
-    """Yield all messages of a subject (with wildcards) in the order of the stream, in pages of direct gets.
-
-    `messages`, `size`: most messages of a page, and about how many bytes it has. No page is empty.
-    """
-    start, more = 1, True
-    while more:
-        page, more = await direct_page(js, stream, subject, {"seq": start}, messages=messages, size=size)
-        if page:
-            start = page[-1].seq + 1
-            yield page
 
 
 async def count_from(js: JetStream, stream: str, subject: str, start_seq: int) -> int:

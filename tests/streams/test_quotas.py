@@ -3,9 +3,9 @@
 
 import asyncio
 
-from mqtt_streams import quotas
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.pages import PAGE_FIRST, PAGE_MESSAGES
 from mqtt_streams.quotas import QuotaStore, Totals, note_subject, quota_of
 from mqtt_streams.shared import STREAM
 from tests.streams.support import NatsPyJetStream
@@ -20,7 +20,7 @@ async def test_all_notes_of_a_quota_count(js: NatsPyJetStream) -> None:
         await js.request(note_subject(quota, f"key{number}"), b"%d" % number)
     await js.request(note_subject(other, "key"), b"100")
     assert await store.totals(quota, 2) == Totals(3, 3, {"key0": 0, "key1": 1})
-    many = quotas._PAGE * 2 + 1
+    many = PAGE_FIRST + PAGE_MESSAGES + 1
     for start in range(3, many, 100):
         numbers = range(start, min(start + 100, many))
         await asyncio.gather(*(js.request(note_subject(quota, f"key{number}"), b"1") for number in numbers))

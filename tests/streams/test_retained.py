@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_streams import headers, retained
+from mqtt_streams import headers, pages, retained
 from mqtt_streams.api import NoResponders, Reply, call, publish
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.definitions import ensure_streams
@@ -180,27 +180,27 @@ async def consumers(js: NatsPyJetStream) -> list[str]:
 async def test_more_matches_than_one_multi_get_allows(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained, "PAGE_MESSAGES", 300)
     expected = await many(js, 1100)
-    pages = await topics(RetainedStore(js), "many/#")
-    assert [subject for page in pages for subject in page] == expected
-    assert len(pages) >= 4
-    assert max(map(len, pages)) <= 300
+    found = await topics(RetainedStore(js), "many/#")
+    assert [subject for page in found for subject in page] == expected
+    assert len(found) >= 4
+    assert max(map(len, found)) <= 300
     assert await consumers(js) == []
 
 
 async def test_a_reader_that_ends_early_leaves_nothing(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 10)
     monkeypatch.setattr(retained, "PAGE_MESSAGES", 10)
     await many(js, 60)
-    pages = RetainedStore(js).matching("many.>")
-    await anext(pages)
-    await anext(pages)
+    every = RetainedStore(js).matching("many.>")
+    await anext(every)
+    await anext(every)
     assert len(await consumers(js)) == 1
-    await pages.aclose()
+    await every.aclose()
     assert await consumers(js) == []
 
 
 async def test_the_reader_is_lost_between_two_pages(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 10)
     monkeypatch.setattr(retained, "PAGE_MESSAGES", 20)
     expected = await many(js, 150)
     found, names = [], set()
@@ -242,7 +242,7 @@ class Losing(NatsPyJetStream):
 async def test_what_a_consumer_does_not_bring(
     js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    monkeypatch.setattr(retained, "PAGE_FIRST", 10)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 10)
     monkeypatch.setattr(retained, "PAGE_MESSAGES", 20)
     expected = await many(js, 90)
     losing = Losing(js, refuses)
@@ -254,18 +254,18 @@ async def test_what_a_consumer_does_not_bring(
 
 
 async def test_pages_are_bounded_in_bytes(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "PAGE_FIRST", 2)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 2)
     await ensure_streams(js)
     for number in range(12):
         await put(js, f"big/{number}", bytes(900_000))
     sizes = [sum(len(message.payload) for message in page) async for page in RetainedStore(js).matching("big.*")]
     assert sum(sizes) == 12 * 900_000
-    assert max(sizes) <= retained.PAGE_BYTES + 1_000_000
+    assert max(sizes) <= pages.PAGE_BYTES + 1_000_000
     assert len(sizes) > 4
 
 
 async def test_a_message_larger_than_a_page(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "PAGE_FIRST", 2)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 2)
     monkeypatch.setattr(retained, "PAGE_BYTES", 10_000)
     await ensure_streams(js)
     for number in range(20):
