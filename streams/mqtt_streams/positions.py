@@ -50,24 +50,26 @@ class Position:
     present: list[str] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """Return the stored JSON."""
-        return orjson.dumps(
-            {
-                "id": self.id,
-                "generation": self.generation,
-                "live": self.live,
-                "clean": self.clean,
-                "reached": self.reached,
-                "qos1": [sequence for sequence, qos in self.pending.items() if qos == 1],
-                "qos2": [sequence for sequence, qos in self.pending.items() if qos == 2],
-                "released": list(self.released.items()),
-                "perhaps": self.perhaps,
-                "unsent": self.unsent,
-                "gateway": self.gateway,
-                "most": self.most,
-            }
-            | ({"present": self.present} if self.present else {})
-        )
+        """Return the stored JSON; a clean position has no `perhaps` of 0, and no empty `unsent`."""
+        value: dict[str, object] = {
+            "id": self.id,
+            "generation": self.generation,
+            "live": self.live,
+            "clean": self.clean,
+            "reached": self.reached,
+            "qos1": [sequence for sequence, qos in self.pending.items() if qos == 1],
+            "qos2": [sequence for sequence, qos in self.pending.items() if qos == 2],
+            "released": list(self.released.items()),
+            "gateway": self.gateway,
+            "most": self.most,
+        }
+        further = {"perhaps": self.perhaps, "unsent": self.unsent}
+        # The last position of a connection is shorter than the one before: nats-server rewrites a block of the stream
+        # when replaced positions are more than half of it.
+        value |= {name: one for name, one in further.items() if one or not self.clean}
+        if self.present:
+            value["present"] = self.present
+        return orjson.dumps(value)
 
 
 def decode(data: bytes) -> Position | None:

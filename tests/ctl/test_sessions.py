@@ -17,7 +17,7 @@ from mqtt_nats.ctl import orphans, records
 from mqtt_nats.ctl.commands import sessions
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.ctl.verb import Refused
-from mqtt_streams import stored
+from mqtt_streams import pages, stored
 from mqtt_streams.consumers import ConsumerRef, consumer_names, create_consumer, delete_consumer
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -287,7 +287,7 @@ async def _found(inbox: RequestInbox) -> list[str]:
 
 
 def test_many_records_are_read_in_pages(fleet: Fleet, away: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PAGE", 2)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 2)
     for number in range(4):
         leave(fleet, f"c-away-{number}", "x")
     found = on_nats(fleet, _found)

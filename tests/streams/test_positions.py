@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_streams.positions import Position, decode
+from mqtt_streams.positions import Position, decode, expected_block
 
 SEQUENCES = st.integers(0, 2**63 - 1)
 POSITIONS = st.builds(
@@ -33,6 +33,14 @@ GOOD = orjson.loads(Position("a", "b", ["c"], True, 5, {4: 1, 3: 2}, {7: 2}).enc
 def test_what_is_written_is_read(position: Position) -> None:
     """All of it comes back."""
     assert decode(position.encode()) == position
+
+
+@pytest.mark.parametrize("most", [0, 10**9])
+def test_the_last_position_of_a_connection_is_shorter_than_the_first(most: int) -> None:
+    """Also with the sequence in its header, which has grown: nats-server keeps less of what was replaced."""
+    first = Position("a", "b", ["c"], reached=most, gateway="g")
+    last = Position("a", "b", ["c"], clean=True, reached=most, gateway="g", most=most)
+    assert len(expected_block(most) + last.encode()) < len(expected_block(0) + first.encode())
 
 
 @pytest.mark.parametrize(
