@@ -3,7 +3,8 @@
 
 Each row begins with a fresh gateway and fresh nats-servers. Each session has one filter at QoS 1. All times are wall
 times: other work on the machine makes them longer; CPU times are those of the processes alone. With ``--servers 3``
-streams have three replicas, and the figures of nats-server are those of one of the three, on average.
+streams have three replicas, and the figures of nats-server are those of one of the three, on average. While many return
+at once, another client publishes to itself at QoS 1.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import nats
 
-from benchmarks import page, peers, proc
+from benchmarks import bystander, crowd, page, peers, proc
+from benchmarks.durable_sessions import UNLIMITED, make_absent
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
@@ -36,9 +38,6 @@ from mqtt_nats.mqtt_clients.load.packets import Layout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.sessions import STREAM as SESSIONS
-
-AT_ONCE: Final = 50
-"""Clients that connect at the same time while sessions are made."""
 
 IDLE: Final = 10.0
 """Seconds in which the idle processes are watched."""
@@ -52,13 +51,24 @@ MISSED: Final = 10
 ALONE: Final = 20
 """Sessions that return one after the other."""
 
-UNLIMITED: Final = (
-    "--max-sessions 10000000 --max-durable-consumers 10000000 --consumer-rate 1000000 --connect-rate 1000000"
-)
-"""Arguments without which one address has 10,000 sessions at most, and connects and subscribes less often."""
-
 TOPIC: Final = "bench/absent/000000/set"
 """Of messages; the digits are the session."""
+
+
+class Back(NamedTuple):
+    """Figures of sessions that return at once."""
+
+    sessions: int
+    took: float
+    """Seconds until all have had their messages."""
+    again: int
+    """How often one of them had to connect again, as JetStream had not answered in time."""
+    effort: tuple[float, float]
+    """CPU time of the gateway and nats-server for each of them, in seconds."""
+    before: bystander.Delay
+    """Messages of another client before they return."""
+    meanwhile: bystander.Delay
+    """The same while they return."""
 
 
 class Row(NamedTuple):
@@ -86,22 +96,20 @@ class Row(NamedTuple):
     """Wall time and CPU time until the first nats-server serves again, with all replicas current, in seconds."""
     alone: float
     """Seconds from connect() to CONNACK of one that returns, and has missed nothing: the median."""
-    back: float
-    """Seconds until all that return at once have had their messages."""
-    returned: int
-    """How many return at once."""
-    back_effort: tuple[float, float]
-    """CPU time of the gateway and nats-server for each of them, in seconds."""
-    again: int
-    """How often one of them had to connect again, as JetStream had not answered in time."""
+    back: Back
 
 
 class Reader(Connection):
-    """Acknowledges messages at QoS 1, and counts them."""
+    """Acknowledges messages at QoS 1, and counts them.
 
-    def __init__(self, greeting: Greeting, got: int = 0) -> None:
+    Args:
+        number: of the session; appended to `lost` when the connection is lost.
+        got: messages that earlier connections of the session have had.
+    """
+
+    def __init__(self, greeting: Greeting, number: int, lost: list[int], got: int = 0) -> None:
         super().__init__(greeting.loop, greeting.sock, greeting.name)
-        self.rest, self.got, self.lost = greeting.rest, got, False
+        self.rest, self.number, self.got, self._lost = greeting.rest, number, got, lost
         self.loop.add(self)
         if self.rest:  # messages that came in one read with CONNACK
             self.loop.buffer[: len(self.rest)] = self.rest
@@ -111,7 +119,7 @@ class Reader(Connection):
         try:
             self._take(self.fill())
         except LoadError:  # the gateway has closed it, as NATS did not answer in time
-            self.lost = True
+            self._lost.append(self.number)
             self.loop.epoll.unregister(self.fd)
             del self.loop.connections[self.fd]
             self.sock.close()
@@ -130,23 +138,13 @@ class Reader(Connection):
             self.send(acks)
 
 
-def _clients(numbers: range) -> list[Client]:
-    each = Client("", qos=1, clean=False)
-    return [
-        replace(each, client_id=f"absent{number:06}", topic_filter=f"bench/absent/{number:06}/+") for number in numbers
-    ]
+def _clients(numbers: range) -> Iterator[Client]:
+    for number in numbers:
+        yield Client(f"absent{number:06}", f"bench/absent/{number:06}/+", 1, clean=False)
 
 
 def _make(broker: peers.Running, numbers: range) -> float:
-    """Make sessions and leave them; returns the seconds that it took."""
-    begun, clients = time.monotonic(), _clients(numbers)
-    for start in range(0, len(clients), AT_ONCE):
-        loop = Loop()
-        connect_all(
-            loop, (peers.HOST, broker.port), clients[start : start + AT_ONCE], timeout=CROWD_TIMEOUT, at_once=AT_ONCE
-        )
-        loop.close()
-    return time.monotonic() - begun
+    return make_absent([broker.port], _clients(numbers))
 
 
 def _publish(broker: peers.Running, sessions: int) -> None:
@@ -182,30 +180,46 @@ def _return_alone(broker: peers.Running, numbers: range) -> float:
     return statistics.median(took)
 
 
-def _return_all(broker: peers.Running, sessions: int) -> tuple[float, int]:
-    """Return the seconds until all have had their messages, and how often one had to connect again."""
-    loop, begun, again = Loop(), time.monotonic(), 0
-    address = (peers.HOST, broker.port)
+def _return_all(broker: peers.Running, sessions: int) -> int:
+    """Let sessions return at once until all have had their messages; return how often one had to connect again."""
+    loop, until, again = Loop(), time.monotonic() + CROWD_TIMEOUT, 0
+    address, lost = (peers.HOST, broker.port), list[int]()
     try:
         clients = [replace(one, topic_filter="") for one in _clients(range(sessions))]
         greetings = connect_all(loop, address, clients, timeout=CROWD_TIMEOUT, at_once=sessions)
         if not all(one.present for one in greetings):
             raise packets.DeliveryError("a session was lost")
-        readers = [Reader(one) for one in greetings]
-        while any(one.got < MISSED for one in readers):
+        readers = [Reader(one, number, lost) for number, one in enumerate(greetings)]
+        served = 0
+        while served < sessions:
             loop.turn(0.1)
-            for number, one in enumerate(readers):
-                if one.lost:
-                    (greeting,) = connect_all(loop, address, [clients[number]], timeout=CROWD_TIMEOUT)
-                    again, readers[number] = again + 1, Reader(greeting, one.got)
-            if time.monotonic() - begun > CROWD_TIMEOUT:
+            while lost:
+                number = lost.pop()
+                (greeting,) = connect_all(loop, address, [clients[number]], timeout=CROWD_TIMEOUT)
+                again, readers[number] = again + 1, Reader(greeting, number, lost, readers[number].got)
+            while served < sessions and readers[served].got >= MISSED:  # each is looked at once, not at every turn
+                served += 1
+            if time.monotonic() > until:
                 late = sum(one.got < MISSED for one in readers)
                 raise TimeoutError(f"{late} of {sessions} sessions have not had their messages")
         if not again and any(one.got > MISSED for one in readers):
             raise packets.DeliveryError("a message came twice")
-        return time.monotonic() - begun, again
+        return again
     finally:
         loop.close()
+
+
+def _returning(broker: peers.Running, sessions: int) -> Back:
+    """Measure the return of the first sessions, each with messages that it has missed."""
+    _publish(broker, sessions)
+    with bystander.bystander(broker.port) as client:
+        time.sleep(bystander.QUIET_S)
+        begun, spent = time.monotonic(), _cpu(broker)
+        again = _return_all(broker, sessions)
+        took, effort = time.monotonic() - begun, _less(_cpu(broker), spent, sessions)
+        trips = client.trips()
+    before = bystander.delay(trips, begun - bystander.QUIET_S, begun)
+    return Back(sessions, took, again, effort, before, bystander.delay(trips, begun))
 
 
 async def _stored(broker: peers.Running) -> tuple[int, int]:
@@ -261,27 +275,30 @@ def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[floa
     """Start the first nats-server again; the process, which the caller ends, and how long that took."""
     label, former = next(each for each in broker.processes.items() if each[0].startswith("nats-server"))
     os.kill(former, signal.SIGTERM)
-    while Path(f"/proc/{former}/cmdline").exists() and Path(f"/proc/{former}/cmdline").read_bytes():
-        time.sleep(0.02)
+    cmdline = Path(f"/proc/{former}/cmdline")
+    crowd.wait(lambda: not (cmdline.exists() and cmdline.read_bytes()), "nats-server has not ended")
     begun = time.monotonic()
     program = peers.find("nats-server")
     assert program is not None
     process = subprocess.Popen([program, "-c", broker.data / "nats0.conf"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    while not peers.accepts(broker.nats_port):
-        time.sleep(0.02)
-    while len(_of(broker, "nats-server")) > 1 and not asyncio.run(_current(broker)):
-        time.sleep(0.1)
-    took = time.monotonic() - begun, proc.cpu_seconds(process.pid)
+    try:
+        crowd.wait(lambda: peers.accepts(broker.nats_port), "nats-server does not serve")
+        if len(_of(broker, "nats-server")) > 1:
+            crowd.wait(lambda: asyncio.run(_current(broker)), "a replica is not current")
+        took = time.monotonic() - begun, proc.cpu_seconds(process.pid)
+        crowd.wait(lambda: peers.greets(broker.port), "the gateway does not serve")
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
     broker.processes[label] = process.pid
-    while not peers.greets(broker.port):
-        time.sleep(0.1)
     return process, took
 
 
 def measure(sessions: int, positions: str, returning: int, servers: int = 1, ours: str = peers.OURS_COMMAND) -> Row:
     """Measure one row; ``ours`` is the command that starts our gateway."""
-    command = f"{ours} --shared-reader always --session-positions {positions} {UNLIMITED}"
+    command = f"{ours} --shared-reader always --session-positions {positions} {shlex.join(UNLIMITED)}"
     with peers.running("ours", command, servers=servers) as broker:
         first = max(sessions // 10, 1)
         _make(broker, range(first))
@@ -298,11 +315,7 @@ def measure(sessions: int, positions: str, returning: int, servers: int = 1, our
         process, restart = _restart(broker)
         try:
             alone = _return_alone(broker, range(sessions - min(ALONE, sessions), sessions))
-            returned = min(returning, sessions)
-            _publish(broker, returned)
-            spent = _cpu(broker)
-            back, again = _return_all(broker, returned)
-            back_effort = _less(_cpu(broker), spent, returned)
+            back = _returning(broker, min(returning, sessions))
         finally:
             process.terminate()
             process.wait(30)
@@ -321,9 +334,6 @@ def measure(sessions: int, positions: str, returning: int, servers: int = 1, our
         restart,
         alone,
         back,
-        returned,
-        back_effort,
-        again,
     )
 
 
@@ -334,7 +344,7 @@ def document(rows: Sequence[Row], command: str, ours: str = peers.OURS_COMMAND) 
             [
                 "servers", "sessions", "`session_positions`", "made per second", "CPU of each: gateway, nats-server",
                 "nats-server's memory", "files", "of these, records", "consumers", "idle: gateway, nats-server",
-                "restart of nats-server", "one returns", "many return", "CPU of each",
+                "restart of nats-server", "one returns", "many return", "CPU of each", *bystander.HEADS,
             ],
             *(
                 [
@@ -350,8 +360,11 @@ def document(rows: Sequence[Row], command: str, ours: str = peers.OURS_COMMAND) 
                     f"{row.idle[0]:.1%}, {row.idle[1]:.1%}",
                     f"{row.restart[0]:.1f} s, {row.restart[1]:.1f} s of CPU",
                     f"{row.alone * 1000:.0f} ms",
-                    f"{row.returned:,} in {row.back:.1f} s" + (f", {row.again} connected again" if row.again else ""),
-                    f"{row.back_effort[0] * 1e6:,.0f} µs, {row.back_effort[1] * 1e6:,.0f} µs",
+                    f"{row.back.sessions:,} in {row.back.took:.1f} s"
+                    + (f", {row.back.again} connected again" if row.back.again else ""),
+                    f"{row.back.effort[0] * 1e6:,.0f} µs, {row.back.effort[1] * 1e6:,.0f} µs",
+                    str(row.back.before),
+                    str(row.back.meanwhile),
                 ]
                 for row in rows
             ),

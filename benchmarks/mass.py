@@ -2,6 +2,7 @@
 """Events that concern many sessions at once: ``python -m benchmarks.mass``.
 
 ``expiry``: absent sessions whose deadlines pass in the same second; beside them a client publishes to itself at QoS 1.
+How fast a few others are made tells when all can be absent; they are due later than that, or the run fails.
 ``killed``: the clients of a gateway that is killed come back to another one. ``rolling``: gateways are stopped and
 started again, one after the other, and their clients go to the others. All times are wall times: other work on the
 machine makes them longer; CPU times are those of the processes alone.
@@ -13,9 +14,8 @@ import argparse
 import asyncio
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,38 +23,32 @@ from typing import Final, NamedTuple
 import nats
 from nats.js import JetStreamContext
 
-from benchmarks import crowd, page, peers, proc
+from benchmarks import bystander, crowd, page, peers, proc
+from benchmarks.durable_sessions import MANY, UNLIMITED, make_absent
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.sizing import Sender
 from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.answers import packet_at
-from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, connect_all
+from mqtt_nats.mqtt_clients.load.clients import Client, connect_all
 from mqtt_nats.mqtt_clients.load.packets import Layout
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.timers import STREAM as TIMERS
 
-OPTIONS: Final = ("--max-sessions", "10000000", "--max-durable-consumers", "10000000", "--shared-reader", "always")
-"""Arguments of gateways; without the limits one address has 10,000 sessions at most."""
+OTHERS: Final = 50
+"""Sessions that are made before those that expire, and tell how long one takes; of many, one in fifty."""
 
-RATE: Final = 300.0
-"""Sessions that are made in a second at least: they are due after all are made."""
+OTHERS_LAST_S: Final = 86_400.0
+"""Seconds for which these last."""
+
+SLOWER: Final = 1.5
+"""All sessions may take so many times as long to make as the others have taken, session by session."""
 
 SPARE_S: Final = 35.0
 """Seconds until sessions are due, beside the time to make them: gateways hear all claims in their first 30 seconds."""
 
-AT_ONCE: Final = 50
-"""Clients that connect at the same time while sessions are made."""
-
 LOOK_S: Final = 0.05
 """Seconds between two looks at the streams."""
-
-PAUSE_S: Final = 0.02
-"""Seconds between two publishes of the bystander."""
-
-QUIET_S: Final = 2.0
-"""Seconds in which the bystander is watched before anything happens."""
 
 SETTLE_S: Final = 3.0
 """Seconds from the last connection until gateways are ended."""
@@ -79,12 +73,10 @@ class Expiry(NamedTuple):
     """Seconds from the first session that has ended until nothing of any is left."""
     effort: tuple[float, float]
     """CPU time of the gateways and nats-server for each session, in seconds."""
-    before: float
-    """The 99th percentile, in seconds, of the bystander's round trips before."""
-    delay: float
+    before: bystander.Delay
+    """The bystander's messages before."""
+    meanwhile: bystander.Delay
     """The same during the expiry."""
-    longest: float
-    """Its longest round trip during the expiry, in seconds."""
 
 
 class Return(NamedTuple):
@@ -105,92 +97,16 @@ class Return(NamedTuple):
     """CPU time of the gateways and nats-server for each return, in seconds."""
 
 
-class Due(Greeting):
-    """A client of 5.0 whose session ends at a given time, of `time.time`, if its connection ends at once."""
-
-    due = 0.0
-
-    def hello(self) -> bytes:
-        expiry = max(1, round(self.due - time.time()))
-        return packets.connect(self.client.client_id, clean=False, version=5, session_expiry=expiry)
+def _clients(numbers: range, due: float) -> Iterator[Client]:
+    """Clients of 5.0; the session of each ends at that time, of `time.time`, if the client connects now and leaves."""
+    for number in numbers:
+        expiry = max(1, round(due - time.time()))
+        name, topic = f"mass{number:06}", f"bench/mass/{number:06}/+"
+        yield Client(name, topic, 1, clean=False, version=5, session_expiry=expiry)
 
 
-class Echo(Connection):
-    """Subscriber of its own messages at QoS 1."""
-
-    def __init__(self, greeting: Greeting) -> None:
-        super().__init__(greeting.loop, greeting.sock, greeting.name)
-        self.received = 0
-        self.loop.add(self)
-
-    def readable(self) -> None:
-        end, start = self.fill(), 0
-        while (found := packet_at(self.loop.view, start, end)) is not None:
-            kind, body, start = found
-            if kind & 0xF0 == packets.PUBLISH:
-                at = 2 + int.from_bytes(body[:2])
-                self.send(b"\x40\x02" + body[at : at + 2])
-                self.received += 1
-        self.keep(start, end)
-
-
-class Bystander(threading.Thread):
-    """A client that publishes to itself at QoS 1, again and again, and notes how long each message takes."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self._port = port
-        self._ended = threading.Event()
-        self.trips: list[float] = []
-        """Seconds of each round trip."""
-
-    def run(self) -> None:
-        """Publish until `end` is called."""
-        loop, topic = Loop(), "bench/bystander/echo"
-        client = Client("bystander", topic, 1)
-        (greeting,) = connect_all(loop, (peers.HOST, self._port), [client], timeout=CROWD_TIMEOUT)
-        echo, layout = Echo(greeting), Layout(topic, 128, 1)
-        template = bytearray(layout.template)
-        while not self._ended.wait(PAUSE_S):
-            count, begun = echo.received + 1, time.monotonic()
-            template[layout.packet_id : layout.packet_id + 2] = (count % packets.PID_PERIOD + 1).to_bytes(2)
-            echo.send(bytes(template))
-            while echo.received < count:
-                loop.turn(0.1)
-                if time.monotonic() > begun + CROWD_TIMEOUT:
-                    raise TimeoutError("a message of the bystander has not come back")
-            self.trips.append(time.monotonic() - begun)
-        loop.close()
-
-    def end(self) -> None:
-        """End the connection."""
-        self._ended.set()
-        self.join(CROWD_TIMEOUT)
-
-
-def percentile(trips: Sequence[float]) -> float:
-    """Return the 99th percentile; 0 without trips."""
-    return statistics.quantiles(trips, n=100, method="inclusive")[98] if len(trips) > 1 else sum(trips)
-
-
-def _make(ports: Sequence[int], sessions: int, due: float) -> None:
-    """Make absent sessions that are due at the same time, at each gateway in turn."""
-    kind = type("DueThen", (Due,), {"due": due})
-    for start in range(0, sessions, AT_ONCE):
-        loop = Loop()
-        numbers = range(start, min(start + AT_ONCE, sessions))
-        clients = [
-            Client(f"mass{number:06}", f"bench/mass/{number:06}/+", 1, clean=False, version=5) for number in numbers
-        ]
-        port = ports[start // AT_ONCE % len(ports)]
-        connect_all(loop, (peers.HOST, port), clients, timeout=CROWD_TIMEOUT, at_once=AT_ONCE, kind=kind)
-        loop.close()
-    if time.time() > due - 1:
-        raise peers.PeerError(f"fewer than {RATE:.0f} sessions were made in a second: the first ones are due already")
-
-
-async def _ended(stream: JetStreamContext, others: int, until: float) -> float:
-    """Wait until all sessions are gone; return the seconds since the first one went."""
+async def _ended(stream: JetStreamContext, others: int, others_timers: int, until: float) -> float:
+    """Wait until only other sessions and their timers are left; return the seconds since the first one went."""
     begun, most = 0.0, (await stream.stream_info(SESSIONS)).state.messages
     while True:
         left = (await stream.stream_info(SESSIONS)).state.messages
@@ -198,28 +114,49 @@ async def _ended(stream: JetStreamContext, others: int, until: float) -> float:
         now = time.monotonic()
         if left < most and not begun:
             begun = now - LOOK_S
-        if left <= others and not timers:
+        if left <= others and timers <= others_timers:
             return now - begun
         if now > until:
             raise peers.PeerError(f"{left - others:,} sessions are left")
         await asyncio.sleep(LOOK_S)
 
 
-async def _expire(url: str, cpu: Callable[[], tuple[float, float]], parts: Sequence[int], sessions: int,
-                  by: Bystander) -> tuple[float, int, tuple[float, float]]:  # fmt: skip
-    """Return the seconds that the expiry takes, the number of the bystander's trips before it, and the CPU time."""
+def _make(ports: Sequence[int], sessions: int) -> float:
+    """Make absent sessions that are due at the same time, and the others; return that time, of `time.time`.
+
+    Raises:
+        PeerError: they were made so slowly that the first ones are due already.
+    """
+    others = _others(sessions)
+    each = make_absent(ports, _clients(range(sessions, sessions + others), time.time() + OTHERS_LAST_S)) / others
+    due = time.time() + SPARE_S + SLOWER * each * sessions
+    took = make_absent(ports, _clients(range(sessions), due))
+    if time.time() > due - 1.0 - bystander.QUIET_S:
+        raise peers.PeerError(
+            f"the first sessions are due already: {sessions / took:,.0f} were made in a second, "
+            f"and {1 / each:,.0f} of the others before"
+        )
+    return due
+
+
+def _others(sessions: int) -> int:
+    return max(OTHERS, sessions // 50)
+
+
+async def _expire(
+    url: str, cpu: Callable[[], tuple[float, float]], ports: Sequence[int], sessions: int
+) -> tuple[float, float, tuple[float, float]]:
+    """Return the monotonic time just before the expiry, the seconds that the expiry takes, and the CPU time of each."""
     client = await nats.connect(url)
     try:
         stream = client.jetstream()
-        others = (await stream.stream_info(SESSIONS)).state.messages
-        due = time.time() + SPARE_S + sessions / RATE
-        await asyncio.to_thread(_make, parts, sessions, due)
-        await asyncio.sleep(max(0.0, due - 1.0 - QUIET_S - time.time()))
-        by.trips.clear()
-        await asyncio.sleep(max(0.0, due - 1.0 - time.time()))
-        count, spent = len(by.trips), cpu()
-        took = await _ended(stream, others, time.monotonic() + CROWD_TIMEOUT + sessions / 100)
-        return took, count, _less(cpu(), spent, sessions)
+        others = _others(sessions)
+        left = (await stream.stream_info(SESSIONS)).state.messages + others
+        due = await asyncio.to_thread(_make, ports, sessions)
+        await asyncio.sleep(due - 1.0 - time.time())
+        begun, spent = time.monotonic(), cpu()
+        took = await _ended(stream, left, others, begun + CROWD_TIMEOUT + sessions / 100)
+        return begun, took, _less(cpu(), spent, sessions)
     finally:
         await client.close()
 
@@ -230,37 +167,29 @@ def _less(after: tuple[float, float], before: tuple[float, float], count: int) -
 
 def expiry(sessions: int, positions: str, number: int) -> Expiry:
     """Measure the expiry of so many sessions at so many gateways."""
+    options = [*UNLIMITED, "--shared-reader", "always", "--session-positions", positions]
     with (
         peers.monitored_nats_server() as (url, _, server),
-        crowd.gateways(number, url, [*OPTIONS, "--session-positions", positions]) as gateways,
+        crowd.gateways(number, url, options) as gateways,
     ):
-        by = Bystander(gateways[0].port)
-        by.start()
-        try:
-            crowd.wait(lambda: bool(by.trips), "the bystander is not served")
-            took, count, effort = asyncio.run(
-                _expire(
-                    url,
-                    lambda: (crowd.cpu_seconds(gateways), proc.cpu_seconds(server)),
-                    [one.port for one in gateways],
-                    sessions,
-                    by,
-                )
+        ports = [one.port for one in gateways]
+        with bystander.bystander(ports[0]) as client:
+            begun, took, effort = asyncio.run(
+                _expire(url, lambda: (crowd.cpu_seconds(gateways), proc.cpu_seconds(server)), ports, sessions)
             )
-        finally:
-            by.end()
-    before, during = by.trips[:count], by.trips[count:]
-    delays = percentile(before), percentile(during), max(during)
-    return Expiry(sessions, positions, number, took, effort, *delays)
+            trips = client.trips()
+    before = bystander.delay(trips, begun - bystander.QUIET_S, begun)
+    return Expiry(sessions, positions, number, took, effort, before, bystander.delay(trips, begun))
 
 
-def _deliver(devices: crowd.Crowd, sender: Sender, begun: float) -> None:
+def _deliver(devices: crowd.Crowd, sender: Sender) -> None:
     """Publish a message for each device, and wait until each is served and has had its message.
 
     Raises:
-        DeliveryError: a device has had a message twice whose connection was not lost meanwhile.
+        TimeoutError: that takes more than `CROWD_TIMEOUT`.
     """
     layout, sent, total = Layout(f"{crowd.TOPIC}/000000/set", 128, 1), 0, len(devices.messages)
+    until = time.monotonic() + CROWD_TIMEOUT
     template, digits = bytearray(layout.template), layout.template.index(b"000000")
     while devices.waiting or sender.acked < total or min(devices.messages) < 1:
         while sent < min(total, sender.acked + WINDOW):
@@ -269,14 +198,14 @@ def _deliver(devices: crowd.Crowd, sender: Sender, begun: float) -> None:
             sender.send(bytes(template))
             sent += 1
         devices.turn(0.1)
-        if time.monotonic() > begun + CROWD_TIMEOUT:
+        if time.monotonic() > until:
             late = sum(one < 1 for one in devices.messages)
             raise TimeoutError(f"{devices.waiting} clients are not served, {late} have not had their messages")
 
 
 def returning(event: str, clients: int, positions: str, number: int, drain: float) -> Return:
     """Measure the return of so many clients: `killed`, all of one gateway, or `rolling`, those of all gateways."""
-    options = [*OPTIONS, "--session-positions", positions, "--drain-time", str(drain)]
+    options = [*MANY, "--shared-reader", "always", "--session-positions", positions, "--drain-time", str(drain)]
     with (
         peers.monitored_nats_server() as (url, _, server),
         crowd.gateways(number, url, options) as gateways,
@@ -299,7 +228,7 @@ def returning(event: str, clients: int, positions: str, number: int, drain: floa
                     one.start()
                     crowd.wait(one.ready, "a gateway does not serve", devices.turn)
             (greeting,) = connect_all(devices.loop, address, [Client("sender")], timeout=CROWD_TIMEOUT)
-            _deliver(devices, Sender(greeting), begun)
+            _deliver(devices, Sender(greeting))
             took, waits = time.monotonic() - begun, devices.waits
             effort = _less((crowd.cpu_seconds(gateways), proc.cpu_seconds(server)), spent, len(waits))
             median, longest = statistics.median(waits), devices.longest()
@@ -314,7 +243,7 @@ def document_expiry(rows: Sequence[Expiry], command: str) -> str:
         [
             [
                 "sessions", "`session_positions`", "gateways", "ended in", "each second",
-                "CPU of each: gateways, nats-server", "p99 of another client before", "meanwhile", "longest",
+                "CPU of each: gateways, nats-server", *bystander.HEADS,
             ],
             *(
                 [
@@ -324,9 +253,8 @@ def document_expiry(rows: Sequence[Expiry], command: str) -> str:
                     f"{row.took:.1f} s",
                     f"{row.sessions / row.took:,.0f}",
                     f"{row.effort[0] * 1e6:,.0f} µs, {row.effort[1] * 1e6:,.0f} µs",
-                    f"{row.before * 1000:.0f} ms",
-                    f"{row.delay * 1000:.0f} ms",
-                    f"{row.longest * 1000:.0f} ms",
+                    str(row.before),
+                    str(row.meanwhile),
                 ]
                 for row in rows
             ),

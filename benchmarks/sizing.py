@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import page, peers, proc
+from benchmarks.durable_sessions import make_absent
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
@@ -102,13 +103,10 @@ def _join(filters: int, qos: int, *, durable: bool, leave: bool = False) -> Call
             replace(each, client_id=f"client{number:06}", topic_filter=f"bench/{number:06}/+" if filters else "")
             for number in numbers
         ]
-        if not leave:
+        if leave:
+            make_absent([broker.port], clients, at_once=FEW)  # or the memory of all their connections would count
+        else:
             _clients(broker, loop, clients)
-            return
-        for start in range(0, len(clients), FEW):  # or the memory of all their connections would count
-            own = Loop()
-            _clients(broker, own, clients[start : start + FEW])
-            own.close()
 
     return make
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import mass
+from benchmarks import mass, peers
 
 
 @pytest.mark.processes
@@ -17,11 +17,22 @@ def test_sessions_expire(monkeypatch: pytest.MonkeyPatch, positions: str) -> Non
     row = mass.expiry(20, positions, 1)
     assert (row.sessions, row.positions, row.gateways) == (20, positions, 1)
     assert 0 < row.took < 60
-    assert row.before > 0
-    assert 0 < row.delay <= row.longest
+    assert 0 < row.before.p99 <= row.before.longest
+    assert 0 < row.meanwhile.p99 <= row.meanwhile.longest
     text = mass.document_expiry([row], "command")
     assert "## Expiry of sessions" in text
     assert f"| 20       | {positions}" in text
+    assert f" {row.before} " in text
+    assert f" {row.meanwhile} " in text
+
+
+@pytest.mark.processes
+def test_sessions_that_are_due_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that was left to make them is over before all are made."""
+    monkeypatch.setattr(mass, "SPARE_S", 0.0)
+    monkeypatch.setattr(mass, "SLOWER", 0.0)
+    with pytest.raises(peers.PeerError, match=r"due already: [0-9,]+ were made in a second, and [0-9,]+ of the others"):
+        mass.expiry(20, "records", 1)
 
 
 @pytest.mark.processes
@@ -51,9 +62,3 @@ def test_a_table_tells_why_connections_failed() -> None:
     *_, before, last = mass.document_return(rows, "command").splitlines()
     assert before == ""
     assert last == "- Refused or lost, 20 clients, records: 2 × busy, 1,000 × closed"
-
-
-def test_percentile() -> None:
-    assert mass.percentile([]) == 0
-    assert mass.percentile([0.5]) == 0.5
-    assert mass.percentile([1.0] * 99 + [9.0]) == pytest.approx(1.08)

@@ -18,7 +18,6 @@ from mqtt_nats.mqtt_clients.load.packets import Batch, DeliveryError, Layout, Ve
 
 _READ = 256 * 1024
 _SAMPLES = 1_000_000
-_SESSION_EXPIRY = 3600
 _KEEP_ALIVE = 600  # seconds; nothing is sent to keep a connection alive, a run is shorter
 
 
@@ -150,6 +149,7 @@ class Client:
     version: int = 4
     user: str | None = None
     password: str = field(default="", repr=False)
+    session_expiry: int = 3600  # seconds, in 5.0, of a session that is not clean
 
 
 class Greeting(Connection):
@@ -172,7 +172,7 @@ class Greeting(Connection):
             clean=client.clean,
             keep_alive=_KEEP_ALIVE,
             version=client.version,
-            session_expiry=0 if client.clean else _SESSION_EXPIRY,
+            session_expiry=0 if client.clean else client.session_expiry,
             user=client.user,
             password=client.password,
         )
