@@ -3,13 +3,61 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from pathlib import Path
+
 import pytest
 
-from benchmarks import absent
+from benchmarks import absent, peers
+from mqtt_nats.mqtt_clients.load.packets import DeliveryError, Layout
 
-pytestmark = pytest.mark.processes
+PRESENT = b"\x20\x02\x01\x00"
+MESSAGE = bytes(Layout(absent.TOPIC, 128, 1).template)
 
 
+class Broker(threading.Thread):
+    """Answers the CONNECT of connections in turn with CONNACK and so many messages each, and may close it then."""
+
+    def __init__(self, turns: list[tuple[int, bool]]) -> None:
+        super().__init__(daemon=True)
+        self._turns = turns
+        self._server = socket.create_server((peers.HOST, 0))
+        self.running = peers.Running(self._server.getsockname()[1], Path())
+
+    def run(self) -> None:
+        open_ones = []
+        with self._server:
+            for messages, closes in self._turns:
+                sock, _ = self._server.accept()
+                sock.recv(4096)
+                sock.sendall(PRESENT + messages * MESSAGE)
+                if closes:
+                    sock.shutdown(socket.SHUT_WR)
+                open_ones.append(sock)
+            for sock in open_ones:
+                while sock.recv(4096):
+                    pass
+                sock.close()
+
+
+def test_a_session_connects_again() -> None:
+    """What the lost connection has brought counts, and so may what comes twice then."""
+    broker = Broker([(absent.MISSED, False), (4, True), (absent.MISSED, False)])
+    broker.start()
+    assert absent._return_all(broker.running, 2) == 1
+    broker.join(10)
+    assert not broker.is_alive()
+
+
+def test_a_message_that_comes_twice() -> None:
+    broker = Broker([(absent.MISSED, False), (absent.MISSED + 1, False)])
+    broker.start()
+    with pytest.raises(DeliveryError, match="came twice"):
+        absent._return_all(broker.running, 2)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(("positions", "consumers"), [("consumers", 20), ("records", 0)])
 def test_a_few_sessions(monkeypatch: pytest.MonkeyPatch, positions: str, consumers: int) -> None:
     """Each has its messages when it is back; only those with consumers have some while they are absent."""
@@ -28,6 +76,7 @@ def test_a_few_sessions(monkeypatch: pytest.MonkeyPatch, positions: str, consume
     assert f" {row.back.meanwhile} " in text
 
 
+@pytest.mark.processes
 def test_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records have three replicas; figures of nats-server are those of one of three."""
     monkeypatch.setattr(absent, "IDLE", 0.1)
