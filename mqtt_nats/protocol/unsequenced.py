@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Set
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError
@@ -64,19 +65,25 @@ class UnsequencedQueue:
         self.ports.report_waiting()
         self.pump()
 
-    def allocate_packet_id(self, sequence: int) -> int:
+    def allocate_packet_id(self, sequence: int, others: Set[int] = frozenset()) -> int:
         """Allocate an identifier for a group's copy of the message of a sequence; it is reserved until :meth:`share`.
 
-        It is not that of a PUBREL which was owed for another copy of the message: the two could not be told apart.
+        It is not that of a PUBREL which was owed for another copy of the message: the two could not be told apart. It
+        is none of ``others`` either.
         """
         for _ in range(RETAINED_SPACE):
             self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE
             identifier = RETAINED_BASE + self._last_allocated
-            taken = identifier in self.inflight or identifier in self.releases or identifier in self._asked
-            if not taken and identifier not in self.reserved and self._recorded.get(identifier) != sequence:
+            free = not self.has_packet_id(identifier) and identifier not in others
+            if free and self._recorded.get(identifier) != sequence:
                 self.reserved.add(identifier)
                 return identifier
         raise ProtocolError("no packet identifier is free")
+
+    def has_packet_id(self, identifier: int) -> bool:
+        """Whether a packet identifier is in use, or reserved."""
+        used = identifier in self.inflight or identifier in self.releases or identifier in self._asked
+        return used or identifier in self.reserved
 
     def share(
         self,

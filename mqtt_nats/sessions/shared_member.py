@@ -380,7 +380,9 @@ class AssignOp(PendingStore):
         client = self.member.client
         group, text = self.member.group, self.member.text
         target = b"HPUB %b " % assigned_subject(client.hash, group, self.number).encode()
-        headers = assigned_block(self.identifier, group, self.number, text, self.arrived, self.reply, sole=sole)
+        headers = assigned_block(
+            self.identifier, group, self.number, text, self.arrived, self.reply, epoch=client.epoch, sole=sole
+        )
         client.path.store.put(target, headers, b"", self)
         client.path.link.kick()
 

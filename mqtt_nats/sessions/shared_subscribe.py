@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import ask_once_for_all, retry_in_background, retry_until_answered
+from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -32,6 +33,7 @@ from mqtt_streams.stored import get_sequence
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.protocol.durable_sender import DurableSender
     from mqtt_nats.sessions.consumer_binding import SessionConsumers
     from mqtt_nats.sessions.services import Registry, Services
     from mqtt_nats.sessions.session import Session
@@ -193,11 +195,21 @@ async def resend(client: Session, assignments: list[Assignment]) -> None:
     services = client.services
     side = client.consumers
     assert side is not None
-    side.know_assignments(one.seq for one in assignments)
     machine = side.machine
+    unsent = _unsent(machine, assignments)
+    taken = {one.packet_id for one in assignments}
+    side.know_assignments(one.seq for one in assignments)
     for one in assignments:
         found = None
         other = side.replaced is not None and one.message_seq > side.replaced
+        if one.seq in unsent:
+            found = None if other else await stored.get_sequence(services.nats.inbox, MESSAGES, one.message_seq)
+            if found is None:
+                services.drop_assignment(b"%d" % one.seq, IgnoredStore())
+            else:
+                identifier = machine.allocate_packet_id(one.message_seq, taken)
+                await _send_unsent(client, side, one, found, identifier)
+            continue
         if not other:
             machine.answered(one.packet_id, one.message_seq)
         release = machine.releases.get(one.packet_id)
@@ -212,6 +224,34 @@ async def resend(client: Session, assignments: list[Assignment]) -> None:
                 machine.releases[one.packet_id].records.append(removed(one.seq))
             continue
         send_assigned(client, side, one, found, dup=True)
+
+
+def _unsent(machine: DurableSender, assignments: list[Assignment]) -> set[int]:
+    """Return the records of assignments whose packet identifier a later connection has used for another message.
+
+    That connection has not known the assignment, which was stored late: so no connection has sent its message.
+    """
+    latest: dict[int, Assignment] = {}
+    for one in assignments:
+        other = latest.setdefault(one.packet_id, one)
+        release = machine.releases.get(one.packet_id)
+        owed = release is not None and release.sequence == one.message_seq
+        if one.epoch > other.epoch or (one.epoch == other.epoch and owed):  # older gateways do not note the epoch
+            latest[one.packet_id] = one
+    return {one.seq for one in assignments if latest[one.packet_id] is not one}
+
+
+async def _send_unsent(
+    client: Session, side: SessionConsumers, one: Assignment, found: StoredMessage, identifier: int
+) -> None:
+    """Send an assigned message for the first time, under another packet identifier than that of its assignment."""
+    groups = client.services.streams.groups
+    changed = await groups.change_packet_id(one, identifier, client.epoch, int(natstime.now() * 1e9))
+    if changed is None:
+        side.machine.reserved.discard(identifier)
+        return
+    side.know_assignments([changed.seq])
+    send_assigned(client, side, changed, found, dup=False)
 
 
 def send_assigned(client: Session, side: SessionConsumers, one: Assignment, found: StoredMessage, *, dup: bool) -> None:
@@ -280,6 +320,10 @@ async def _look(client: Session, record: int) -> None:
     side.know_assignments([record])
     if found is None:  # the message was removed from the stream, and never sent to the client
         services.drop_assignment(b"%d" % record, IgnoredStore())
+    elif side.machine.has_packet_id(one.packet_id):  # this connection has not known the assignment
+        identifier = side.machine.allocate_packet_id(one.message_seq)
+        await retry_until_answered(client, partial(_send_unsent, client, side, one, found, identifier))
+        services.path.round.start()
     else:
         send_assigned(client, side, one, found, dup=False)
         services.path.round.start()

@@ -48,6 +48,11 @@ _SOLE: Final = (
     + ASSIGNED.encode()
     + b"*.%b-%d\r\n"
 )
+_REPLACES: Final = b"Nats-Expected-Last-Subject-Sequence:%d\r\n"
+_BLOCK: Final = (
+    b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Epoch:%d\r\nNmqtt-Share:%b\r\n"
+    b"Nmqtt-Ack:%b\r\n%b\r\n"
+)
 _HALFWAY: Final = "halfway"
 _PACKET_ID: Final = "Nmqtt-PacketId"
 _ARRIVED: Final = "Nmqtt-Arrived"
@@ -60,6 +65,8 @@ class Assignment(NamedTuple):
 
     `seq`: sequence of this record. `message_seq`: sequence of the message in `$MQTT_msgs`. `subscription`: filter with
     `$share/`. `ack`: acknowledgement subject of the message for the group's consumer, empty from older gateways.
+    `epoch`: epoch of the connection that has chosen the packet identifier, 0 from older gateways. `subject`: of this
+    record.
     """
 
     packet_id: int
@@ -67,6 +74,8 @@ class Assignment(NamedTuple):
     message_seq: int
     subscription: str
     ack: bytes = b""
+    epoch: int = 0
+    subject: str = ""
 
 
 class Owner(NamedTuple):
@@ -117,20 +126,26 @@ def halfway_subject(client_hash: str) -> str:
 
 
 def assigned_block(
-    packet_id: int, group: str, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
+    packet_id: int,
+    group: str,
+    sequence: int,
+    subscription: str,
+    arrived_ns: int,
+    ack: bytes,
+    *,
+    epoch: int = 0,
+    sole: bool = True,
 ) -> bytes:
     """Return the header block of an assignment; its payload is empty.
 
     `ack`: subject that acknowledges the message to the group's consumer: whoever completes the message may have to.
     `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
-    that is stored more than `IN_TIME_NS` later is void. `sole`: JetStream refuses it with a code of `TAKEN` when the
-    group's copy of the message belongs to some client already.
+    that is stored more than `IN_TIME_NS` later is void. `epoch`: of the connection. `sole`: JetStream refuses it with a
+    code of `TAKEN` when the group's copy of the message belongs to some client already.
     """
-    block = (
-        b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Share:%b\r\nNmqtt-Ack:%b\r\n%b\r\n"
-    )
+    expected = _SOLE % (group.encode(), sequence) if sole else b""
     share = headers.percent_encode(subscription).encode()
-    return block % (packet_id, sequence, arrived_ns, share, ack, _SOLE % (group.encode(), sequence) if sole else b"")
+    return _BLOCK % (packet_id, sequence, arrived_ns, epoch, share, ack, expected)
 
 
 def _ack_of(found: stored.StoredMessage, message_seq: int) -> bytes:
@@ -265,8 +280,33 @@ class SharedStore:
             if packet_id is None or sequence is None or not 1 <= packet_id <= 65535 or _void(message):
                 await stored.delete(self._js, STREAM, message.seq)
             else:
-                found.append(Assignment(packet_id, message.seq, sequence, name, _ack_of(message, sequence)))
+                ack, epoch = _ack_of(message, sequence), headers.get_int(message.headers, headers.EPOCH) or 0
+                found.append(Assignment(packet_id, message.seq, sequence, name, ack, epoch, message.subject))
         return found, halfway
+
+    async def change_packet_id(self, one: Assignment, packet_id: int, epoch: int, now_ns: int) -> Assignment | None:
+        """Replace an assignment by one under another packet identifier; None: it is removed or replaced already.
+
+        Raises ApiError, NoResponders, RequestTimeout.
+
+        Args:
+            one: the assignment; no connection has sent its message.
+            packet_id: the other identifier.
+            epoch: of the connection that has chosen it.
+            now_ns: time by nats-server's clock (nanoseconds since 1970).
+        """
+        share = headers.percent_encode(one.subscription).encode()
+        block = _BLOCK % (packet_id, one.message_seq, now_ns, epoch, share, one.ack, _REPLACES % one.seq)
+        try:
+            seq = await publish(self._js, one.subject, b"", block)
+        except ApiError as error:
+            if error.err_code not in TAKEN:
+                raise
+            found = await stored.get_last(self._js, STREAM, one.subject)
+            if found is None or headers.get_int(found.headers, _PACKET_ID) != packet_id:
+                return None
+            seq = found.seq  # an earlier attempt has stored it
+        return one._replace(packet_id=packet_id, seq=seq, epoch=epoch)
 
     async def acknowledge(self, client_hash: str, last: int) -> None:
         """Acknowledge a client's assigned messages to the groups' consumers, for assignments up to sequence `last`."""

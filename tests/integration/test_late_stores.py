@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mqtt_nats.codec import Ack, Suback, Subscribe, Subscription, Will
-from mqtt_streams.hashing import name_hash
+from mqtt_streams.hashing import name_hash, registered_as
 from mqtt_streams.shared import group_hash
 from tests.chaos.points.proxy import Action, NatsProxy, Trap
 from tests.harness.gateway import Gateway
-from tests.harness.rawclient import PUBACK
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector5, Stored, answers, until
@@ -285,6 +285,56 @@ async def test_a_message_of_a_group_becomes_a_members_that_has_moved(
     await moved.complete(await moved.message(name, b"1", timeout=30, qos=2, dup=False))
     await nobodys(stored)
     await moved.quiet()
+
+
+@pytest.mark.parametrize("qos2_state", ["sent", "received"])
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_late_assignment_has_the_packet_identifier_of_another_message(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, told: bool, qos2_state: str
+) -> None:
+    """The next connection has not known the identifier, and uses it: the late message comes under another one, once."""
+    client_id = f"{name}-first"
+    client = await connect5(client_id, clean=False, **OPTIONS)
+    await client.subscribe(f"$share/group/{name}", qos=2)
+    publisher = await connect5(f"{name}-publisher")
+    await publisher.deliver(name, b"1", 2)
+    await client.complete(await client.message(name, b"1"))
+    await nobodys(stored)
+    await stored.settled(client_id)  # else its PUBREL is sent once more, and first
+    number = await stored.last_sequence()
+    await publisher.deliver(name, b"2", 2)
+    second = await client.message(name, b"2", qos=2, dup=False)
+    assert second.packet_id is not None
+    if qos2_state == "received":
+        client.ack(PUBREC, second.packet_id)
+        await client.expect_ack(PUBREL, second.packet_id)
+    group = group_hash("group", name)
+    ack = f"$JS.ACK.$MQTT_msgs.share_{group}.1.{number}.1.{time.time_ns()}.0"
+    block = {"Nmqtt-PacketId": f"{second.packet_id}", "Nmqtt-Seq": f"{number}", "Nmqtt-Arrived": f"{time.time_ns()}"}
+    block |= {"Nmqtt-Epoch": "1", "Nmqtt-Share": f"$share/group/{name}", "Nmqtt-Ack": ack}
+    late = await stored.js.publish(f"{ASSIGNED}{name_hash(client_id)}.{group}-{number}", b"", headers=block)
+    if told:
+        body = f"{late.seq} {registered_as(client_id, name_hash(client_id))}"
+        await stored.nats.publish("$MQTT.gateways.assigned", body.encode())
+    else:  # the gateway of the former connection is gone
+        client.drop()
+        client = await connect5(client_id, clean=False, **OPTIONS)
+        if qos2_state == "received":
+            await client.expect_ack(PUBREL, second.packet_id)
+    payloads = [b"1"] if told or qos2_state == "received" else [b"1", b"2"]
+    found = {one.payload: one for one in await client.messages(len(payloads), timeout=30)}
+    assert sorted(found) == payloads
+    assert found[b"1"].packet_id != second.packet_id
+    assert not found[b"1"].dup
+    if b"2" in found:
+        assert (found[b"2"].packet_id, found[b"2"].dup) == (second.packet_id, True)
+    if qos2_state == "received":
+        client.ack(PUBCOMP, second.packet_id)
+    else:
+        await client.complete(found.get(b"2", second))
+    await client.complete(found[b"1"])
+    await nobodys(stored)
+    await client.quiet()
 
 
 async def test_a_message_of_a_group_that_a_member_has_found_is_not_sent_twice(

@@ -21,7 +21,15 @@ def _subject(client_hash: str, group: str, sequence: int) -> str:
 
 
 def _block(
-    packet_id: int, group: str, sequence: int, subscription: str, arrived_ns: int, ack: bytes, *, sole: bool = True
+    packet_id: int,
+    group: str,
+    sequence: int,
+    subscription: str,
+    arrived_ns: int,
+    ack: bytes,
+    *,
+    epoch: int = 0,
+    sole: bool = True,
 ) -> bytes:
     block = block_of(packet_id, group, sequence, subscription, arrived_ns, ack, sole=False)
     return block[:-2] + SOLE % sequence if sole else block

@@ -29,7 +29,7 @@ from mqtt_nats.sessions.shared_subscribe import (
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PREFIX, SharedSubscription
-from mqtt_streams.shared import CONSUMER_PREFIX, Assignment, group_hash, members_subject
+from mqtt_streams.shared import CONSUMER_PREFIX, Assignment, SharedStore, assigned_subject, group_hash, members_subject
 from tests.harness.waiting import aeventually
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, v5_of
 
@@ -340,6 +340,33 @@ async def test_a_message_of_a_stream_that_was_replaced(client: FakeClient) -> No
     await resend(as_client(client), [Assignment(50000, 3, 5, TEXT, b"")])
     assert side.machine.releases[50000].former
     assert not side.machine.others
+
+
+@pytest.mark.parametrize("owed", [True, False])
+@pytest.mark.parametrize("epochs", [(1, 9), (9, 1), (0, 0)])
+async def test_two_assignments_with_one_packet_identifier(
+    client: FakeClient, epochs: tuple[int, int], owed: bool
+) -> None:
+    """The later connection has sent its message; the other is sent for the first time, under another identifier."""
+    side, inbox = client.durable_side, client.services.fake_inbox
+    later = 1 if epochs[1] > epochs[0] or (owed and epochs[0] == epochs[1]) else 0
+    both = []
+    for sequence, epoch in zip((5, 6), epochs, strict=True):
+        subject = assigned_subject(client.hash, GROUP, sequence)
+        both.append(Assignment(50000, inbox.put(subject), sequence, TEXT, b"$JS.ACK.own", epoch, subject))
+    sent, unsent = both[later], both[1 - later]
+    if owed:
+        side.machine.owe(50000, sent.message_seq)
+    await resend(as_client(client), both)
+    side.machine.pump()
+    published = {call[1:] for call in side.fake_ports.calls if call[0] == "publish"}
+    assert published == {(-unsent.message_seq, 2, False)} | (set() if owed else {(-sent.message_seq, 2, True)})
+    assert side.machine.inflight.keys() == {49153} | (set() if owed else {50000})
+    assert side.machine.releases.keys() == ({50000} if owed else set())
+    found, _ = await SharedStore(inbox).assigned(client.hash)
+    assert [(one.message_seq, one.epoch) for one in found if one.packet_id == 49153] == [
+        (unsent.message_seq, client.epoch)
+    ]
 
 
 @pytest.mark.parametrize("known", [None, {1}])

@@ -27,6 +27,7 @@ NUMBER = 5
 SUBSCRIPTION, OTHER_SUBSCRIPTION = "$share/a group/x/#", "$share/another/x/#"
 GROUP, OTHER_GROUP = group_hash("a group", "x/#"), group_hash("another", "x/#")
 ACK = b"$JS.ACK.$MQTT_msgs.share_group.1.5.9.1764102000000000000.0"
+SUBJECT = assigned_subject(CLIENT, GROUP, NUMBER)
 
 
 async def assign(
@@ -84,7 +85,10 @@ async def test_an_assignment_and_its_owner(js: NatsPyJetStream) -> None:
     store = SharedStore(js)
     before = time.time_ns()
     seq = await assign(js, CLIENT, 7, arrived_at=before)
-    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION, ACK)], None)
+    assert await store.assigned(CLIENT) == (
+        [Assignment(7, seq, NUMBER, SUBSCRIPTION, ACK, subject=SUBJECT)],
+        None,
+    )
     assert await store.assigned(OTHER) == ([], None)
     assert await owner(js, before) == Owner(CLIENT, 7, seq, before)
     assert await owner(js, time.time_ns() + 10**9) is None, "the message is newer"
@@ -113,7 +117,9 @@ async def test_each_group_assigns_its_copy(js: NatsPyJetStream, client: str) -> 
     assert await owner(js) == Owner(CLIENT, 7, first, now)
     assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) == Owner(client, 8, second, now)
     found, _ = await store.assigned(client)
-    assert found[-1] == Assignment(8, second, NUMBER, OTHER_SUBSCRIPTION, ACK)
+    assert found[-1] == Assignment(
+        8, second, NUMBER, OTHER_SUBSCRIPTION, ACK, subject=assigned_subject(client, OTHER_GROUP, NUMBER)
+    )
     assert len(found) == (2 if client == CLIENT else 1)
     assert await stored.delete(js, STREAM, first)
     assert await owner(js) is None
@@ -132,6 +138,26 @@ async def test_an_assignment_that_was_stored_too_late_is_void(js: NatsPyJetStrea
     assert await stored.get_last(js, STREAM, f"{ASSIGNED}>") is None, "it was removed"
 
 
+async def test_an_assignment_gets_another_packet_identifier(js: NatsPyJetStream) -> None:
+    """It is in time from then on, an attempt may be repeated, and one that is replaced or removed stays so."""
+    await ensure_streams(js)
+    store = SharedStore(js)
+    first = await assign(js, CLIENT, 7, 14.0)
+    ((one,), _) = await store.assigned(CLIENT)
+    now = time.time_ns() + 10**9
+    changed = await store.change_packet_id(one, 8, 5, now)
+    assert changed is not None
+    assert changed.seq > first
+    assert await store.change_packet_id(one, 8, 5, now) == changed, "the answer to the first attempt was lost"
+    assert await store.assigned(CLIENT) == ([changed], None)
+    assert changed == one._replace(packet_id=8, seq=changed.seq, epoch=5)
+    assert await owner(js) == Owner(CLIENT, 8, changed.seq, now)
+    assert await store.change_packet_id(one, 9, 5, now) is None
+    assert await stored.delete(js, STREAM, changed.seq)
+    assert await store.change_packet_id(changed, 9, 5, now) is None
+    assert await store.assigned(CLIENT) == ([], None)
+
+
 def former(packet_id: int, subscription: str) -> tuple[str, bytes]:
     """Subject and headers of an assignment as gateways before this one have stored it."""
     share = headers.percent_encode(subscription)
@@ -145,7 +171,7 @@ async def test_an_assignment_of_a_former_gateway(js: NatsPyJetStream) -> None:
     store = SharedStore(js)
     subject, block = former(7, SUBSCRIPTION)
     seq = await publish(js, subject, b"", block)
-    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION)], None)
+    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION, subject=subject)], None)
     assert await owner(js) == Owner(CLIENT, 7, seq)
     assert await owner(js, time.time_ns() + 10**9) is None, "the message is newer"
     assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) is None, "it is of another group"
@@ -183,4 +209,7 @@ async def test_an_assignment_that_names_something_else_to_acknowledge(js: NatsPy
     await ensure_streams(js)
     block = headers.build([("Nmqtt-PacketId", "7"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Ack", ack)])
     seq = await publish(js, assigned_subject(CLIENT, GROUP, NUMBER), b"", block)
-    assert await SharedStore(js).assigned(CLIENT) == ([Assignment(7, seq, NUMBER, "")], None)
+    assert await SharedStore(js).assigned(CLIENT) == (
+        [Assignment(7, seq, NUMBER, "", subject=SUBJECT)],
+        None,
+    )
