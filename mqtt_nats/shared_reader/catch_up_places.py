@@ -154,10 +154,10 @@ class CatchUpPlaces:
             # Meanwhile some may have got a place, have ended, or have other subscriptions.
             left = (one for one in wanted if self._has_no_turn(one) and one.may_join())
             readers = {one: wanted[one] for one in left if one.subjects() == wanted[one]}
-            for one in readers:
-                one.begin_together()
             last = None
             try:
+                for one in readers:
+                    one.begin_together()
                 last = await self._deal(pages, readers, start)
             finally:
                 for one in readers:

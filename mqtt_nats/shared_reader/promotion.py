@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import AT_ONCE, parts
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.message_stream import StreamHead
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+
+log = logging.getLogger("mqtt_nats.broker")
 
 KEPT_BACK: Final = 10_000
 """Maximum number of messages that are kept back for a session during its promotion."""
@@ -172,7 +175,10 @@ class PromotionLimit:
         while self._waiting and self._asked < JOINING_MOST:
             following = next(iter(self._waiting))
             del self._waiting[following]
-            self._begin(following)
+            try:
+                self._begin(following)
+            except Exception:  # it concerns neither the session that ends its promotion nor the others that wait
+                log.exception("%s: its promotion did not begin", following)
 
 
 def settled(client: Receiver) -> bool:

@@ -337,6 +337,29 @@ async def test_readers_whose_common_reading_failed_read_together_again(crowd: Cr
     assert crowd.asked(CREATE) == 2
 
 
+async def test_a_reader_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for their places again, and read together when the next place is left."""
+    monkeypatch.setattr(catch_up_places, "TOGETHER_MIN", SESSIONS)
+    crowd = Crowd()
+    crowd.store(3)
+    begin, failed = CatchUpReader.begin_together, list[CatchUpReader]()
+
+    def fail_once(reader: CatchUpReader) -> None:
+        if not failed and reader.subjects() == ["$MQTT.msgs.dev.3.*"]:
+            failed.append(reader)
+            raise ValueError("on purpose")
+        begin(reader)
+
+    monkeypatch.setattr(CatchUpReader, "begin_together", fail_once)
+    readers = crowd.begin()
+    await aeventually(lambda: failed and all(one.waits and not one.together for one in readers))
+    crowd.live.places.leave()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert crowd.all_given()
+    with pytest.raises(ValueError, match="on purpose"):
+        await _end(crowd)
+
+
 async def test_readers_that_have_missed_too_much_do_not_ask_again(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,27 @@ def test_the_next_begins_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> 
     assert begun == ["e", "f"]
 
 
+def test_a_promotion_that_cannot_begin_does_not_keep_others_from_theirs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is the session whose promotion has ended concerned: it may have to be undone."""
+    monkeypatch.setattr(joining, "JOINING_MOST", 1)
+    begun: list[Any] = []
+
+    def begin(client: Any) -> None:
+        if client == "b":
+            raise ValueError("on purpose")
+        begun.append(client)
+
+    turns = PromotionLimit(begin)
+    clients: list[Any] = ["a", "b", "c"]
+    for client in clients:
+        turns.take(client, 1)
+    turns.end(clients[0])
+    assert begun == ["c"]
+    assert "b: its promotion did not begin" in caplog.text
+
+
 def test_one_that_asks_for_much_counts_for_what_it_asks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "JOINING_MOST", AT_ONCE)
     turns = PromotionLimit(lambda client: None)
