@@ -397,7 +397,7 @@ class Tenant:
         assert broker is not None
         return [
             tasks.create_task(self._tick(broker.account), name="clock"),
-            tasks.create_task(take_timers(broker.account.wills), name="timers"),
+            tasks.create_task(take_timers(broker.account.wills, broker.account.lease.watches), name="timers"),
             tasks.create_task(broker.account.lease.keep(), name="lease"),
             tasks.create_task(broker.account.readiness.keep(), name="readiness"),
             tasks.create_task(broker.account.banning.keep(), name="bans"),

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fired timers: each is taken and handled by one gateway."""
+"""Fired timers: each is taken and handled by one gateway.
+
+nats-server looks at all pull requests that wait for a timer whenever another one comes. Of many gateways only some wait
+for timers at a time, chosen at random: see docs/internals/lifecycle.md#deadlines.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.lifecycle.will import Wills
     from mqtt_nats.sessions.record import Exchanges
 
@@ -29,6 +35,12 @@ WAIT: Final = 30.0
 LATER: Final = b'-NAK {"delay":250000000}'
 """Answer to a timer that cannot be handled now: it is delivered again after the delay in nanoseconds, not AckWait."""
 
+TAKERS: Final = 8
+"""Number of gateways that begin to wait for timers in `CHOICE`, on average, of those that do not wait."""
+
+CHOICE: Final = 5.0
+"""Seconds after which a gateway that does not wait for timers chooses again whether it does."""
+
 AT_ONCE: Final = 256
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
@@ -39,16 +51,26 @@ PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
 
 
-async def take_timers(wills: Wills) -> None:
-    """Take fired timers for as long as the gateway runs."""
-    ready = False
+async def take_timers(wills: Wills, watches: Callable[[float], bool]) -> None:
+    """Take fired timers for as long as the gateway runs.
+
+    Args:
+        watches: tells whether this gateway does now what so many of all gateways do on average.
+    """
+    ready, waits = False, True
     while True:
         try:
             await wills.services.nats.online.wait()
             if not ready:
                 await wills.services.streams.timers.ensure_consumer()
                 ready = True
-            await _handle_all(wills, await wills.services.streams.timers.fetch(WAIT, AT_ONCE))
+            timers: list[FiredTimer] = []
+            if waits:
+                timers = await wills.services.streams.timers.fetch(WAIT, AT_ONCE)
+                await _handle_all(wills, timers)
+            else:
+                await asyncio.sleep(CHOICE)
+            waits = bool(timers) or watches(TAKERS)
         except OthersWait:
             await asyncio.sleep(WAIT * random.random())
         except (ApiError, NoResponders, RequestTimeout) as error:
