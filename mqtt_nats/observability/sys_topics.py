@@ -173,10 +173,10 @@ class System:
         """Publish the present values, ``seconds`` after the last time."""
         found = await self._snapshot()
         self._averages.update(totals(found), seconds)
-        await self._look()
         self._most_here = max(self._most_here, found["clients"])
         first = self._report is None
         self._choose()
+        await self._look()
         for name in UNTOLD:
             del found[name]
         self._report = report = found | {
@@ -194,7 +194,10 @@ class System:
         self._path.link.kick()
 
     async def _look(self) -> None:
-        """Read the sizes of the streams; without an answer the former values stay."""
+        """Read the sizes of the streams, if reports are read here; without an answer the former values stay."""
+        if not self._subjects:
+            self._streams = {}  # old values would be taken for those of this report
+            return
         found: dict[str, int] = {}
         try:
             for name, key in ((MESSAGES, "messages"), (RETAINED, "retained"), (SESSIONS, "sessions")):

@@ -71,12 +71,14 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
     await both_known(pair)
     monkeypatch.setattr(sys_topics, "FEW", 0)
     first = pair[0].account.ingress.system
+    stored = "$SYS/broker/messages/stored"
 
     def known() -> int:
         return len(pair[0].call(first.values)["$SYS/brokers"].split(","))
 
     tick(*pair)
     assert known() == 1, "nobody wants the values: the other gateway's report is not read"
+    assert stored not in pair[0].call(first.values), "nor are the streams asked for their sizes"
     async with await RawClient.connect(pair[0].port, name) as client:
         await client.subscribe("$SYS/broker/clients/connected")
         assert (await client.expect(Publish)).retain
@@ -86,6 +88,7 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
             await aeventually(lambda: pair[0].call(first.values)["$SYS/broker/clients/connected"] == "1")
             tick(pair[0])
             assert (await client.expect(Publish)).payload == b"2"
+            assert stored in pair[0].call(first.values)
     await aeventually(lambda: not pair[0].account.registry.connections)
     tick(pair[0])
     assert known() == 1
