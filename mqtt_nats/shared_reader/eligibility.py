@@ -45,6 +45,10 @@ SELDOM: Final = 30.0
 READING: Final = 1.0
 """Number of gateways that read the registrations of all others between two checks, on average."""
 
+LISTENER: Final = 192.0
+"""Number of gateways that look for clients of nats-server's listener between two checks, on average. Each also looks
+when JetStream tells of a new consumer, so these looks are for advisories that were lost."""
+
 QUIET: Final = 30.0
 """Seconds without a reason against the shared reader before the shared reader is used again."""
 
@@ -136,14 +140,17 @@ class PositionSupport:
     async def keep(self) -> None:
         """Check every `EVERY` seconds for as long as the gateway runs."""
         while self._wanted == "auto":
+            settled = self._live.allowed and not self._claims.hears_all
             with contextlib.suppress(TimeoutError):
-                settled = self._live.allowed and not self._claims.hears_all
                 async with asyncio.timeout(SELDOM if settled else EVERY):
                     await self._heard.wait()
             heard = self._heard.is_set()
             self._heard.clear()
             try:
-                await self._look(everybody=heard or self._lease.watches(READING) or await self._have_gone())
+                everybody = heard or self._lease.watches(READING) or await self._have_gone()
+                if settled and not everybody and not self._lease.watches(LISTENER):
+                    continue
+                await self._look(everybody=everybody)
                 if self._why:
                     self._live.allow(False)
                 elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:

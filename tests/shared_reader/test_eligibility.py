@@ -13,7 +13,7 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.sessions.takeover import Claims
 from mqtt_nats.shared_reader import eligibility
-from mqtt_nats.shared_reader.eligibility import CREATED, PositionSupport, is_wanted
+from mqtt_nats.shared_reader.eligibility import CREATED, LISTENER, PositionSupport, is_wanted
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
 from mqtt_streams.gateways import GatewayStore
@@ -37,6 +37,7 @@ class FakeLease:
         self.fake_versions: list[int] = []
         self.fake_told = 0
         self.fake_watches = False
+        self.fake_choices: list[float] = []
 
     async def writes(self, version: int) -> None:
         self.fake_versions.append(version)
@@ -48,6 +49,7 @@ class FakeLease:
         self.fake_told += 1
 
     def watches(self, gateways: float) -> bool:
+        self.fake_choices.append(gateways)
         return self.fake_watches
 
 
@@ -189,6 +191,35 @@ async def test_only_the_older_gateway_is_looked_at_until_it_goes(monkeypatch: py
         await setup.lease.store.remove("old2")
         await aeventually(lambda: setup.live.allowed)
         assert reads
+    finally:
+        keeping.cancel()
+
+
+async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others look when JetStream tells of a consumer."""
+    for seconds in ("EVERY", "SELDOM"):
+        monkeypatch.setattr(eligibility, seconds, 0.01)
+    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    setup = Setup()
+    inbox, choices = setup.services.fake_inbox, setup.lease.fake_choices
+    await setup.support.begin()
+    keeping = asyncio.create_task(setup.support.keep())
+
+    async def chosen(times: int) -> None:
+        before = choices.count(LISTENER)
+        await aeventually(lambda: choices.count(LISTENER) >= before + times)
+
+    try:
+        await chosen(1)
+        looks = len(inbox.asked)
+        await chosen(20)
+        assert len(inbox.asked) == looks
+        setup.lease.fake_watches = True
+        await aeventually(lambda: len(inbox.asked) > looks)
+        setup.lease.fake_watches = False
+        setup.listener(bound=True)
+        setup.services.fake_link.fake_bring(CREATED)
+        await aeventually(lambda: not setup.live.allowed)
     finally:
         keeping.cancel()
 
