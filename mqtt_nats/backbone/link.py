@@ -463,6 +463,21 @@ class NatsConnection(Client):
     async def _flusher(self) -> None:
         return
 
+    async def _ping_interval(self) -> None:
+        """Ping a server that has sent nothing for the interval: whatever it sends is a sign of life."""
+        interval = wait = float(self.options["ping_interval"])
+        while True:
+            await asyncio.sleep(wait)
+            silent = elapsed() - self.heard
+            wait = interval - silent if silent < interval else interval
+            if silent < interval:
+                self._pings_outstanding = 0
+            elif self.is_connected:
+                self._pings_outstanding += 1
+                if self._pings_outstanding > self.options["max_outstanding_pings"]:
+                    return await self._process_op_err(ErrStaleConnection())
+                await self._send_ping()
+
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         if future is None:
             future = asyncio.get_running_loop().create_future()

@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 from mqtt_nats.backbone import link as link_module
 from mqtt_nats.backbone.connect import open_link
 from mqtt_nats.backbone.link import NatsConnection
+from mqtt_nats.base.server_clock import elapsed
 from mqtt_nats.config.nats_connect import nats_options
 from mqtt_nats.config.settings import Settings
 from tests.backbone.certificates import ACCOUNT, OPERATOR, USER, Authority, credentials, nkey, token
@@ -161,6 +162,33 @@ async def test_pings_of_the_server_are_answered(nats_factory: NatsFactory, links
     await aeventually(lambda: pings >= 8)
     assert link.online
     assert links.log == []
+
+
+async def test_a_server_that_sends_something_is_not_pinged(
+    nats_server: NatsServer, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was silent for the interval is pinged, and left when it stays silent."""
+    link = await links.url(nats_server.url)
+    interval = link.options["ping_interval"]
+    silences = [interval / 2, interval - 1, interval + 1, interval / 5, interval, interval * 2, interval * 3]
+    seen: list[object] = []
+
+    async def sleep(seconds: float) -> None:
+        seen.append(round(seconds))
+        link.hear(elapsed() - silences.pop(0))
+
+    async def send_ping() -> None:
+        seen.append("ping")
+
+    async def left(error: Exception) -> None:
+        seen.append(type(error))
+
+    monkeypatch.setattr(link, "_send_ping", send_ping)
+    monkeypatch.setattr(link, "_process_op_err", left)
+    with monkeypatch.context() as only_here:
+        only_here.setattr(asyncio, "sleep", sleep)
+        await link._ping_interval()
+    assert seen == [10, 5, 1, "ping", 10, 8, "ping", 10, "ping", 10, ErrStaleConnection]
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ OVERRIDDEN = {
     "_send_command": ["cmd", "priority"],
     "_flush_pending": ["force_flush"],
     "_flusher": [],
+    "_ping_interval": [],
     "_send_ping": ["future"],
     "flush": ["timeout"],
     "close": [],
