@@ -2,7 +2,7 @@
 """Stubs in place of gateways without clients: ``python -m benchmarks.stub_gateways NATS_URL NUMBER``.
 
 A stub sends to NATS what an idle gateway sends, as often, by the stores and requests of the gateway's own code. It has
-one connection and serves no clients. A real gateway has to run there: streams and the first report are its own.
+as many connections and serves no clients. A real gateway has to run there: streams and the first report are its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -24,11 +25,12 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.desired_state import EVERY as FLEET_EVERY
 from mqtt_nats.lifecycle.cluster_bans import EVERY as BANS_EVERY
 from mqtt_nats.lifecycle.lease import CHECKING, RENEWALS, WATCHING
-from mqtt_nats.lifecycle.timers import AT_ONCE, WAIT
+from mqtt_nats.lifecycle.timers import AT_ONCE, CHOICE, TAKERS, WAIT
 from mqtt_nats.observability.jetstream_state import STORAGE_S
+from mqtt_nats.observability.sys_topics import FEW
 from mqtt_nats.observability.topics import of_gateway
 from mqtt_nats.pubsub.interest_propagation import time_to_announcement
-from mqtt_nats.shared_reader.eligibility import READING, SELDOM
+from mqtt_nats.shared_reader.eligibility import LISTENER, READING, SELDOM
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import BanStore
 from mqtt_streams.consumers import consumer_names
@@ -45,6 +47,12 @@ from mqtt_streams.timers import OthersWait, TimerStore
 
 AT_A_TIME: Final = 20
 """Stubs that connect at the same time."""
+
+CONNECTIONS: Final = 3
+"""Connections of a gateway, each of which is kept alive by pings."""
+
+NAME: Final = "stub of a gateway"
+"""Name of these connections."""
 
 READY: Final = "the stubs are connected"
 """Line that is printed when all stubs are there."""
@@ -96,6 +104,10 @@ class Stub:
                 tasks.create_task(_again(seconds, work))
             tasks.create_task(self._take_timers())
 
+    def _watches(self, gateways: float) -> bool:
+        """As `lifecycle.lease.Lease.watches`."""
+        return random.random() * self._number < gateways
+
     async def _renew(self) -> None:
         """As `lifecycle.lease.Lease` renews, checks the stream of messages, and looks for dead gateways."""
         store, identity = self._gateways, self.identity
@@ -103,16 +115,18 @@ class Stub:
         more = {"started": time.time(), "name": self._report["name"], "process": secrets.token_hex(24)}
         self._lease = await store.hold(identity, identity, self._lease, self._settings.gateway_lease)
         self._registration = await store.register(identity, time.time(), info | more, self._registration)
-        if random.random() * self._number < CHECKING:
+        if self._watches(CHECKING):
             await self._stream.look(identity)
-        if random.random() * self._number < WATCHING:
+        if self._watches(WATCHING):
             await store.oldest()
 
     async def _look_at_others(self) -> None:
         """As `shared_reader.eligibility.PositionSupport` looks."""
-        if random.random() * self._number < READING:
+        everybody = self._watches(READING)
+        if everybody:
             await self._gateways.registrations()
-        await consumer_names(self._inbox, RETAINED, RETAINED + "_")
+        if everybody or self._watches(LISTENER):
+            await consumer_names(self._inbox, RETAINED, RETAINED + "_")
 
     async def _read_storage(self) -> None:
         await call(self._inbox, "INFO")
@@ -124,8 +138,8 @@ class Stub:
         await self._fleet.all()
 
     async def _tell(self) -> None:
-        """As `observability.sys_topics` does."""
-        for stream in (MESSAGES, RETAINED, SESSIONS):
+        """As `observability.sys_topics` does, in a gateway that no client asks."""
+        for stream in (MESSAGES, RETAINED, SESSIONS) if self._number - 1 <= FEW else ():
             await call(self._inbox, f"STREAM.INFO.{stream}")
         link = self._inbox.link
         _publish(link, REPORTS, orjson.dumps(self._report))
@@ -135,9 +149,14 @@ class Stub:
     async def _take_timers(self) -> None:
         """As `lifecycle.timers` does; a stub leaves to others what it takes."""
         await asyncio.sleep(WAIT * random.random())
+        waits = True
         while True:
             try:
-                await self._timers.fetch(WAIT, AT_ONCE)
+                if waits:
+                    await self._timers.fetch(WAIT, AT_ONCE)
+                else:
+                    await asyncio.sleep(CHOICE)
+                waits = self._watches(TAKERS)
             except OthersWait:
                 await asyncio.sleep(WAIT * random.random())
 
@@ -176,14 +195,22 @@ def _publish(link: NatsConnection, subject: bytes, payload: bytes) -> None:
 
 
 async def _connect(settings: Settings) -> RequestInbox:
+    """Connect a stub: for requests, and as a gateway does for filters with a wildcard first and for queue groups."""
+
     async def offline() -> None:
         return
 
     async def online() -> None:
         return
 
-    link = await connect_link(settings, name="stub of a gateway", no_echo=True, on_online=online, on_offline=offline)
-    return RequestInbox(link)
+    connect = partial(connect_link, settings, name=NAME, no_echo=True, on_online=online, on_offline=offline)
+    for _ in range(CONNECTIONS - 1):
+        (await connect()).subscribe_raw(b"_INBOX.%b.>" % secrets.token_hex(11).encode(), _ignore)
+    return RequestInbox(await connect())
+
+
+def _ignore(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+    """Nobody sends anything to a connection that has no requests."""
 
 
 async def _learn(inbox: RequestInbox) -> dict[str, Any]:

@@ -12,8 +12,11 @@ import pytest
 from nats.aio.msg import Msg
 
 from benchmarks.gateways import stubs
+from benchmarks.stub_gateways import CONNECTIONS, NAME
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.monitor import Monitor
 from tests.harness.nats import NatsServer
+from tests.harness.waiting import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.long]
 
@@ -63,3 +66,12 @@ def test_a_stub_sends_what_a_gateway_sends(nats_factory: NatsFactory, gateway_fa
     assert real.keys() == together.keys()
     for kind, number in real.items():
         assert together[kind] - number == pytest.approx(number, rel=0.2, abs=2), (kind, real, together)
+
+
+def test_a_stub_has_as_many_connections(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
+    """nats-server answers pings on each of them."""
+    monitor = Monitor(port := free_port())
+    server = nats_factory(config=f'http: "127.0.0.1:{port}"')
+    gateway_factory(server)
+    with stubs(1, server.url):
+        assert len(monitor.connections("mqtt-nats ")) == len(monitor.connections(NAME)) == CONNECTIONS
