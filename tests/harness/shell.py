@@ -70,11 +70,13 @@ def _find_or_make(name: str, script: str, what: str, maker: str) -> str:
 def find_pyspark(version: str) -> str:
     """Interpreter of an environment with a minor version of PySpark alone, which pip makes in the user's cache.
 
-    Where pip cannot, the test is skipped.
+    An environment whose installation was interrupted is made anew. Where pip cannot, the test is skipped.
     """
     place = _CACHE / f"pyspark-{version}"
     interpreter = place / "bin" / "python"
-    if not interpreter.exists():
+    # pip writes RECORD when all files of the package are there.
+    if not any(place.glob("lib/python*/site-packages/pyspark-*.dist-info/RECORD")):
+        shutil.rmtree(place, ignore_errors=True)
         venv.create(place, with_pip=True)
         command = [str(interpreter), "-m", "pip", "install", "--quiet", f"pyspark=={version}.*"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_WAIT)
