@@ -9,7 +9,14 @@ CLIENTS: Final = ("pub", "sub", "request")
 
 
 def main() -> None:
-    """Entry point: run the command line and exit."""
+    """Entry point: run the command line and exit, with status 130 where Ctrl-C comes while modules are loaded."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> None:
     if sys.argv[1:2] and sys.argv[1] in CLIENTS:
         from mqtt_nats.mqtt_clients.commands import COMMANDS
 

@@ -208,9 +208,13 @@ def migrate(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="JOB [OPTIONS]")
 def spark(arguments: tuple[str, ...]) -> None:
     """Run a job of Spark over stored messages: sql, shell, rule, archive and others; `spark --help` lists them."""
-    from pyspark_mqtt_nats.jobs.commands import main as run_job  # not needed by gateways
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until a job handles both
+    try:
+        from pyspark_mqtt_nats.jobs.commands import main as run_job  # not needed by gateways
 
-    run_job(list(arguments), "mqtt-nats spark", partial(seed_for, Path(os.environ.get(env_name("data"), "data"))))
+        run_job(list(arguments), "mqtt-nats spark", partial(seed_for, Path(os.environ.get(env_name("data"), "data"))))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

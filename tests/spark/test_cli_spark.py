@@ -70,7 +70,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
         monkeypatch.setattr(module, "run", lambda spark, job, progress: setattr(found, "job", job))
         run(None, None)
 
-    monkeypatch.setattr(commands, "_run", note)
+    monkeypatch.setattr(commands, "run_job", note)
     return found
 
 
@@ -353,7 +353,7 @@ def test_wrong_usage_names_the_option(words: str, named: str) -> None:
 def test_bad_options_are_one_line_before_spark_is_started(
     words: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "_run", lambda *_: pytest.fail("Spark would have been started"))
+    monkeypatch.setattr(commands, "run_job", lambda *_: pytest.fail("Spark would have been started"))
     with pytest.raises(SystemExit) as ended:
         commands.main(words.split(), "mqtt-nats spark")
     assert ended.value.code == 1

@@ -83,7 +83,7 @@ def test_recipes_are_python_with_commands_that_are_understood(section: str, monk
     lines += [ast.literal_eval(node) for node in texts if isinstance(node, ast.List) and "mqtt-nats" in ast.dump(node)]
     assert lines
     ran: list[str] = []
-    monkeypatch.setattr(commands, "_run", lambda name, *_: ran.append(name))
+    monkeypatch.setattr(commands, "run_job", lambda name, *_: ran.append(name))
     for line in lines:
         assert line[:2] == ["mqtt-nats", "spark"]
         done = CliRunner().invoke(commands.jobs, line[2:])

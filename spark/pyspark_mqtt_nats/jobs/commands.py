@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of the jobs. A job checks all flags before it imports and starts Spark."""
 
-import contextlib
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -13,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from pyspark_mqtt_nats import values
-from pyspark_mqtt_nats.jobs import JobError, flags, require_spark
-from pyspark_mqtt_nats.jobs.failures import OURS, explain
+from pyspark_mqtt_nats.jobs import JobError, flags
+from pyspark_mqtt_nats.jobs.failures import OURS
 from pyspark_mqtt_nats.jobs.prepare import prepare
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.runs import run_job
 from pyspark_mqtt_nats.options import STARTS
 from pyspark_mqtt_nats.rules.definitions import load
 
@@ -56,40 +55,6 @@ def main(
     except OURS as error:
         click.echo(f"{program}: {error}", err=True)
         sys.exit(1)
-
-
-def _run(name: str, context: click.Context, run: Callable[["SparkSession", Progress], Any]) -> None:
-    """Run a job in a new session and print its summary; raises JobError."""
-    require_spark()
-    given = context.params
-    progress = Progress(name)
-    progress.show("starting Spark")
-    # A shell is not ended by Ctrl-C, but what it does.
-    signals = contextlib.nullcontext() if name == "shell" else progress.signals()
-    try:
-        from pyspark_mqtt_nats.jobs.session import Setup, session
-
-        setup = Setup(name, given["master"], given["conf"], given["log"])
-        with session(setup) as (started, log), signals:
-            outcome = run(started, progress)
-            for line in log.warnings():
-                progress.say(f"warning: {line}")
-            progress.clear()
-            if text := outcome.text():
-                click.echo(text)
-        if progress.stopping and given.get("every") is None and not given.get("follow") and name != "rule":
-            sys.exit(130)
-    except KeyboardInterrupt:
-        progress.clear()
-        sys.exit(130)
-    except Exception as error:
-        progress.clear()
-        if progress.stopping:
-            sys.exit(130)
-        if given["log"] is not None:
-            with given["log"].open("a", encoding="utf-8") as file:
-                traceback.print_exc(file=file)
-        raise JobError(explain(error)) from None
 
 
 @jobs.command(cls=flags.Job)
@@ -144,7 +109,7 @@ def archive(
         settings = job.Archive(output, source, checkpoint, every, format, roots, files, catalog, table)
         return job.run(spark, settings, progress)
 
-    _run("archive", context, run)
+    run_job("archive", context, run)
 
 
 def _value(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -196,7 +161,7 @@ def compact(context: click.Context, /, master: str | None, conf: Any, log: Path 
 
         return job.run(spark, job.Compact(**settings), progress)
 
-    _run("compact", context, run)
+    run_job("compact", context, run)
 
 
 @jobs.command(cls=flags.Job)
@@ -264,7 +229,7 @@ def aggregate(context: click.Context, /, master: str | None, conf: Any, log: Pat
 
         return job.run(spark, job.Aggregate(source=source, **settings), progress)
 
-    _run("aggregate", context, run)
+    run_job("aggregate", context, run)
 
 
 def _view_flags(command: flags.F) -> flags.F:
@@ -335,7 +300,7 @@ def sql(context: click.Context, /, master: str | None, conf: Any, log: Path | No
 
         return job.run(spark, job.Sql(source=source, **settings), progress)
 
-    _run("sql", context, run)
+    run_job("sql", context, run)
 
 
 @jobs.command(cls=flags.Job)
@@ -354,7 +319,7 @@ def shell(context: click.Context, /, python: bool, streams: dict[str, str], rows
 
         return job.run(spark, job.Shell(source, streams, rows, python), progress)
 
-    _run("shell", context, run)
+    run_job("shell", context, run)
 
 
 @jobs.command(cls=flags.Job)
@@ -387,7 +352,7 @@ def rule(context: click.Context, /, file: Path, metrics_port: int | None, stream
 
         return job.run(spark, job.RuleJob(file, Reads(source, streams), metrics_port), progress)
 
-    _run("rule", context, run)
+    run_job("rule", context, run)
 
 
 def _speed(value: str) -> float:
@@ -463,7 +428,7 @@ def replay(context: click.Context, /, master: str | None, conf: Any, log: Path |
 
         return job.run(spark, job.Replay(sink=sink, **settings), progress)
 
-    _run("replay", context, run)
+    run_job("replay", context, run)
 
 
 @jobs.command(cls=flags.Job)
@@ -496,4 +461,4 @@ def report(context: click.Context, /, output: Path | None, input: str | None, fo
 
         return job.run(spark, job.Report(source, input, format, output, most), progress)
 
-    _run("report", context, run)
+    run_job("report", context, run)

@@ -3,6 +3,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyspark_mqtt_nats import java
 from pyspark_mqtt_nats.class_archive import make_archive
 from pyspark_mqtt_nats.jobs import JobError, flags, require_spark
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.runs import STOPPED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,14 +33,21 @@ def prepare() -> None:
     again when Java or Spark was upgraded: until then Spark starts without the archive.
     """
     require_spark()
-    from pyspark_mqtt_nats.jobs.session import submitted
+    from pyspark_mqtt_nats.jobs.session import end_start, submitted
 
     if submitted():
         raise JobError("prepare starts a Spark of its own: run it without spark-submit")
     progress = Progress("prepare")
     progress.show("Spark runs once, and Java writes the archive")
-    place = make_archive(java.ensure(), os.environ, use_spark)
-    progress.clear()
+    try:
+        with progress.signals(end_start):
+            place = make_archive(java.ensure(), os.environ, use_spark)
+    except (Exception, KeyboardInterrupt):
+        if not progress.stopping:
+            raise
+        sys.exit(STOPPED)
+    finally:
+        progress.clear()
     size = sum(file.stat().st_size for file in place.iterdir())
     click.echo(f"archive of Spark's classes in {place}, {size / 2**20:.0f} MiB")
 

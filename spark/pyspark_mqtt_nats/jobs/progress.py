@@ -4,8 +4,9 @@
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final, TextIO
@@ -15,7 +16,10 @@ _REPEAT: Final = 10.0  # seconds, in a log
 
 
 class Progress:
-    """Progress line, overwritten on a terminal and repeated now and then elsewhere; and the request to stop."""
+    """Progress line, overwritten on a terminal and repeated now and then elsewhere; and the request to stop.
+
+    Several threads may write lines.
+    """
 
     def __init__(self, job: str, output: TextIO | None = None) -> None:
         self.stopping = False
@@ -24,6 +28,7 @@ class Progress:
         self._terminal = self._output.isatty()
         self._due = time.monotonic() + (0 if self._terminal else _REPEAT / 5)
         self._shown = 0
+        self._writing = threading.RLock()
 
     def show(self, text: str) -> None:
         """The state of things, shown when it is time."""
@@ -32,43 +37,53 @@ class Progress:
             return
         self._due = now + (_REDRAW if self._terminal else _REPEAT)
         line = f"{self._job}: {text}"
-        if self._terminal:
-            # A line that goes over the edge would be left behind by the next one.
-            line = line[: (terminal_width(self._output) or len(line) + 1) - 1]
-            self._output.write("\r" + line.ljust(self._shown))
-            self._shown = len(line)
-        else:
-            self._output.write(line + "\n")
-        self._output.flush()
+        with self._writing:
+            if self._terminal:
+                # A line that goes over the edge would be left behind by the next one.
+                line = line[: (terminal_width(self._output) or len(line) + 1) - 1]
+                self._output.write("\r" + line.ljust(self._shown))
+                self._shown = len(line)
+            else:
+                self._output.write(line + "\n")
+            self._output.flush()
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.clear()
-        self._output.write(f"{self._job}: {text}\n")
-        self._output.flush()
+        with self._writing:
+            self.clear()
+            self._output.write(f"{self._job}: {text}\n")
+            self._output.flush()
 
     def clear(self) -> None:
         """Take the line away from the terminal."""
-        if self._shown:
-            self._output.write("\r" + " " * self._shown + "\r")
-            self._output.flush()
-            self._shown = 0
+        with self._writing:
+            if self._shown:
+                self._output.write("\r" + " " * self._shown + "\r")
+                self._output.flush()
+                self._shown = 0
 
     @contextmanager
-    def signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM set `stopping`; the second one raises KeyboardInterrupt."""
+    def signals(self, first: Callable[[FrameType | None], None] | None = None) -> Iterator[None]:
+        """SIGINT and SIGTERM set `stopping`; the second one raises KeyboardInterrupt.
+
+        Args:
+            first: is called at the first one, with the frame that it has interrupted.
+        """
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
                 raise KeyboardInterrupt
             self.stopping = True
+            if first is not None:
+                first(frame)
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) is stop:  # a session has a handler of its own for SIGINT
+                    signal.signal(number, handler)
 
 
 def terminal_width(output: TextIO) -> int | None:

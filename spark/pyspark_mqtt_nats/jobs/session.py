@@ -11,8 +11,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from types import FrameType
+from typing import IO, Any, Final
 
+from pyspark import SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from pyspark_mqtt_nats import java, prepare
@@ -107,6 +110,28 @@ def session(setup: Setup) -> Iterator[tuple[SparkSession, "Log"]]:
         finally:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 spark.stop()
+
+
+def end_start(frame: FrameType | None) -> None:
+    """End the JVM of a session, so that the start fails; raises KeyboardInterrupt where there is none yet.
+
+    An exception in `launch_gateway` would have the JVM stay for ever: it would not find the directory into which it
+    writes its port, and its input would not be looked at.
+
+    Args:
+        frame: what a signal has interrupted. `launch_gateway` has the process in a variable until the JVM answers.
+    """
+    gateway: Any = SparkContext._gateway
+    jvm = None if gateway is None else gateway.proc
+    while frame is not None and jvm is None:
+        if frame.f_code is launch_gateway.__code__:
+            jvm = frame.f_locals.get("proc")
+            if jvm is None:  # it is just being started: the caller sees later that the user has stopped the job
+                return
+        frame = frame.f_back
+    if jvm is None:
+        raise KeyboardInterrupt
+    jvm.terminate()
 
 
 def _remedy(exited: bool) -> str:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that are stopped while Spark starts: the real command line, and a signal at each stage."""
+
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark import SparkContext
+
+from pyspark_mqtt_nats.jobs.session import end_start
+from tests.harness.process import LoggedProcess
+from tests.harness.waiting import eventually
+from tests.spark.conftest import SOURCE_ROOTS
+
+WAIT = 120.0  # seconds; a busy machine
+
+
+def jvms(process: LoggedProcess) -> list[psutil.Process]:
+    """The JVM of a job, and the one before it that makes its command line."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [one for one in found if one.is_running() and one.name() == "java"]
+
+
+def listens(process: LoggedProcess) -> bool:
+    """Whether the JVM answers, so that the session is being made."""
+    return any(one.net_connections("tcp") for one in jvms(process))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize(
+    ("words", "reached", "number"),
+    [
+        ("archive --output a --every 60", jvms, signal.SIGTERM),
+        ("archive --output a", jvms, signal.SIGINT),
+        ("archive --output a", listens, signal.SIGTERM),
+        ("archive --output a --every 60", listens, signal.SIGINT),
+        ("prepare", listens, signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_a_start_and_its_jvm(
+    words: str, reached: Callable[[LoggedProcess], object], number: signal.Signals, tmp_path: Path
+) -> None:
+    job = LoggedProcess("job", tmp_path / "job.log")
+    environ = {"PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS)), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    try:
+        job.start([sys.executable, "-m", "mqtt_nats", "spark", *words.split()], environ, tmp_path)
+        eventually(lambda: reached(job) or not job.alive, WAIT)
+        assert job.alive, job.text
+        started = jvms(job)
+        if number == signal.SIGINT:
+            job.interrupt()
+        else:
+            job.send(number)
+        assert job.wait(WAIT) == 130
+        eventually(lambda: not any(one.is_running() for one in started), WAIT)
+        assert job.text == ""
+    finally:
+        job.discard()
+
+
+def test_before_there_is_a_jvm_a_signal_ends_the_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    with pytest.raises(KeyboardInterrupt):
+        end_start(inspect.currentframe())
