@@ -17,10 +17,11 @@ from pyspark.sql import functions as F
 from pyspark_mqtt_nats.decoders.columns import NUMBER
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.figures import printable
+from pyspark_mqtt_nats.jobs.monitor import Monitor
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.queries import Tally, rounds, run_round, watch
-from pyspark_mqtt_nats.jobs.storage import Checkpoint
-from pyspark_mqtt_nats.options import STARTS
+from pyspark_mqtt_nats.jobs.storage import Checkpoint, Place, parent
+from pyspark_mqtt_nats.options import STARTS, Options
 
 _COLUMNS: Final = "sequence BIGINT, timestamp TIMESTAMP, topic STRING, payload BINARY"
 _SHOWN: Final = 60  # characters of a payload in a message
@@ -108,6 +109,8 @@ def _lack(job: Aggregate) -> str:
 
 
 def _batch(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregated:
+    if job.output is not None:
+        Place(spark, parent(job.output), "--output").require_writable()
     messages = spark.read.format("mqtt_nats").options(**job.source).schema(_COLUMNS).load()
     values = measured(messages, job)
     seen = Observation()
@@ -150,14 +153,15 @@ def _stream(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregat
     if not STARTS & {name.lower() for name in source}:
         source["startingOffsets"] = "earliest"
     tally = Tally()
-    for _ in rounds(progress, job.every):
-        messages = spark.readStream.format("mqtt_nats").options(**source).schema(_COLUMNS).load()
-        result = windows(measured(messages, job).observe("checks", *checks()), job)
-        writer = result.writeStream.format(job.format).outputMode("append")
-        writer = writer.option("checkpointLocation", job.checkpoint).option("path", job.output)
-        run_round(spark, writer, progress, tally)
-        if job.every is not None:
-            progress.show(f"{count(tally.messages)} messages, {count(tally.open)} open windows, waiting for more")
+    with Monitor(Options.parse(source), progress.say):
+        for _ in rounds(progress, job.every):
+            messages = spark.readStream.format("mqtt_nats").options(**source).schema(_COLUMNS).load()
+            result = windows(measured(messages, job).observe("checks", *checks()), job)
+            writer = result.writeStream.format(job.format).outputMode("append")
+            writer = writer.option("checkpointLocation", job.checkpoint).option("path", job.output)
+            run_round(spark, writer, progress, tally)
+            if job.every is not None:
+                progress.show(f"{count(tally.messages)} messages, {count(tally.open)} open windows, waiting for more")
     examples = [text for found in tally.observed if (text := _example(found.get("example")))]
     return Aggregated(
         job,

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mqtt_streams.subjects import root_of, subject_to_topic
+from pyspark_mqtt_nats.jobs.monitor import Monitor
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.queries import Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.storage import Checkpoint, Place
@@ -94,6 +95,11 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
 
     Raises JobError, and the errors of Spark and the source.
     """
+    with Monitor(Options.parse(job.source), progress.say):
+        return _run(spark, job, progress)
+
+
+def _run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
     where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
     checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
     roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
@@ -127,6 +133,7 @@ class _Lake:
         self._job = job
         self._checkpoint = checkpoint
         self._place = Place(spark, job.output, "--output")
+        self._place.require_writable()
         self._target = Target(job.format, job.output, job.catalog, job.table)
         memory = checkpoint.memory
         if "writer" not in memory:

@@ -59,10 +59,13 @@ def _compact(spark: SparkSession, job: Compact) -> tuple[int, int]:
     before = (job.before or datetime.now(UTC).date()).isoformat()
     place = Place(spark, job.input, "--input")
     if job.format == "parquet":
-        return compact(spark, place, SinkLog(place), before, job.size)
+        log = SinkLog(place)
+        place.require_writable()
+        return compact(spark, place, log, before, job.size)
     target = Target(job.format, job.input, job.catalog, job.table, "--input")
     if not exists(target):
         raise missing(target)
+    place.require_writable()
     if job.format == "delta":
         from pyspark_mqtt_nats.lakehouse.delta import DeltaLake
 

@@ -15,9 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
 from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.jobs.monitor import Monitor
 from pyspark_mqtt_nats.jobs.progress import Progress, duration, plural, terminal_width
 from pyspark_mqtt_nats.jobs.queries import Tally, run_query, watch
-from pyspark_mqtt_nats.jobs.storage import Place
+from pyspark_mqtt_nats.jobs.storage import Place, parent
+from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.queries import plot
 from pyspark_mqtt_nats.queries.tables import table
 from pyspark_mqtt_nats.queries.views import Views, make_views
@@ -30,6 +32,9 @@ ROWS: Final = 50
 
 _INTERVAL: Final = "1 second"
 """From one micro-batch to the next, at least, of a query that is followed."""
+
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointLocation"
+"""Setting of the directory for the checkpoint of a query that is followed; a temporary one unless it is set."""
 
 _OUTPUT_MODE: Final = "STREAMING_OUTPUT_MODE"
 
@@ -104,9 +109,10 @@ def _write(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress) 
     """Write the result as one file and return the number of its rows."""
     assert job.output is not None
     path = PurePosixPath(job.output)
-    place = Place(spark, job.output.rpartition("/")[0] or ("/" if job.output.startswith("/") else "."), "--output")
+    place = Place(spark, parent(job.output), "--output")
     if place.has(path.name) and not job.overwrite:
         raise JobError(f"--output {job.output} is there already; give another one, or --overwrite")
+    place.require_writable()
     observed = Observation()
     if path.suffix == ".csv":
         frame = _without_bytes(frame)
@@ -143,13 +149,16 @@ def _follow(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress,
     """Print rows as they come, or the whole result anew with each batch where it is an aggregate."""
     if not frame.isStreaming:
         raise JobError("--follow needs a query over messages, or over a stream of --stream")
+    if (checkpoint := spark.conf.get(_CHECKPOINTS, None)) is not None:
+        Place(spark, checkpoint, f"--conf {_CHECKPOINTS}").require_writable()
     tally = Tally()
-    try:
-        _run(spark, frame, "append", job, progress, tally, say)
-    except AnalysisException as error:
-        if _OUTPUT_MODE not in str(error):
-            raise
-        _run(spark, frame, "complete", job, progress, tally, say)
+    with Monitor(Options.parse(job.source), progress.say):
+        try:
+            _run(spark, frame, "append", job, progress, tally, say)
+        except AnalysisException as error:
+            if _OUTPUT_MODE not in str(error):
+                raise
+            _run(spark, frame, "complete", job, progress, tally, say)
     return Result((f"{plural(tally.messages, 'message')} in {plural(tally.batches, 'batch')}",))
 
 

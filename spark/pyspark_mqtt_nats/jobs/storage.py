@@ -6,6 +6,7 @@ also when they come from another checkpoint. And a query with a checkpoint goes 
 new.
 """
 
+import re
 import secrets
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -20,8 +21,16 @@ LOGGED: Final = ("parquet", "orc", "json", "csv", "text", "avro")
 
 _STATE: Final = "mqtt-nats.json"
 
+_HADOOP_STATE: Final = re.compile(r" \(exists=\w+, cwd=[^)]*\)")
+"""What Hadoop adds where it cannot make a directory."""
+
 _OBJECT_STORES: Final = ("s3a", "gs")
 """Schemes of stores without a rename; a file is there, or replaces another one, when its stream is closed."""
+
+
+def parent(path: str) -> str:
+    """Return the directory in which a file or a directory is."""
+    return path.rstrip("/").rpartition("/")[0] or ("/" if path.startswith("/") else ".")
 
 
 class Place:
@@ -120,6 +129,19 @@ class Place:
         except Exception as error:
             raise self._problem(error) from None
 
+    def require_writable(self) -> None:
+        """Raise JobError unless files can be made in the directory, which is made where there is none.
+
+        The directory's rights do not say it: a disk may be full, and a file system may be for reading only.
+        """
+        new = self._child(_new_name("probe"))
+        try:
+            self._files.mkdirs(self._root)
+            self._create(new, b"")
+            self._files.delete(new, False)
+        except Exception as error:
+            raise self._problem(error) from None
+
     def _rename_over(self, new: Any, path: Any) -> None:
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
         how = self._gateway.new_array(rename, 1)
@@ -154,7 +176,8 @@ class Place:
     def _problem(self, error: Exception) -> JobError:
         java = getattr(error, "java_exception", None)
         text = str(error) if java is None else str(java.getMessage() or java.getClass().getSimpleName())
-        return JobError(f"{self.option} {self.path}: {' '.join(text.split())[:300]}")
+        text = _HADOOP_STATE.sub("", " ".join(text.split()))
+        return JobError(f"{self.option} {self.path}: {text[:300]}")
 
 
 def _replace_local(path: Path, content: bytes) -> None:
@@ -174,7 +197,7 @@ def _new_name(name: str) -> str:
 
 
 class Checkpoint:
-    """Checkpoint of a streaming job, compared with its output.
+    """Checkpoint of a streaming job, compared with its output; both have to be writable.
 
     `job`: settings of the job by flag; to go on with other ones is a JobError. `memory`: values that the job finds
     again in its next run.
@@ -198,7 +221,10 @@ class Checkpoint:
                     text = f"was begun with {flag} {before[flag]}, not {value}"
                     raise JobError(f"--checkpoint {checkpoint} {text}; give that, or another --checkpoint and --output")
         if job["--format"] in LOGGED:
-            self.compare(max(Place(spark, output, "--output").batches("_spark_metadata"), default=-1), output)
+            target = Place(spark, output, "--output")
+            self.compare(max(target.batches("_spark_metadata"), default=-1), output)
+            target.require_writable()
+        self._place.require_writable()
 
     def compare(self, last: int, output: str) -> None:
         """Raise JobError unless `last`, the last batch in the output, is the one that the checkpoint has, or the next.

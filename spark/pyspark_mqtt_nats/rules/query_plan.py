@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.failures import explain
+from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.options import BY_NAME, STARTS
 from pyspark_mqtt_nats.queries.views import Views, make_views, register
 from pyspark_mqtt_nats.rules import stateful, templates
@@ -54,6 +55,8 @@ def plan(spark: SparkSession, definitions: Definitions, rule: Rule, reads: Reads
     Raises JobError, one line that names the key to change.
     """
     key = f"rules[{rule.name}]"
+    named = "checkpoint" if rule.checkpoint is None else f"{key}.checkpoint"
+    Place(spark, definitions.checkpoint(rule), named).require_writable()
     session = spark.newSession()
     for name, value in SETTINGS.items():
         session.conf.set(name, value)
