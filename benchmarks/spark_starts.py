@@ -5,8 +5,8 @@
     python -m benchmarks.spark_starts --rounds 5
 
 `first read` is the script of docs/spark.md over a few messages. `archive` is the job that is started again with few
-messages to read. Both start in turn without and with the archive of classes that the command has made. Each start is a
-process of its own; the table has medians, wall time and CPU time.
+messages to read. Both start in turn: without the archive of classes that the command has made, with it, and with it and
+without Java's optimising compiler. Each start is a process of its own; the table has medians, wall time and CPU time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _MESSAGES: Final = 1000
 
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 """Variable that names the archive of classes, unless the variable is set."""
+
+_C1: Final = "-XX:TieredStopAtLevel=1"
+"""Option of Java: code is compiled once and not optimised again, which takes much of the CPU time of a start."""
 
 STAGES: Final = ("imports", "Java", "session", "load", "rows")
 """Parts of a first read: imports of PySpark; `prepare`; JVM and session; `load`; the first action."""
@@ -161,7 +164,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="the table has medians (%(default)s)")
     parser.add_argument("--only", choices=("first read", "archive"), help="one kind of start")
     options = parser.parse_args()
-    ways = {"": _environment(used=False), ", prepared": _environment(used=True)}
+    prepared = _environment(used=True)
+    ways = {"": _environment(used=False), ", prepared": prepared}
+    ways[", prepared, C1"] = prepared | {_OPTIONS: f"{prepared[_OPTIONS]} {_C1}"}
     with tempfile.TemporaryDirectory(prefix="bench-spark-") as directory, peers.monitored_nats_server() as (url, _, _):
         fill(url, _MESSAGES, 128)
         archive = Archive(url, Path(directory))

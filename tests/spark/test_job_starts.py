@@ -7,11 +7,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 from pyspark import SparkContext
 
+from mqtt_nats.__main__ import main
 from pyspark_mqtt_nats.jobs.session import end_start
 from tests.harness.process import LoggedProcess
 from tests.harness.waiting import eventually
@@ -68,3 +70,23 @@ def test_before_there_is_a_jvm_a_signal_ends_the_start_at_once(monkeypatch: pyte
     monkeypatch.setattr(SparkContext, "_gateway", None)
     with pytest.raises(KeyboardInterrupt):
         end_start(inspect.currentframe())
+
+
+def interrupted(*_: object) -> None:
+    """What is imported, while Ctrl-C is pressed."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("module", ["mqtt_nats.cli", "pyspark_mqtt_nats.jobs.commands"])
+def test_ctrl_c_while_modules_are_loaded(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = ModuleType(module)
+    loading.__dict__["main"] = interrupted
+    monkeypatch.setitem(sys.modules, module, loading)
+    monkeypatch.setattr(sys, "argv", ["mqtt-nats", "spark", "report"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 130
