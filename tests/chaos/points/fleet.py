@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,6 +95,11 @@ class Slot:
         if self._starting is not None:
             await self._starting
 
+    def stop(self) -> None:
+        """Have the gateway end in order; without waiting for that."""
+        if self.alive and self._starting is None:
+            self.gateway.process.send(signal.SIGTERM)
+
     def crash(self) -> None:
         """Kill the gateway; what it has written and has not passed is lost."""
         if self.alive:
@@ -127,6 +132,7 @@ class Fleet:
         on_kill: is told of every gateway that is killed.
         arguments: more flags of the gateways.
         module: what is run in place of ``mqtt_nats``.
+        own: more flags of each gateway.
     """
 
     def __init__(
@@ -138,14 +144,15 @@ class Fleet:
         on_kill: OnKill = lambda slot: None,
         arguments: tuple[str, ...] = (),
         module: str = "",
+        own: Sequence[tuple[str, ...]] = (),
     ) -> None:
         self.server = server
         self.directory = directory
-        names = [chr(ord("a") + number) for number in range(size)]
-        self.slots = [
-            Slot(name, directory / f"gateway-{name}.log", server, on_frame, on_kill, arguments, module)
-            for name in names
-        ]
+        self.slots = []
+        for number in range(size):
+            name, flags = chr(ord("a") + number), arguments + (own[number] if own else ())
+            slot = Slot(name, directory / f"gateway-{name}.log", server, on_frame, on_kill, flags, module)
+            self.slots.append(slot)
         self._client: nats.aio.client.Client | None = None
 
     async def start(self) -> None:

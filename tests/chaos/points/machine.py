@@ -254,17 +254,22 @@ class Crashes(RuleBasedStateMachine):
     def crash(self, number: int) -> None:
         self._act(f"gateway {number} dies", lambda peers: self.fleet.slots[number].crash())
 
-    @rule(name=st.sampled_from(CLIENTS), number=st.integers(0, 2), dropped=st.booleans())
-    def move(self, name: str, number: int, dropped: bool) -> None:
+    @rule(number=st.integers(0, 2))
+    def stop(self, number: int) -> None:
+        self._act(f"gateway {number} is stopped", lambda peers: self.fleet.slots[number].stop())
+
+    @rule(
+        name=st.sampled_from(CLIENTS),
+        number=st.integers(0, 2),
+        end=st.sampled_from((Peer.drop, Peer.leave, Peer.abandon)),
+    )
+    def move(self, name: str, number: int, end: Callable[[Peer], None]) -> None:
         def act(peers: dict[str, Peer]) -> None:
             slots = self.fleet.slots
             peers[name].ports = [slot.port for slot in (*slots[number:], *slots[:number])]
-            if dropped:
-                peers[name].drop()
-            else:
-                peers[name].abandon()
+            end(peers[name])
 
-        self._act(f"{name} {'drops its connection and ' if dropped else ''}goes to gateway {number}", act)
+        self._act(f"{name} goes to gateway {number}: {end.__name__}", act)
 
     @rule(name=st.sampled_from(CLIENTS), kinds=st.sets(st.sampled_from(("PUBLISH", "PUBREC", "PUBREL"))))
     def withhold(self, name: str, kinds: set[str]) -> None:
@@ -274,8 +279,8 @@ class Crashes(RuleBasedStateMachine):
 
         self._act(f"{name} answers all but {sorted(kinds)}", act)
 
-    @rule()
-    def widen(self) -> None:
+    @rule(leaves=st.booleans())
+    def widen(self, leaves: bool) -> None:
         """The first subscriber has a second subscription that matches the same, or does not have it any more."""
 
         def act(peers: dict[str, Peer]) -> None:
@@ -286,8 +291,20 @@ class Crashes(RuleBasedStateMachine):
                 peers["first"].subscribe(topic_filter, 2)
             else:
                 peers["first"].unsubscribe(topic_filter)
+            if leaves:
+                peers["first"].leave()
 
-        self._act("first changes its subscriptions", act)
+        self._act(f"first changes its subscriptions{' and leaves at once' if leaves else ''}", act)
+
+    @rule(qos=st.integers(1, 2))
+    def grant_anew(self, qos: int) -> None:
+        """The second subscriber subscribes again, maybe at another QoS."""
+
+        def act(peers: dict[str, Peer]) -> None:
+            assert self.scene is not None
+            peers["second"].subscribe(f"{self.scene.topic}/#", qos)
+
+        self._act(f"second subscribes again at QoS {qos}", act)
 
     @rule()
     def let_go(self) -> None:

@@ -21,6 +21,11 @@ BOUND: Final = 200
 MOVING: Final = ("--session-positions", "auto", "--session-consumers", f"{BOUND}", "--shared-reader", "auto")
 """Flags of the gateways."""
 
+MIXED: Final = tuple(
+    ("--session-positions", *flags) for flags in (("records",), ("consumers",), ("auto", "--session-consumers", "4"))
+)
+"""Flags of three gateways, of which each has sessions move that come from another one."""
+
 OTHERS: Final = BOUND + BOUND // 2
 """Consumers of nobody with which the number is beyond the bound."""
 

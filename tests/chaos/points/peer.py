@@ -210,6 +210,11 @@ class Peer:
         if self._writer is not None:
             self._writer.transport.abort()
 
+    def leave(self) -> None:
+        """Send DISCONNECT behind everything else; it then connects again."""
+        if self.online.is_set():
+            self._write(encode(Disconnect(), self.version))
+
     def abandon(self) -> None:
         """Let the connection be, unread but open, and connect again: to take the session over."""
         if self._reading is not None and self.online.is_set():

@@ -15,7 +15,7 @@ from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, SOME_LATE_MOVES, SOME_LATE_RECORDS, run_late
 from tests.chaos.points.machine import Tally, explore
-from tests.chaos.points.moves import MOVING, SOME_MOVES
+from tests.chaos.points.moves import MIXED, MOVING, SOME_MOVES
 from tests.chaos.points.records import SOME_RECORDS
 from tests.chaos.points.scenes import Point, run_point
 from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
@@ -125,12 +125,13 @@ async def test_the_gateway_is_held_up_there_while_a_session_moves(moves_fleet: F
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reader", ["never", "always"])
+@pytest.mark.parametrize("reader", ["never", "always", "auto"])
 async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path, reader: str) -> None:
-    """Kills at random frames and packets while clients publish, subscribe and move."""
+    """Kills at random frames and packets while clients publish, subscribe and move; with "auto" sessions move, too."""
     tally = Tally()
     arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
-    fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, arguments)
+    own = MIXED if reader == "auto" else ()
+    fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, arguments, own=own)
     try:
         await fleet.start()
         await explore(fleet, tally, runs=40, steps=15, number=1, seconds=15)
