@@ -54,6 +54,32 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), f"{target}#{anchor}"
 
 
+def contributing() -> str:
+    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_make_targets_of_developers_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:^|`)make ([\w-]+)", contributing(), re.MULTILINE)
+    assert {"test-unit", "run", "bench-check", "reference"} <= set(targets)
+    assert [one for one in targets if not re.search(rf"^{one}:", makefile, re.MULTILINE)] == []
+
+
+def test_files_that_developers_change_exist() -> None:
+    named = re.findall(r"`((?:mqtt_nats|streams|spark|tests|docs|scripts)/[\w/.-]+)`", contributing())
+    assert len(named) > 20
+    assert [one for one in named if not (ROOT / one).exists()] == []
+
+
+def test_the_test_commands_for_developers_select_tests() -> None:
+    found = re.findall(r"-m pytest (?:--unit )?(tests/[\w/.]+)(?: -k (\w+))?", contributing())
+    assert len(found) > 2
+    for path, word in found:
+        assert (ROOT / path).exists(), path
+        if word:
+            assert re.search(rf"def test_\w*{word}", (ROOT / path).read_text(encoding="utf-8")), f"{path} -k {word}"
+
+
 def test_every_page_is_in_the_site_once() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     assert sorted(named(nav)) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
