@@ -183,7 +183,7 @@ class Authentication:
         """Handle an AUTH packet.
 
         Raises:
-            MqttError: AUTH names another method [MQTT-4.12.0-5] [MQTT-4.12.1-1] (5.0), or comes out of turn.
+            MqttError: AUTH names another method [MQTT-4.12.0-5] [MQTT-4.12.1-1] (5.0), or is not expected now.
         """
         properties = packet.properties or {}
         if properties.get("authentication_method") != self._method:

@@ -160,7 +160,7 @@ class PromotionLimit:
         return client in self._at_it
 
     def take(self, client: Receiver, subscriptions: int) -> bool:
-        """Return whether a session's promotion may begin now; if not, ``begin`` is called later in its turn."""
+        """Return whether a session's promotion may begin now; if not, ``begin`` is called later, in order."""
         if self._asked >= JOINING_MOST:
             self._waiting[client] = None
             return False
