@@ -172,15 +172,18 @@ async def test_a_connected_client_has_its_groups_and_its_own_rules_too(
 ) -> None:
     gateway.account.rules.use(rules)
     file = tmp_path / "own.toml"
-    file.write_text('[[rules]]\neffect = "allow"\ntopics = ["own/#"]\nretain = false\n', encoding="utf-8")
+    file.write_text('[[rules]]\neffect = "allow"\ntopics = ["own/#", "secret/#"]\nretain = false\n', encoding="utf-8")
     fake = FakeAsked(acl_file.load(file))
     gateway.account.registry.clients["lamp"] = cast("Client", fake)
     question: dict[str, Any] = {"client": "lamp", "access": "publish", "qos": 0}
     (own,) = await gateway.ask("acl", user="bob", topic="own/x", **question)
     assert (own["allowed"], own["connected"]) == (True, True)
-    assert own["why"] == "the client's own rules, rule 1: allow publish and subscribe own/# not retained"
+    assert own["why"] == "the client's own rules, rule 1: allow publish and subscribe own/#, secret/# not retained"
     (other,) = await gateway.ask("acl", user="bob", topic="other", **question)
     assert (other["allowed"], other["why"]) == (False, "the client's own rules: no rule applies")
+    (secret,) = await gateway.ask("acl", user="bob", topic="secret/x", **question)
+    denied = "the ACL file, rule 1: deny publish and subscribe secret/#"
+    assert (secret["allowed"], secret["why"]) == (False, denied)  # each part has to allow it
     (stranger,) = await gateway.ask("acl", user="eve", topic="own/x", **question)
     assert (stranger["allowed"], stranger["connected"]) == (False, False)
 
