@@ -15,11 +15,11 @@ import pytest
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import gateway_requests as asking
-from mqtt_nats.ctl import records as reading
 from mqtt_nats.ctl.commands import clients
 from mqtt_nats.ctl.gateway_requests import PROGRESS, Answers
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_nats.ctl.progress_bar import CLEAR, bar
+from mqtt_streams import pages
 from tests.ctl.conftest import Fleet
 from tests.harness.raw5 import DISCONNECT, SESSION_EXPIRY, SUBSCRIPTION_ID, Raw5, prop, publish, will
 from tests.harness.waiting import eventually
@@ -295,9 +295,10 @@ def test_progress_without_a_total_is_a_number(
     assert capsys.readouterr().err.count(" read") == 1
 
 
+@pytest.mark.sources
 def test_reading_sessions_tells_its_progress(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each page but the last."""
-    monkeypatch.setattr(reading, "PAGE", 1)
+    monkeypatch.setattr(pages, "PAGE_FIRST", 1)
     seen: list[int] = []
     token = PROGRESS.set(lambda done, total: seen.append(done))
     try:
