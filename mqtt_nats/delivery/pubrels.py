@@ -63,7 +63,7 @@ class PubrelOp(PendingStore):
 def store_record(client: Receiver, identifier: int, sequence: int) -> None:
     """Store an owed PUBREL; the consumer of PUBREL records exists, or JetStream would not keep the record."""
     target = b"HPUB %b " % pubrel_subject(client.hash).encode()
-    client.path.store.put(target, pubrel_block(identifier, sequence), b"", PubrelOp(client, identifier))
+    client.path.store.put(target, pubrel_block(identifier, sequence, client.epoch), b"", PubrelOp(client, identifier))
 
 
 async def store_first(client: Receiver, side: DurableDelivery, identifier: int, sequence: int) -> None:

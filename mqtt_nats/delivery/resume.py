@@ -203,7 +203,7 @@ async def _owe_pubrels(client: Receiver, side: DurableDelivery) -> bool:
     for owed in records:
         own = owed.packet_id < RETAINED_BASE
         former = own and side.replaced is not None and owed.message_seq > side.replaced
-        side.machine.owe(owed.packet_id, owed.message_seq, former)
+        side.machine.owe(owed.packet_id, owed.message_seq, former, owed.epoch)
     return bool(records)
 
 

@@ -411,10 +411,12 @@ class Delivery:
 class Release:
     """An owed PUBREL of a QoS 2 message that the client has."""
 
-    __slots__ = ("comp", "delivery", "former", "records", "sequence", "source", "stays", "unconfirmed")
+    __slots__ = ("comp", "delivery", "epoch", "former", "records", "sequence", "source", "stays", "unconfirmed")
 
-    def __init__(self, sequence: int, former: bool = False) -> None:
+    def __init__(self, sequence: int, former: bool = False, epoch: int = 0) -> None:
         self.sequence = sequence
+        self.epoch = epoch
+        """Epoch of the connection that has stored the record; 0 = not known, or this connection."""
         self.former = former
         """Whether the sequence counts in a stream that was replaced: another message has that sequence now."""
         self.unconfirmed = 0

@@ -32,13 +32,14 @@ class OwedPubrels(Requeue):
         self._cleared: set[int] = set()
         """Packet identifiers that the client has given up: they are not suspect any more."""
 
-    def owe(self, identifier: int, sequence: int, former: bool = False) -> None:
+    def owe(self, identifier: int, sequence: int, former: bool = False, epoch: int = 0) -> None:
         """Add the PUBREL of a record that was found; :meth:`DurableSender.start` sends it.
 
         Args:
             former: whether the sequence counts in a stream that was replaced.
+            epoch: epoch of the connection that has stored the record; 0 = not known.
         """
-        self.releases[identifier] = Release(sequence, former)
+        self.releases[identifier] = Release(sequence, former, epoch)
         # Other identifiers stand for a copy of a shared subscription, while a subscription of the session may have the
         # same message to deliver, or for a retained message, whose sequence counts in another stream.
         # Records of nats-server's listener, with any identifier, have no sequence.

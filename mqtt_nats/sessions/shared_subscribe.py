@@ -229,16 +229,20 @@ async def resend(client: Session, assignments: list[Assignment]) -> None:
 def _unsent(machine: DurableSender, assignments: list[Assignment]) -> set[int]:
     """Return the records of assignments whose packet identifier a later connection has used for another message.
 
-    That connection has not known the assignment, which was stored late: so no connection has sent its message.
+    That connection has not known the assignment, which was stored late: so no connection has sent its message. Of the
+    other message an owed PUBREL may be left, and no assignment.
     """
-    latest: dict[int, Assignment] = {}
+    latest: dict[int, tuple[int, int, int]] = {}
+    """Epoch, rank within the epoch, and assignment (0 = none) of the last use of each packet identifier."""
     for one in assignments:
-        other = latest.setdefault(one.packet_id, one)
-        release = machine.releases.get(one.packet_id)
-        owed = release is not None and release.sequence == one.message_seq
-        if one.epoch > other.epoch or (one.epoch == other.epoch and owed):  # older gateways do not note the epoch
-            latest[one.packet_id] = one
-    return {one.seq for one in assignments if latest[one.packet_id] is not one}
+        release, use = machine.releases.get(one.packet_id), (one.epoch, 1, one.seq)
+        if release is not None and release.sequence == one.message_seq:  # older gateways do not note the epoch
+            use = (max(one.epoch, release.epoch), 2, one.seq)
+        elif release is not None:
+            latest.setdefault(one.packet_id, (release.epoch, 0, 0))
+        if use[:2] > latest.get(one.packet_id, (-1, 0))[:2]:
+            latest[one.packet_id] = use
+    return {one.seq for one in assignments if latest[one.packet_id][2] != one.seq}
 
 
 async def _send_unsent(

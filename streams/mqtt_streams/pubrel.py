@@ -14,11 +14,15 @@ CONSUMER_PREFIX: Final = "$MQTT_PUBREL_"
 
 
 class Owed(NamedTuple):
-    """An owed PUBREL. `seq`: sequence of its record; `message_seq`: sequence in `$MQTT_msgs`, 0 = not known."""
+    """An owed PUBREL. `seq`: sequence of its record; `message_seq`: sequence in `$MQTT_msgs`, 0 = not known.
+
+    `epoch`: epoch of the connection that has stored it, 0 = not known.
+    """
 
     packet_id: int
     seq: int
     message_seq: int
+    epoch: int = 0
 
 
 def pubrel_subject(client_hash: str) -> str:
@@ -26,9 +30,10 @@ def pubrel_subject(client_hash: str) -> str:
     return PREFIX + client_hash
 
 
-def pubrel_block(packet_id: int, message_seq: int) -> bytes:
-    """Return the header block of an owed PUBREL (its payload is empty)."""
-    return b"NATS/1.0\r\nNmqtt-PubRel:%d\r\nNmqtt-Seq:%d\r\n\r\n" % (packet_id, message_seq)
+def pubrel_block(packet_id: int, message_seq: int, epoch: int = 0) -> bytes:
+    """Return the header block of an owed PUBREL (its payload is empty); `epoch` as of `Owed`."""
+    block = b"NATS/1.0\r\nNmqtt-PubRel:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Epoch:%d\r\n\r\n"
+    return block % (packet_id, message_seq, epoch)
 
 
 def parse(block: bytes, seq: int) -> Owed | None:
@@ -36,7 +41,7 @@ def parse(block: bytes, seq: int) -> Owed | None:
     packet_id = headers.get_int(block, headers.PUBREL)
     if packet_id is None or not 1 <= packet_id <= 65535:
         return None
-    return Owed(packet_id, seq, headers.get_int(block, headers.SEQ) or 0)
+    return Owed(packet_id, seq, headers.get_int(block, headers.SEQ) or 0, headers.get_int(block, headers.EPOCH) or 0)
 
 
 def pubrel_consumer(

@@ -369,6 +369,25 @@ async def test_two_assignments_with_one_packet_identifier(
     ]
 
 
+@pytest.mark.parametrize(("stored_at", "unsent"), [(9, True), (5, False), (1, False)])
+async def test_an_assignment_with_the_packet_identifier_of_an_owed_pubrel(
+    client: FakeClient, stored_at: int, unsent: bool
+) -> None:
+    """A later connection has stored the PUBREL of another message: the client has that one, and not the assigned one.
+
+    The PUBREL of the same connection, or of an earlier one, was answered before the identifier was used again.
+    """
+    side, inbox = client.durable_side, client.services.fake_inbox
+    subject = assigned_subject(client.hash, GROUP, 5)
+    one = Assignment(50000, inbox.put(subject), 5, TEXT, b"$JS.ACK.own", 5, subject)
+    side.machine.owe(50000, 6, epoch=stored_at)
+    await resend(as_client(client), [one])
+    side.machine.pump()
+    assert {call[1:] for call in side.fake_ports.calls if call[0] == "publish"} == {(-5, 2, not unsent)}
+    assert side.machine.inflight.keys() == {49153 if unsent else 50000}
+    assert side.machine.releases.keys() == ({50000} if unsent else set())
+
+
 @pytest.mark.parametrize("known", [None, {1}])
 async def test_nothing_is_assigned(client: FakeClient, known: set[int] | None) -> None:
     """What the connection knows already stays known."""

@@ -139,7 +139,8 @@ async def test_unusable_held_records_are_removed(js: NatsPyJetStream) -> None:
 
 
 def test_pubrel_block() -> None:
-    assert pubrel_block(12, 345) == b"NATS/1.0\r\nNmqtt-PubRel:12\r\nNmqtt-Seq:345\r\n\r\n"
+    assert pubrel_block(12, 345, 6) == b"NATS/1.0\r\nNmqtt-PubRel:12\r\nNmqtt-Seq:345\r\nNmqtt-Epoch:6\r\n\r\n"
+    assert pubrel.parse(pubrel_block(12, 345, 6), 9) == Owed(12, 9, 345, 6)
     assert pubrel.parse(pubrel_block(12, 345), 9) == Owed(12, 9, 345)
     assert pubrel.parse(b"NATS/1.0\r\nNmqtt-PubRel:1\r\n\r\n", 9) == Owed(1, 9, 0)
 
