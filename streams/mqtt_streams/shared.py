@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, NoResponders, bounded_ack_pending, call, publish
+from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, bounded_ack_pending, call, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer, describe, parse_ack
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -303,6 +303,8 @@ class SharedStore:
             if error.err_code not in TAKEN:
                 raise
             found = await stored.get_last(self._js, STREAM, one.subject)
+            if found is not None and found.seq == one.seq:
+                raise RequestTimeout("an earlier attempt to replace an assignment is not stored yet") from error
             if found is None or headers.get_int(found.headers, _PACKET_ID) != packet_id:
                 return None
             seq = found.seq  # an earlier attempt has stored it

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, Reply, publish
+from mqtt_streams.api import ApiError, Reply, RequestTimeout, publish
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.shared import (
     ASSIGNED,
@@ -156,6 +156,30 @@ async def test_an_assignment_gets_another_packet_identifier(js: NatsPyJetStream)
     assert await stored.delete(js, STREAM, changed.seq)
     assert await store.change_packet_id(changed, 9, 5, now) is None
     assert await store.assigned(CLIENT) == ([], None)
+
+
+class Replicating(NatsPyJetStream):
+    """Refuses messages as nats-server does while it replicates another message of their subject."""
+
+    async def _answers(
+        self, subject: str, payload: bytes, headers: bytes, timeout: float, inbox: str
+    ) -> AsyncGenerator[Reply, None]:
+        if subject.startswith(ASSIGNED):
+            refused = b'{"error":{"code":400,"err_code":%d,"description":"wrong last sequence"}}' % TAKEN[1]
+            yield Reply(inbox, b"", refused, "")
+        else:
+            async for answer in super()._answers(subject, payload, headers, timeout, inbox):
+                yield answer
+
+
+async def test_an_assignment_whose_replacement_is_not_stored_yet(js: NatsPyJetStream) -> None:
+    """The outcome of the earlier attempt is not known: it is asked for again, and the identifier stays reserved."""
+    await ensure_streams(js)
+    first = await assign(js, CLIENT, 7)
+    ((one,), _) = await SharedStore(js).assigned(CLIENT)
+    with pytest.raises(RequestTimeout):
+        await SharedStore(Replicating(js.client, js.api_prefix)).change_packet_id(one, 8, 5, time.time_ns())
+    assert [found.seq for found in (await SharedStore(js).assigned(CLIENT))[0]] == [first]
 
 
 def former(packet_id: int, subscription: str) -> tuple[str, bytes]:
