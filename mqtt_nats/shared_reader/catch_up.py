@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
@@ -429,11 +430,12 @@ class CatchUpReader:
             async with asyncio.timeout(HANDOVER):
                 last = await live.reader.ready()
             since = max(last, live.reader.position, self.position)
-            # Thousands of sessions may ask: how long one waits until it may is not limited.
-            late = loop.time() + HANDOVER
+            # Thousands of sessions may ask: how long one waits for the first answer is not limited.
+            late = inf
             while not await self._services.head.nothing_left(unread, self.position, since):
                 if self._over or self._broken or not self._name or loop.time() > late:
                     return False
+                late = min(late, loop.time() + HANDOVER)
                 self._deal()
                 await asyncio.sleep(STEP)
             if self._over or self._broken or joining.wrong:

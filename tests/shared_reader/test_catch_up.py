@@ -343,6 +343,29 @@ async def test_a_session_that_waits_to_ask_is_handed_over_all_the_same(
     assert sum(".CONSUMER.CREATE." in one for one in setup.services.fake_inbox.asked) == 1
 
 
+async def test_a_message_that_comes_while_a_session_waits_to_ask_is_counted(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is about the position before the wait, and may say that the message is left."""
+    monkeypatch.setattr(catch_up, "HANDOVER", 0.05)
+    loop, head = asyncio.get_running_loop(), setup.services.head
+    ask, begun, waiting = head.nothing_left, loop.time(), asyncio.Event()
+
+    async def later(subjects: Sequence[str], position: int, since: int) -> bool:
+        waiting.set()
+        await aeventually(lambda: loop.time() > begun + 0.2)
+        return await ask(subjects, position, since)
+
+    monkeypatch.setattr(head, "nothing_left", later)
+    setup.services.fake_inbox.put("$MQTT.msgs.a")
+    setup.live.reader.position = 11
+    setup.status(END)
+    await waiting.wait()
+    setup.bring(11, pending=0)
+    await aeventually(lambda: setup.live.fake_caught_up)
+    assert sum(".CONSUMER.CREATE." in one for one in setup.services.fake_inbox.asked) == 1
+
+
 async def test_a_handover_for_which_messages_do_not_come_begins_again(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
