@@ -31,7 +31,7 @@ from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.messages.identity import Identity
@@ -47,6 +47,9 @@ GATEWAYS_MOST: Final = 4000
 
 FEW: Final = 32
 """Number of other gateways up to which reports are read although no client wants them: a first client has the sums."""
+
+NOT_READ: Final = {"messages": 0, "bytes": 0, "retained": 0, "sessions": 0}
+"""In place of the sizes of the streams, which are read only where a client wants them."""
 
 UNTOLD: Final = ("stored", "lag", "nats")
 """Counters that are in no topic, and are left out of reports."""
@@ -129,7 +132,7 @@ class System:
         """Read the reports of others only if there are few, or a client wants them."""
         if self._subjects and len(self._others) <= FEW:
             return
-        wanted = any(self._path.table.wanted(topic) for topic in self.values())
+        wanted = any(self._path.table.wanted(topic) for topic in self._topics())
         if wanted:
             self._ask()
         elif self._subjects:
@@ -252,6 +255,14 @@ class System:
             return {}
         self._most = max(self._most, sum(one["clients"] for one in reports))
         return of_cluster(reports, self._most)
+
+    def _topics(self) -> Iterator[str]:
+        """Yield all topics, also those that have no value until the sizes of the streams are read."""
+        reports = [{**one, "streams": one["streams"] or NOT_READ} for one in self._known()]
+        if reports:
+            yield from of_cluster(reports, 0)
+        for one in reports:
+            yield from of_gateway(one)
 
     def values(self) -> dict[str, str]:
         """Return the last value of every topic."""

@@ -98,6 +98,26 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
     await both_known(pair)
 
 
+@pytest.mark.parametrize("topic", ["$SYS/broker/messages/stored", "$SYS/brokers/{}/stats/retained/count"])
+async def test_only_the_size_of_a_stream_is_wanted_of_many_gateways(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch, topic: str
+) -> None:
+    """A gateway that has not read the sizes has no value of the topic, but a client that wants it."""
+    await both_known(pair)
+    monkeypatch.setattr(sys_topics, "FEW", 0)
+    tick(*pair)
+    topic = topic.format(pair[0].account.services.identity.id)
+    async with await RawClient.connect(pair[0].port, name) as client:
+        await client.subscribe(topic)
+        for _ in range(2):
+            tick(pair[0])
+            assert topic_of(await client.expect(Publish)) == topic
+    monkeypatch.undo()
+    for one in pair:
+        one.call(one.account.ingress.system._ask)
+    await both_known(pair)
+
+
 async def test_sums_over_gateways(pair: Pair, name: str) -> None:
     async with (
         await RawClient.connect(pair[0].port, name, clean=False) as one,
