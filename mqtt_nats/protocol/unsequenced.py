@@ -74,16 +74,12 @@ class UnsequencedQueue:
         for _ in range(RETAINED_SPACE):
             self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE
             identifier = RETAINED_BASE + self._last_allocated
-            free = not self.has_packet_id(identifier) and identifier not in others
+            taken = identifier in self.inflight or identifier in self.releases or identifier in self._asked
+            free = not (taken or identifier in self.reserved or identifier in others)
             if free and self._recorded.get(identifier) != sequence:
                 self.reserved.add(identifier)
                 return identifier
         raise ProtocolError("no packet identifier is free")
-
-    def has_packet_id(self, identifier: int) -> bool:
-        """Whether a packet identifier is in use, or reserved."""
-        used = identifier in self.inflight or identifier in self.releases or identifier in self._asked
-        return used or identifier in self.reserved
 
     def share(
         self,

@@ -324,12 +324,9 @@ async def _look(client: Session, record: int) -> None:
     side.know_assignments([record])
     if found is None:  # the message was removed from the stream, and never sent to the client
         services.drop_assignment(b"%d" % record, IgnoredStore())
-    elif side.machine.has_packet_id(one.packet_id):  # this connection has not known the assignment
+    else:  # this connection has not known the identifier, and may have used it
         identifier = side.machine.allocate_packet_id(one.message_seq)
         await retry_until_answered(client, partial(_send_unsent, client, side, one, found, identifier))
-        services.path.round.start()
-    else:
-        send_assigned(client, side, one, found, dup=False)
         services.path.round.start()
     services.nats.link.kick()
 

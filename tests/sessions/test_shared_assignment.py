@@ -11,7 +11,7 @@ from mqtt_nats.sessions.shared_subscribe import LateAssignments
 from mqtt_streams.gateway_subjects import ASSIGNED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import SharedSubscription
-from mqtt_streams.shared import assigned_block, assigned_subject, group_hash
+from mqtt_streams.shared import SharedStore, assigned_block, assigned_subject, group_hash
 from tests.harness.jetstream import NS
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client
 
@@ -44,10 +44,15 @@ def setup() -> Setup:
 
 
 async def test_another_gateway_names_it(setup: Setup) -> None:
+    """The message has the epoch of its sender: an owed PUBREL may be left of an earlier use of its first identifier."""
+    setup.client.epoch = 9
     setup.services.fake_link.fake_bring(ASSIGNED, b"%d client" % setup.record)
     await setup.client.fake_work()
-    assert setup.side.assigned == {setup.record}
+    ((found,), _) = await SharedStore(setup.services.fake_inbox).assigned(setup.client.hash)
+    assert setup.side.assigned == {setup.record, found.seq}
     assert setup.published() == [("publish", -setup.message, 2, False)]
+    assert setup.side.machine.inflight.keys() == {found.packet_id} == {49153}
+    assert found.epoch == 9
 
 
 async def test_it_is_sent_once(setup: Setup) -> None:
