@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pyspark_mqtt_nats.jobs import JobError, aggregate, archive, compact, sql
+from pyspark_mqtt_nats.jobs import JobError, aggregate, archive, compact, report, sql
 from pyspark_mqtt_nats.jobs.aggregate import Aggregate
 from pyspark_mqtt_nats.jobs.archive import Archive
 from pyspark_mqtt_nats.jobs.compact import Compact
 from pyspark_mqtt_nats.jobs.progress import Progress
+from pyspark_mqtt_nats.jobs.report import Report
 from pyspark_mqtt_nats.jobs.sql import Sql
 from pyspark_mqtt_nats.jobs.storage import Place, parent
 from pyspark_mqtt_nats.rules.definitions import load
@@ -71,6 +72,32 @@ def test_of_figures_and_results_that_are_written_once(spark: "SparkSession", bel
         sql.run(spark, Sql("SELECT 1 AS one", NOWHERE, output=f"{below}/x.csv"), quiet())
 
 
+def test_of_a_report(spark: "SparkSession", below: str) -> None:
+    with pytest.raises(JobError, match=f"^--output file:{below}: "):
+        report.run(spark, Report(NOWHERE, output=Path(below, "page.html")), quiet())
+
+
+def test_a_store_that_keeps_all_files_is_written(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(spark, str(tmp_path), "--output")
+
+    class AddOnly:
+        """The files of the place, which nobody may delete."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(files, name)
+
+        def delete(self, *_: object) -> None:
+            raise OSError("access denied")
+
+    files = place._files
+    monkeypatch.setattr(place, "_files", AddOnly())
+    place.require_writable()
+    (left,) = tmp_path.glob(".probe.????????")
+    assert left.stat().st_size == 1
+
+
 def test_of_a_query_that_is_followed(spark: "SparkSession", below: str) -> None:
     setting = "spark.sql.streaming.checkpointLocation"
     session = spark.newSession()
@@ -79,7 +106,21 @@ def test_of_a_query_that_is_followed(spark: "SparkSession", below: str) -> None:
         sql.run(session, Sql("SELECT topic FROM messages", NOWHERE, follow=True), quiet())
 
 
-@pytest.mark.parametrize(("path", "directory"), [("a", "."), ("/a", "/"), ("a/b/", "a"), ("s3a://c/d", "s3a://c")])
+@pytest.mark.parametrize(
+    ("path", "directory"),
+    [
+        ("a", "."),
+        ("/a", "/"),
+        ("/", "/"),
+        ("a/b/", "a"),
+        ("/a/b", "/a"),
+        ("file:/a", "file:/"),
+        ("hdfs:///a", "hdfs:///"),
+        ("s3a://c/d", "s3a://c/"),
+        ("s3a://c/", "s3a://c/"),
+        ("s3a://c/d/e", "s3a://c/d"),
+    ],
+)
 def test_the_directory_of_a_file(path: str, directory: str) -> None:
     assert parent(path) == directory
 

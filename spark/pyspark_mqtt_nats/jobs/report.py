@@ -17,6 +17,7 @@ from pyspark_mqtt_nats.jobs.figures import Bar, Figures, Gap, Ranked, width_of_b
 from pyspark_mqtt_nats.jobs.page import render
 from pyspark_mqtt_nats.jobs.progress import Progress
 from pyspark_mqtt_nats.jobs.queries import watch
+from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse.batches import read_files
 from pyspark_mqtt_nats.options import Options
 
@@ -57,6 +58,8 @@ class Reported:
 def run(spark: SparkSession, job: Report, progress: Progress) -> Reported:
     """Read everything once and write the page; raises JobError and what Spark and the source raise."""
     begun = datetime.now(UTC)
+    if job.output is not None:
+        Place(spark, f"file:{job.output.absolute().parent}", "--output").require_writable()
     if job.input is None:
         options = Options.parse(job.source)
         name, whole = f"stream {options.stream}", not options.subjects

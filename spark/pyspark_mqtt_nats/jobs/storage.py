@@ -6,6 +6,7 @@ also when they come from another checkpoint. And a query with a checkpoint goes 
 new.
 """
 
+import contextlib
 import re
 import secrets
 from pathlib import Path
@@ -28,9 +29,15 @@ _OBJECT_STORES: Final = ("s3a", "gs")
 """Schemes of stores without a rename; a file is there, or replaces another one, when its stream is closed."""
 
 
+_ROOT: Final = re.compile(r"(?:[\w.+-]+:(?://[^/]*)?)?/?")
+"""Beginning of a path: the scheme, the authority, and the first slash."""
+
+
 def parent(path: str) -> str:
-    """Return the directory in which a file or a directory is."""
-    return path.rstrip("/").rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+    """Return the directory in which a file or a directory is; that of a root is the root."""
+    names = _ROOT.sub("", path, count=1)
+    root = path.removesuffix(names)
+    return root + names.rstrip("/").rpartition("/")[0] or "."
 
 
 class Place:
@@ -130,17 +137,19 @@ class Place:
             raise self._problem(error) from None
 
     def require_writable(self) -> None:
-        """Raise JobError unless files can be made in the directory, which is made where there is none.
+        """Raise JobError unless files can be written in the directory, which is made where there is none.
 
-        The directory's rights do not say it: a disk may be full, and a file system may be for reading only.
+        The directory's rights do not say it: a disk may be full, and a file system may be for reading only. A store may
+        let users add files and not delete them: the file of one byte stays there, hidden from Spark by its name.
         """
         new = self._child(_new_name("probe"))
         try:
             self._files.mkdirs(self._root)
-            self._create(new, b"")
-            self._files.delete(new, False)
+            self._create(new, b"\n")  # a full disk takes an empty file
         except Exception as error:
             raise self._problem(error) from None
+        with contextlib.suppress(Exception):
+            self._files.delete(new, False)
 
     def _rename_over(self, new: Any, path: Any) -> None:
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
