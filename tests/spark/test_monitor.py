@@ -2,14 +2,20 @@
 """What a job says while NATS is away, with a real nats-server."""
 
 import re
+import threading
+from pathlib import Path
+from typing import Self
 
 import pytest
 
+from pyspark_mqtt_nats.errors import ConnectError
 from pyspark_mqtt_nats.jobs import monitor, rule
 from pyspark_mqtt_nats.jobs.monitor import Monitor
+from pyspark_mqtt_nats.nats.access import Access
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.rules import metrics
 from pyspark_mqtt_nats.rules.query import Figures
+from tests.backbone.certificates import USER, nkey
 from tests.conftest import NatsFactory
 from tests.harness.monitor import Monitor as Monitoring
 from tests.harness.nats import NatsServer
@@ -82,6 +88,63 @@ def test_nothing_is_told_before_nats_has_answered(watched: Watched) -> None:
         watched.connected()
         assert looking.error == ""
     assert watched.said == []
+
+
+class Attempts:
+    """Connections that a monitor makes: the second one waits for leave, and every PING finds a connection lost."""
+
+    def __init__(self) -> None:
+        self.accesses: list[Access] = []
+        self.leave = threading.Event()
+
+    def __call__(self, access: Access) -> Self:
+        self.accesses.append(access)
+        if len(self.accesses) == 2:
+            assert self.leave.wait(30)
+            raise ConnectError("refused")
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send(self, data: bytes) -> None:
+        raise ConnectError("lost")
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    made = Attempts()
+    monkeypatch.setattr(monitor, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(monitor, "Connection", made)
+    return made
+
+
+def test_nothing_is_told_after_the_end(attempts: Attempts) -> None:
+    said: list[str] = []
+    before = set(threading.enumerate())
+    with Monitor(Options.parse({"servers": "nats://a"}), said.append):
+        (thread,) = set(threading.enumerate()) - before
+        eventually(lambda: len(attempts.accesses) == 2)
+    attempts.leave.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert said == []
+
+
+def test_a_file_that_is_being_replaced_keeps_what_was_read_last(attempts: Attempts, tmp_path: Path) -> None:
+    seed = tmp_path / "seed"
+    seed.write_bytes(nkey(USER).seed)
+    options = Options.parse({"servers": "nats://a", "nkey": str(seed)})
+    renewed = nkey(USER).seed
+    seed.write_bytes(renewed)
+    with Monitor(options, print):
+        eventually(lambda: len(attempts.accesses) == 2)
+        seed.unlink()
+        attempts.leave.set()
+        eventually(lambda: len(attempts.accesses) > 2)
+    assert [one.nkey for one in attempts.accesses[:3]] == [renewed.decode()] * 3
 
 
 def test_rules_that_wait_for_nats_are_not_up() -> None:

@@ -52,7 +52,8 @@ class Monitor:
         answered = False
         lost_at = 0.0
         while not self._ended.is_set():
-            access = self._options.renewed().access
+            self._options = self._options.renewed()
+            access = self._options.access
             if answered and not self.error:
                 access = replace(access, connect_timeout=min(ANSWER_S, access.connect_timeout))
             try:
@@ -60,14 +61,19 @@ class Monitor:
                     answered = True
                     if self.error:
                         self.error = ""
-                        self._say(f"the connection to NATS is back after {time.monotonic() - lost_at:.0f} s")
+                        self._tell(f"the connection to NATS is back after {time.monotonic() - lost_at:.0f} s")
                     self._stay(connection)
             except SourceError as error:
                 if answered and not self.error:
                     self.error = str(error)
                     lost_at = time.monotonic()
-                    self._say(f"the connection to NATS is lost: {error}")
+                    self._tell(f"the connection to NATS is lost: {error}")
             self._ended.wait(INTERVAL_S if self.error or not answered else 0)
+
+    def _tell(self, text: str) -> None:
+        """Tell the user something, unless the block has ended: the summary of the job is the last line."""
+        if not self._ended.is_set():
+            self._say(text)
 
     def _stay(self, connection: Connection) -> None:
         """Return when the connection is lost, or the block has ended."""
