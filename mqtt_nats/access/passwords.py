@@ -72,7 +72,7 @@ class PasswordHash:
         return self.text if self.tenant is None else f"{self.text}:{self.tenant}"
 
     def fits(self, password: bytes) -> bool:
-        """Whether the hash is the password's hash. Slow, but without the GIL."""
+        """Whether ``password`` has this hash. The computation is slow, and does not hold the GIL."""
         if self.foreign:
             *parameters, digest = self.text.split("$")[1:]
             return hmac.compare_digest(_foreign_digest(parameters, password), _decoded(digest))

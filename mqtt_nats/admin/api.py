@@ -50,7 +50,7 @@ LISTED_MOST: Final = 1000
 """Most entries of a list in an answer."""
 
 LISTS_AT_ONCE: Final = 4
-"""Lists that are made at a time: each may have hundreds of thousands of entries. Others wait."""
+"""Maximum number of lists made at a time; other requests wait. A list may have hundreds of thousands of entries."""
 
 FIELDS_MOST: Final = 100
 """Arguments in a query, each value of a list counted."""

@@ -32,7 +32,7 @@ class Crowd:
         self._turns: AuthenticationQueue[asyncio.Future[None]] = AuthenticationQueue(waiting)
 
     async def run(self, host: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work of a client at ``host`` when it is the next of the queue, and return the result.
+        """Do the work of a client at ``host`` when the client is the first of the queue, and return the result.
 
         Raises:
             MqttError: too many CONNECTs wait, or this one has waited for `WAIT`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fair queue of waiting CONNECTs: the sources take turns, so that no source delays the others."""
+"""Fair queue of waiting CONNECTs: the sources are served one after another, so that no source delays the others."""
 
 from __future__ import annotations
 

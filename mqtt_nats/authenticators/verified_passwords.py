@@ -30,7 +30,7 @@ class VerifiedPasswords:
     """Digests of verified passwords by user, one for each user. The cache has no password.
 
     A digest is BLAKE2b of the password, with a random salt for each entry and a random key of the process. Without the
-    memory of the process a digest says nothing. A password that does not fit is never in the cache.
+    memory of the process nobody can try passwords against a digest. A wrong password is never in the cache.
 
     Args:
         clock: monotonic time in seconds.

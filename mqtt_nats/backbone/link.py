@@ -464,7 +464,7 @@ class NatsConnection(Client):
         return
 
     async def _ping_interval(self) -> None:
-        """Ping a server that has sent nothing for the interval: whatever it sends is a sign of life."""
+        """Ping the server when it has sent nothing for the interval: any data from the server shows that it answers."""
         interval = wait = float(self.options["ping_interval"])
         while True:
             await asyncio.sleep(wait)

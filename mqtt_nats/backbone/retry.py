@@ -59,8 +59,8 @@ async def retry_until_answered(client: Asker, attempt: Callable[[], Awaitable[T]
 class TimedPermit:
     """Place among a limited number of concurrent jobs, taken for `LONGEST` seconds at most.
 
-    A job that takes longer waits for a stream or consumer that may be without a leader for good; the place then serves
-    jobs for other streams and consumers.
+    After that time the job's stream or consumer may be without a leader for ever. So the job goes on without its place,
+    which serves jobs for other streams and consumers.
     """
 
     __slots__ = ("_limit", "_timer")

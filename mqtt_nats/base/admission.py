@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Admission of connections at a listener: rules about addresses, bans, limits and rates of connections.
 
-All checks precede the first read from the client. Behind a proxy the client's address is known later, so its checks and
-the rates, which count only connections that their address permits, are separate (`ListenerAdmission.admit_address`).
+All checks precede the first read from the client. Behind a proxy the client's address is known later. So the
+checks of the address and the rates are separate (`ListenerAdmission.admit_address`). The rates count only connections
+from permitted addresses.
 """
 
 from __future__ import annotations
@@ -76,11 +77,12 @@ class ConnectionLimit:
 class ConnectRate:
     """Rate of connections, for each key: a burst is let in at once, further connections are handled at the rate.
 
-    Those that would wait longer than `TURN_MOST_S` are admitted for a refusal in CONNACK, up to a burst again.
+    A connection that would wait longer than `TURN_MOST_S` is admitted for a refusal in CONNACK, at the same rate and
+    with the same burst. Any further connection is closed.
 
     Args:
         rate: connections per second.
-        seconds: the burst is so many seconds' worth of connections.
+        seconds: time in which as many connections as the burst has come at the rate.
     """
 
     def __init__(self, rate: float, seconds: float) -> None:
@@ -154,7 +156,7 @@ class ListenerAdmission:
     def admit_address(self, host: str, now: float) -> Admission:
         """Count a connection of an address, and return the decision; :meth:`release_address` has to undo an admission.
 
-        The rate of the listener counts here, too.
+        The connection counts in the rate of the listener, too.
 
         Args:
             now: seconds of a monotonic clock.
@@ -175,9 +177,9 @@ class ListenerAdmission:
         return admission
 
     def _count_in_rates(self, key: str, now: float) -> Admission:
-        """Count a connection in the rate of its address, and in the listener's unless the former refuses it.
+        """Count a connection in the rate of its address, and unless that rate refuses it in the rate of the listener.
 
-        So others do not wait for connections of an address that exceeds its rate.
+        So other clients do not wait for connections from an address that exceeds its rate.
         """
         of_address = ADMITTED if self._rate_of_each is None else self._rate_of_each.admit(key, now)
         if self._rate is None or of_address.verdict is not Verdict.ADMITTED:

@@ -148,7 +148,11 @@ class Share:
         self._budget.count(self, size, 0)
 
     def keep(self, size: int) -> bool:
-        """Count bytes that cannot be dropped (negative: removed); return False, uncounted, without room for them."""
+        """Count bytes that cannot be dropped; return False, and count nothing, where there is no room for them.
+
+        Args:
+            size: bytes; negative for bytes that are removed.
+        """
         if size > 0 and self.kept + size > KEPT_FREE:
             if self.kept + size > self._limit:
                 return False

@@ -133,7 +133,7 @@ class Subscribing:
             self._join(topic_filter)
 
     async def _join_all(self, *, higher: bool = False) -> None:
-        """Join with the remaining filters, or with ``higher`` ones (QoS 1, 2) only, in steps."""
+        """Add the remaining filters to the routing table in steps, or only ``higher`` ones (QoS 1 and 2)."""
         left = [text for text, wish in self.wanted.items() if text not in self.gates and (wish.qos or not higher)]
         await self.client.path.round.turns.run(in_steps(left, self._join))
 
@@ -350,7 +350,7 @@ def _drop(replays: list[Replay], filters: Set[str]) -> None:
 
 
 async def _first_pages(replays: list[Replay]) -> None:
-    """Read the first page of the retained messages of each subject, of a few at once: a turn takes a bounded time."""
+    """Read the first page of each subject's retained messages, of a few subjects at once: turns take a bounded time."""
     for start in range(0, len(replays), JOINS_AT_ONCE):
         some = [replay.first_page() for replay in replays[start : start + JOINS_AT_ONCE]]
         await (asyncio.gather(*some) if len(some) > 1 else some[0])

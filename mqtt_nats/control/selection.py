@@ -46,7 +46,7 @@ async def sliced(things: Iterable[T]) -> AsyncIterator[T]:
 
 
 def chosen(control: Control, question: dict[str, Any]) -> Callable[[Client], bool]:
-    """Return a test whether a client is selected by a question: it meets all criteria of the question.
+    """Return a function that tells whether a client meets all criteria of a question.
 
     Raises:
         Refusal: the address in the question is no network.

@@ -22,7 +22,7 @@ PATTERN_LENGTH: Final = 1000
 """Most characters of a pattern: the time to compile one may grow with the square of its length."""
 
 OFFSET_MOST: Final = 100_000
-"""Most entries that a list leaves out: it keeps their keys in memory, and a search narrows it."""
+"""Largest `offset` of a list: the keys of the entries before it are in memory. A search needs no such offset."""
 
 Role = Literal["viewer", "administrator"]
 """Role of somebody who uses the HTTP API: a viewer changes nothing, and sees no messages."""

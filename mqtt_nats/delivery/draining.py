@@ -178,9 +178,9 @@ def release_waiting_for(side: DurableDelivery, source: SubscriptionState) -> Non
 
 
 def is_passed(side: DurableDelivery, binding: ConsumerBinding) -> bool:
-    """Whether no message of an ended subscription is left that other subscriptions wait for.
+    """Whether other subscriptions need not wait any more for messages of an ended subscription.
 
-    An earlier connection may have taken such messages from the shared reader: `past` has them from the start.
+    An earlier connection may have taken such messages from the shared reader: `past` has these from the start.
     """
     if not binding.drained or not binding.source.whole:
         return binding.drained
@@ -205,7 +205,7 @@ def still_bringing(side: DurableDelivery) -> list[ConsumerBinding]:
 def stand_behind(side: DurableDelivery, older: list[ConsumerBinding], source: SubscriptionState, subject: str) -> None:
     """Keep back the messages of a new subscription until the ``older`` subscriptions have brought theirs.
 
-    Messages that came at QoS 0 and wait in a gate go first, too.
+    Messages of QoS 0 that wait in a gate are sent before them, too.
     """
     before = 0
     for binding in older:

@@ -135,10 +135,11 @@ class DurableDelivery(StatefulDelivery):
             write_buffer.schedule()
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
-        """Acknowledge a message to JetStream, or remove what the token ``reply`` stands for.
+        """Acknowledge a message to JetStream, or remove the record for which the token ``reply`` stands.
 
         Args:
-            identifier: packet identifier for `DurableSender.confirmed`, which is called once that is certain; 0 = none.
+            identifier: packet identifier; `DurableSender.confirmed` is called with it when JetStream has confirmed the
+                acknowledgement or the removal. 0 = no call.
         """
         if not reply.startswith(MARKED):
             path = self.client.path

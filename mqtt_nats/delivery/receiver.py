@@ -127,7 +127,7 @@ class DeliveryServices:
         self.writers = writers
         """Writers of sessions' positions."""
         self.waiting: set[DurableDelivery] = set()
-        """Senders with waiting messages, and stalled ones; `slow_clients` removes those that are neither."""
+        """Senders with waiting messages, and stalled ones; `slow_clients` removes the other ones."""
         self.feed = feed
         """The shared reader."""
         self.resets = resets

@@ -4,7 +4,7 @@
 A NATS client needs the nkey of the data directory to log in (:mod:`mqtt_nats.config.embedded_login`).
 
 The gateway locks the data directory, and nats-server inherits the lock: as long as one of the
-two lives, no other gateway can open the directory. On Linux the kernel stops nats-server when the
+two processes runs, no other gateway can open the directory. On Linux the kernel stops nats-server when the
 gateway is killed. Elsewhere nats-server outlives a kill -9, and the next start says so.
 """
 

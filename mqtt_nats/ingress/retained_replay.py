@@ -390,7 +390,7 @@ def drop_gate(client: Publisher, topic_filter: str) -> None:
 
 
 def close_gate(client: Publisher, gate: Gate) -> None:
-    """Remove one reason of a closed gate; after the last one the messages that it has kept back are sent."""
+    """Remove one reason of a closed gate; after the last reason the messages that the gate has kept back are sent."""
     if not gate.unhold() or gate.ended:
         return
     if client.gate(gate.found) is gate:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fired timers: each is taken and handled by one gateway.
 
-nats-server looks at all pull requests that wait for a timer whenever another one comes. Of many gateways only some wait
-for timers at a time, chosen at random: see docs/internals/lifecycle.md#deadlines.
+nats-server looks at all pull requests that wait for a timer whenever another pull request comes. Of
+many gateways only some wait for timers at a time, chosen at random: see docs/internals/lifecycle.md#deadlines.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LATER: Final = b'-NAK {"delay":250000000}'
 """Answer to a timer that cannot be handled now: it is delivered again after the delay in nanoseconds, not AckWait."""
 
 TAKERS: Final = 8
-"""Number of gateways that begin to wait for timers in `CHOICE`, on average, of those that do not wait."""
+"""Number of gateways, on average, that begin to wait for timers within `CHOICE` seconds."""
 
 CHOICE: Final = 5.0
 """Seconds after which a gateway that does not wait for timers chooses again whether it does."""
@@ -55,7 +55,8 @@ async def take_timers(wills: Wills, watches: Callable[[float], bool]) -> None:
     """Take fired timers for as long as the gateway runs.
 
     Args:
-        watches: tells whether this gateway does now what so many of all gateways do on average.
+        watches: draws whether this gateway is among those chosen. Its argument is the average number of gateways to be
+            chosen from all.
     """
     ready, waits = False, True
     while True:

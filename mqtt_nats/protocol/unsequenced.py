@@ -68,8 +68,10 @@ class UnsequencedQueue:
     def allocate_packet_id(self, sequence: int, others: Set[int] = frozenset()) -> int:
         """Allocate an identifier for a group's copy of the message of a sequence; it is reserved until :meth:`share`.
 
-        It is not that of a PUBREL which was owed for another copy of the message: the two could not be told apart. It
-        is none of ``others`` either.
+        A PUBREL owed for another copy of the message has another identifier: their records could not be told apart.
+
+        Args:
+            others: identifiers that must not be allocated either.
         """
         for _ in range(RETAINED_SPACE):
             self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE

@@ -52,7 +52,7 @@ NONE: Final = 1 << 62
 """A sequence that no message has."""
 
 QUESTIONS_MOST: Final = 32
-"""Maximum number of concurrent questions of sessions that may have missed messages: other requests wait behind them."""
+"""Maximum number of requests under way that look for missed messages: JetStream answers other requests after them."""
 
 CATCH_UP: Final = 2.0
 """Seconds after which a new leader of the stream must have all messages that the former leader had."""
@@ -145,7 +145,7 @@ class StreamHead:
     async def nothing_left(self, subjects: Sequence[str], position: int, since: int) -> bool:
         """Whether no message of ``subjects`` is stored after sequence ``position`` up to ``since``.
 
-        All sessions of a gateway may ask at once; `QUESTIONS_MOST` of their requests are under way at the same time.
+        All sessions of a gateway may call this at once; at most `QUESTIONS_MOST` requests are under way at a time.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.

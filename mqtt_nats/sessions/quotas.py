@@ -110,7 +110,7 @@ class Quotas:
         self._noted: dict[str, tuple[str, int]] = {}
         """Quota and number of consumers in the note of each session that is connected here, by session key."""
         self._reserved: dict[str, Reserved] = {}
-        """What no note has yet, by session key."""
+        """Sessions and consumers that are in no note yet, by session key."""
         self._starts: dict[str, float] = {}
         """Loop time in seconds at which the reserved consumers may be created, by session key."""
         self.consumers = 0
@@ -118,7 +118,7 @@ class Quotas:
         self._readings: dict[str, asyncio.Task[Use]] = {}
         """Notes that are being read, by quota; a client that does not wait any longer does not stop that."""
         self._noted_meanwhile: dict[str, Use] = {}
-        """What the notes of a quota have got more since their reading began, by quota; it may have missed that."""
+        """Growth of a quota's notes since their reading began, by quota; the reading may have missed it."""
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
 

@@ -145,15 +145,15 @@ def unfinished(record: SessionRecord) -> bool:
 
 
 async def discard_session(services: Services, known: SessionRecord, epoch: int, until: int = 0) -> None:
-    """Remove consumers and messages of a session that is not continued, not its record [MQTT-3.1.2-6] [MQTT-3.1.2-7].
+    """Remove consumers and messages, not the record, of a session that is not continued [MQTT-3.1.2-6] [MQTT-3.1.2-7].
 
     The removal may be delayed until the client has a new session. So the last sequences are read first, then the
     record: messages with higher sequences are left alone. See docs/internals/sessions.md#late-ends.
 
     Args:
         epoch: sequence of the record write that has ended the session.
-        until: nanoseconds since 1970 at which the session in its place was claimed, which a client may have used
-            since: newer messages stay; 0 = no client has used it.
+        until: time (nanoseconds since 1970) of the claim of the next session: newer messages belong to that session
+            and stay. 0 = no client has used the next session.
     """
     await _delete_consumers(services, known)
     places = _places(known)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 PULL_MOST: Final = 32
-"""Messages asked for at a time: few enough that each member gets some."""
+"""Maximum messages of a pull request: few enough that each member gets some."""
 
 PULL_NS: Final = 30_000_000_000
 """Nanoseconds after which a request for messages expires at the consumer and is made again."""

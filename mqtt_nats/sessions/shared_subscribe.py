@@ -188,9 +188,9 @@ async def rejoin_shared(client: Session) -> None:
 
 
 async def resend(client: Session, assignments: list[Assignment]) -> None:
-    """Send the QoS 2 messages again that are assigned to this client, unless their PUBREL is owed.
+    """Send again the QoS 2 messages that are assigned to this client, unless their PUBREL is owed.
 
-    Called before the state machine is opened, so that they come before new messages.
+    Called before the state machine is opened, so that these messages come before new ones.
     """
     services = client.services
     side = client.consumers

@@ -49,7 +49,7 @@ IDLE: Final = 60
 """Seconds without a pull request after which nats-server removes the reader."""
 
 HANDOVER: Final = 5.0
-"""Maximum seconds until the shared reader has the filters, and again until the messages up to there have come."""
+"""Maximum seconds until the shared reader reads a session's filters, and then for the messages stored before that."""
 
 KEPT_OVERHEAD: Final = 500
 """Bytes that a waiting message takes besides its headers and its payload, about."""
@@ -188,7 +188,7 @@ class CatchUpReader:
         return not await self._services.head.nothing_left(self.subjects(), self.position, EVER)
 
     async def _take_place(self) -> bool:
-        """Wait for a place among the readers, which their clients do not delay; False: none is needed any more."""
+        """Wait for a place, unless the client reads too slowly to have one; False: no place is needed any more."""
         if not self._placed and self not in self._live.slow:
             self._placed = await self._live.places.take(self)
             return self._placed

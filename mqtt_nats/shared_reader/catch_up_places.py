@@ -136,7 +136,7 @@ class CatchUpPlaces:
             self._give()
 
     async def _read(self) -> bool:
-        """Read the messages of the waiting readers; False: these are too few, or the messages too many.
+        """Read the messages of the waiting readers; False: the readers are too few, or the messages too many.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not bring all messages.

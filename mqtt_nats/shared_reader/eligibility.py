@@ -46,8 +46,8 @@ READING: Final = 1.0
 """Number of gateways that read the registrations of all others between two checks, on average."""
 
 LISTENER: Final = 192.0
-"""Number of gateways that look for clients of nats-server's listener between two checks, on average. Each also looks
-when JetStream tells of a new consumer, so these looks are for advisories that were lost."""
+"""Number of gateways that look for clients of nats-server's listener between two checks, on average. Every gateway
+also looks at an advisory of a new consumer: the checks between find the consumers whose advisory was lost."""
 
 QUIET: Final = 30.0
 """Seconds without a reason against the shared reader before the shared reader is used again."""

@@ -49,7 +49,7 @@ class Counted(Protocol):
     """Connection, as a listener uses it."""
 
     def count(self, on_end: Callable[[], None] | None, admission: Admission) -> None:
-        """Note that the connection is counted, and the decision: call ``on_end`` once when the connection is gone.
+        """Note the decision about a counted connection, and call ``on_end`` once when the connection has ended.
 
         The decision has the monotonic time in seconds at which CONNECT is handled.
         """

@@ -6,8 +6,8 @@
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
 client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the waiting
 clients have a slice each. A client that again and again sends more than is handled at once is busy: all other clients
-come before it. So a client that sends little waits for one slice only, however much other clients send. What the
-packets of a turn have caused leaves before those of waiting clients are handled.
+are served before it. So a client that sends little waits for one slice only, however much other clients send. The
+bytes that the packets of a turn have caused are sent before packets of waiting clients are handled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TURN_S: Final = 0.02
-"""Seconds in one turn of the event loop for packets of clients, and the same again for reads that did not fit.
+"""Seconds in one turn of the event loop for packets of clients, and as many again for clients that wait for a slice.
 
-Reads that do not fit wait, which costs each of them two system calls: 500 clients with a message each fit. Clients that
+A client whose packets do not fit waits, which costs two system calls: 500 clients with a message each fit. Clients that
 had a slice before get the time that is left, at least `SLICE_S`.
 """
 

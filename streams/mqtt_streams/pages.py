@@ -121,7 +121,9 @@ class SubjectReader:
         """Whether more messages may follow."""
 
     async def page(self, messages: int = PAGE_MESSAGES, size: int = PAGE_BYTES) -> list[StoredMessage]:
-        """Return up to `messages` messages, about `size` bytes or one message; the first page has up to `PAGE_FIRST`.
+        """Return the next page: up to `messages` messages of about `size` bytes, or one larger message.
+
+        The first page has up to `PAGE_FIRST` messages.
 
         Raises ApiError, NoResponders, RequestTimeout.
         """

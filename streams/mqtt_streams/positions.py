@@ -50,7 +50,7 @@ class Position:
     present: list[str] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """Return the stored JSON; a clean position has no `perhaps` of 0, and no empty `unsent`."""
+        """Return the stored JSON; a clean position leaves out `perhaps` where it is 0, and an empty `unsent`."""
         value: dict[str, object] = {
             "id": self.id,
             "generation": self.generation,

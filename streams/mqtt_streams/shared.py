@@ -138,7 +138,7 @@ def assigned_block(
 ) -> bytes:
     """Return the header block of an assignment; its payload is empty.
 
-    `ack`: subject that acknowledges the message to the group's consumer: whoever completes the message may have to.
+    `ack`: subject that acknowledges the message to the group's consumer, for the connection that completes the message.
     `arrived_ns`: when the message came from the group, by nats-server's clock (nanoseconds since 1970); an assignment
     that is stored more than `IN_TIME_NS` later is void. `epoch`: of the connection. `sole`: JetStream refuses it with a
     code of `TAKEN` when the group's copy of the message belongs to some client already.
