@@ -67,7 +67,7 @@ class Progress:
         """SIGINT and SIGTERM set `stopping`; the second one raises KeyboardInterrupt.
 
         Args:
-            first: is called at the first one, with the frame that it has interrupted.
+            first: is called at the first signal, with the frame that the signal has interrupted.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
