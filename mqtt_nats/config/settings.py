@@ -95,7 +95,8 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = Field(
         default=None,
         description="Name of this gateway, for `mqtt-nats ctl`. Unset: the name of the host or pod, with a number for "
-        "workers and for further gateways of a host. A gateway with the name of a dead one publishes its wills first.",
+        "workers and for further gateways of a host. A gateway with a dead one's name first publishes the dead one's "
+        "wills.",
     )
     gateway_lease: Annotated[int, DURATION] = Field(
         default=20,

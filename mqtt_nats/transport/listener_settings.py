@@ -265,7 +265,7 @@ class ConnectionSettings(ClientLimits):
     )
     connect_packet_size: PacketSize = Field(
         default=ByteSize(8 * 1024),
-        description="Largest packet accepted before a CONNECT has been, in bytes: a connection keeps no more until "
+        description="Largest packet accepted before CONNECT is handled, in bytes: a connection keeps no more until "
         "then. Clients with larger wills need more.",
     )
     connect_timeout: Seconds = Field(
