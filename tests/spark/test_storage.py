@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from pyspark.errors import PySparkException
 
 from pyspark_mqtt_nats.jobs import JobError, aggregate, archive, compact, report, sql
 from pyspark_mqtt_nats.jobs.aggregate import Aggregate
@@ -72,9 +73,21 @@ def test_of_figures_and_results_that_are_written_once(spark: "SparkSession", bel
         sql.run(spark, Sql("SELECT 1 AS one", NOWHERE, output=f"{below}/x.csv"), quiet())
 
 
-def test_of_a_report(spark: "SparkSession", below: str) -> None:
+def test_of_pages(spark: "SparkSession", below: str) -> None:
+    page = Path(below, "page.html")
     with pytest.raises(JobError, match=f"^--output file:{below}: "):
-        report.run(spark, Report(NOWHERE, output=Path(below, "page.html")), quiet())
+        report.run(spark, Report(NOWHERE, output=page), quiet())
+    query = "SELECT topic, count(*) AS messages FROM messages GROUP BY topic"
+    with pytest.raises(JobError, match=f"^--plot file:{below}: "):
+        sql.run(spark, Sql(query, NOWHERE, plot=page), quiet())
+
+
+def test_a_user_of_an_object_store_need_not_write_beside_the_output(
+    spark: "SparkSession", below: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Place, "of_objects", True)
+    with pytest.raises(PySparkException, match=f"cannot connect to {NOWHERE['servers']}: "):
+        aggregate.run(spark, Aggregate(NOWHERE, 60, output=f"{below}/x"), quiet())
 
 
 def test_a_store_that_keeps_all_files_is_written(

@@ -110,7 +110,9 @@ def _lack(job: Aggregate) -> str:
 
 def _batch(spark: SparkSession, job: Aggregate, progress: Progress) -> Aggregated:
     if job.output is not None:
-        Place(spark, parent(job.output), "--output").require_writable()
+        place = Place(spark, parent(job.output), "--output")
+        if not place.of_objects:
+            place.require_writable()
     messages = spark.read.format("mqtt_nats").options(**job.source).schema(_COLUMNS).load()
     values = measured(messages, job)
     seen = Observation()

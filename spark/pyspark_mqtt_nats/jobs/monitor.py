@@ -23,8 +23,8 @@ ANSWER_S: Final = 3.0
 class Monitor:
     """Context manager that looks at NATS in a thread of its own while the block runs.
 
-    The monitor does not tell of a connection that is lost and made again at once, as queries too go on. Nor does it tell
-    of failures before its first connection is made, as queries then fail by themselves.
+    It does not tell of a connection that is lost and made again at once, as queries go on, too. Nor does it tell of
+    failures before its first connection is made, as queries then fail by themselves.
 
     Args:
         options: of the source; files of credentials are read again for each connection.

@@ -136,6 +136,7 @@ def _without_bytes(frame: DataFrame) -> DataFrame:
 def _plot(spark: SparkSession, frame: DataFrame, job: Sql, progress: Progress) -> str:
     assert job.plot is not None
     plot.check(frame.schema)
+    Place(spark, f"file:{job.plot.absolute().parent}", "--plot").require_writable()
     rows = watch(spark, progress, "reading", lambda: frame.limit(plot.ROWS_MOST + 1).collect())
     page = plot.render(job.query, frame.schema, rows[: plot.ROWS_MOST], len(rows) > plot.ROWS_MOST)
     try:

@@ -56,6 +56,11 @@ class Place:
         except Exception as error:
             raise self._problem(error) from None
 
+    @property
+    def of_objects(self) -> bool:
+        """Whether an object store has the files: rights there may begin at any prefix of a path, as at a directory."""
+        return self._files.getUri().getScheme() in _OBJECT_STORES
+
     def has(self, name: str) -> bool:
         """Whether there is a file or directory of this name."""
         try:
@@ -123,11 +128,10 @@ class Place:
     def write(self, name: str, content: bytes) -> None:
         """Write a small file, or replace it at once, so that it has either content whatever happens."""
         path = self._child(name)
-        scheme = self._files.getUri().getScheme()
         try:
-            if scheme == "file":
+            if self._files.getUri().getScheme() == "file":
                 _replace_local(Path(self._files.makeQualified(path).toUri().getPath()), content)
-            elif scheme in _OBJECT_STORES:
+            elif self.of_objects:
                 self._create(path, content)
             else:
                 new = self._jvm.org.apache.hadoop.fs.Path(path.getParent(), _new_name(path.getName()))
