@@ -3,7 +3,7 @@
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pyspark.errors import PySparkException
@@ -109,6 +109,22 @@ def test_a_store_that_keeps_all_files_is_written(
     place.require_writable()
     (left,) = tmp_path.glob(".probe.????????")
     assert left.stat().st_size == 1
+
+
+def test_a_look_at_a_full_disk_leaves_no_file(
+    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(spark, str(tmp_path), "--output")
+
+    def full(path: Any, content: bytes) -> None:
+        place._files.create(path, True).close()
+        assert list(tmp_path.glob(".probe.????????"))
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(place, "_create", full)
+    with pytest.raises(JobError, match=f"^--output {tmp_path}: no space left on device$"):
+        place.require_writable()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_query_that_is_followed(spark: "SparkSession", below: str) -> None:

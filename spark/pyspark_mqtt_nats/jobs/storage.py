@@ -149,11 +149,12 @@ class Place:
         new = self._child(_new_name("probe"))
         try:
             self._files.mkdirs(self._root)
-            self._create(new, b"\n")  # a full disk takes an empty file
+            self._create(new, b"\n")  # some file systems take an empty file when they are full
         except Exception as error:
             raise self._problem(error) from None
-        with contextlib.suppress(Exception):
-            self._files.delete(new, False)
+        finally:
+            with contextlib.suppress(Exception):
+                self._files.delete(new, False)
 
     def _rename_over(self, new: Any, path: Any) -> None:
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
