@@ -112,8 +112,9 @@ class Scene:
         if calm:
             info = await aeventually(lambda: self.cluster.info(STREAM), RECOVERY, what="the state of the stream")
             figures["stored"] = info["state"]["messages"]
-            if figures["stored"] != figures["messages"]:
-                result.violations.append(f"{figures['messages']} messages, but {figures['stored']} are stored")
+            sent = int(figures["messages"]) + int(figures.get("wills", 0))
+            if figures["stored"] != sent:
+                result.violations.append(f"{sent} messages and wills, but {figures['stored']} are stored")
             if figures["reconnects"] and not self.moving:
                 result.violations.append(f"{figures['reconnects']} connections were lost")
         return result
