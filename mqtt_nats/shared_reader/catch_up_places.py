@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
+PLACES: Final = 16
+"""Number of readers that read alone at the same time: nats-server searches for each, and more at once take it longer.
+
+With 64 places, sessions that came back to a busy nats-server never waited in such number that they read together.
+"""
+
 TOGETHER_MIN: Final = 256
 """Smallest number of waiting readers that read together: for fewer, nats-server has less work with each alone."""
 
@@ -61,7 +67,7 @@ class CatchUpPlaces:
     def __init__(self, services: Services, readers: ValuesView[CatchUpReader]) -> None:
         self._services = services
         self._readers = readers
-        self.free = CATCHING_MOST
+        self.free = PLACES
         """Number of places that no reader has."""
         self._waiting: dict[CatchUpReader, asyncio.Future[bool]] = {}
         self._needed = TOGETHER_MIN
@@ -97,7 +103,7 @@ class CatchUpPlaces:
     @property
     def _kept(self) -> int:
         """Number of places that nobody gets at present."""
-        return CATCHING_MOST - ALONE_MEANWHILE if self._reading else 0
+        return PLACES - ALONE_MEANWHILE if self._reading else 0
 
     def _give(self) -> None:
         """Give free places to the readers that have waited longest, of those that do not read together."""
