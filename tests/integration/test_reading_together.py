@@ -60,7 +60,7 @@ def crowd(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Sessions that read together when all of them return: there is no place in which one could read alone."""
     monkeypatch.setattr(catch_up_places, "TOGETHER_MIN", SESSIONS)
     monkeypatch.setattr(catch_up_places, "LEFT_OUT", SESSIONS + 1)
-    monkeypatch.setattr(catch_up_places, "CATCHING_MOST", 0)
+    monkeypatch.setattr(catch_up_places, "PLACES", 0)
     monkeypatch.setattr(catch_up_places, "PAGE", 16)
     settings = {"shared_reader": "always", "session_positions": "records", "max_inflight": WINDOW}
     with running(nats_server.url, **settings) as inside, contextlib.ExitStack() as stack:

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, ReaderSession
+from mqtt_nats.shared_reader.promotion import ReaderSession
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage
@@ -240,7 +240,7 @@ async def test_few_read_alone_while_others_read_together(crowd: Crowd, monkeypat
 
     def free_all(subject: str) -> None:
         if PAGE in subject and not tasks:
-            for _ in range(CATCHING_MOST):
+            for _ in range(catch_up_places.PLACES):
                 places.leave()
             tasks.extend(asyncio.get_running_loop().create_task(come()) for _ in range(4))
 
@@ -249,7 +249,7 @@ async def test_few_read_alone_while_others_read_together(crowd: Crowd, monkeypat
     await aeventually(lambda: len(found) == 4)
     assert (found[:2], found[2] > 0) == ([0, 0], True)
     assert all(await asyncio.gather(*tasks))
-    assert places.free == CATCHING_MOST - 4
+    assert places.free == catch_up_places.PLACES - 4
 
 
 async def test_sessions_far_back_are_left_out(crowd: Crowd) -> None:
