@@ -12,13 +12,12 @@ import pytest
 
 from mqtt_nats.codec import Ack, Disconnect, Packet, Publish, Subscription
 from tests.conftest import _gateway_factory
-from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Connector5, Stored
-from tests.integration.test_world import MEMBERS, TURNS, Member, World, turn
+from tests.integration.test_world import live_through
 
 KINDS: Final = (
     ("--shared-reader", "always", "--session-positions", "records"),
@@ -170,21 +169,4 @@ async def test_everybody_gets_what_it_asks_for(
     seeds: range,
 ) -> None:
     """The clients of `test_world`: every option of a subscription, retained messages, takeovers, small windows."""
-    heard: list[bytes] = []
-
-    async def hear(message: Any) -> None:
-        heard.append(message.data)
-
-    for seed in seeds:
-        world = World(f"{name}-{seed}", Random(seed))
-        listening = await stored.nats.subscribe(f"{world.name}.>", cb=hear)
-        await fence(stored.nats)
-        for _ in range(MEMBERS):
-            world.members.append(Member(world, gateways, connect, connect5))
-        for member in world.members:
-            await member.arrive()
-        for _ in range(TURNS):
-            await turn(world, stored, heard)
-        for member in world.here():
-            await member.leave()
-        await listening.unsubscribe()
+    await live_through(seeds, name, stored, gateways, connect, connect5)
