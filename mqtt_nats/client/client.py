@@ -93,7 +93,7 @@ class Client(JobRunner):
         self.granted, self.user = granted, granted.user
 
     def begin_waiting(self) -> None:
-        """Note that CONNECT waits for `connect_rate`, authenticators or a resume; the client's end cancels the wait."""
+        """Note that CONNECT waits: for `connect_rate`, authenticators or a place; the client's end cancels the wait."""
         self.waiting_since, self._idle = inf, True
 
     def end_waiting(self) -> None:

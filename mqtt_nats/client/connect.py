@@ -29,7 +29,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.delivery.resume import attach_idle, is_large, resubscribe, resume
-from mqtt_nats.lifecycle.claim import claim_session
+from mqtt_nats.lifecycle.claim import announce_claim, claim_session
 from mqtt_nats.lifecycle.connection_hooks import connected
 from mqtt_nats.lifecycle.will import admit_will
 from mqtt_nats.messages.terms import TERMS, TERMS_OLD, UNLIMITED, Terms
@@ -135,7 +135,12 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     _negotiate(client, connect, granted)
     if connect.will is not None:
         connect = replace(connect, will=await admit_will(client, connect.will))
-    present = await claim_session(client, connect, client.account.wills, client.account.lease)
+    wills, lease = client.account.wills, client.account.lease
+    await announce_claim(client, wills.claims, lease)
+    client.begin_waiting()
+    async with TimedPermit(client.delivery.claims):
+        client.end_waiting()
+        present = await claim_session(client, connect, wills, lease)
     return present, granted
 
 

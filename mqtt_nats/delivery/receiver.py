@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.services import Registry, Services
 
 
+CLAIMED_AT_ONCE: Final = 128
+"""Sessions that are claimed at the same time: with more, all other work of the gateway would wait for thousands."""
+
 RESUMED_AT_ONCE: Final = 128
 """Sessions that are resumed at the same time: with more, CONNACKs of other clients would wait for their requests."""
 
@@ -108,7 +111,18 @@ class SharedFeed:
 class DeliveryServices:
     """Services of one account for durable delivery."""
 
-    __slots__ = ("feed", "handover", "reconciling", "registry", "resets", "resumes", "services", "waiting", "writers")
+    __slots__ = (
+        "claims",
+        "feed",
+        "handover",
+        "reconciling",
+        "registry",
+        "resets",
+        "resumes",
+        "services",
+        "waiting",
+        "writers",
+    )
 
     def __init__(
         self,
@@ -132,6 +146,8 @@ class DeliveryServices:
         """The shared reader."""
         self.resets = resets
         """Whether nats-server can set the position of a consumer."""
+        self.claims = asyncio.Semaphore(CLAIMED_AT_ONCE)
+        """Places of sessions that are claimed."""
         self.resumes = asyncio.Semaphore(RESUMED_AT_ONCE)
         """Places of sessions that are resumed."""
 

@@ -173,11 +173,12 @@ class Gateway:
                 background.append(tasks.create_task(self.access.keep(), name="authenticators"))
                 background.append(tasks.create_task(self.history.keep(partial(progress, served[0])), name="history"))
                 addresses = await self._listen(accounts)
-                # Objects that live as long as the gateway are not collected again, and the rest less often: nearly
-                # all other objects are freed by reference counts.
+                # Objects that live as long as the gateway are not collected again. Nearly all other objects are freed
+                # by reference counts. So old objects are collected very rarely: all clients wait meanwhile, as they do
+                # for young objects, which therefore are few.
                 gc.collect()
                 gc.freeze()
-                gc.set_threshold(50_000, 20, 50)
+                gc.set_threshold(10_000, 5, 1_000)
                 on_ready(addresses)
             except BaseException:
                 await self._give_up(served, background)

@@ -92,18 +92,28 @@ def user_of(client: Session) -> str:
 # -- the claim ----------------------------------------------------------------------------------------
 
 
+async def announce_claim(client: Receiver, claims: Claims, lease: Lease) -> None:
+    """Prepare for the claim of a session: wait for the lease, and for packets of the client's earlier connections.
+
+    Raises:
+        RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
+    """
+    earlier = claims.listen(client)
+    if not lease.lasts():
+        await lease.confirmed(client)
+    if earlier:
+        await claims.turn(client)
+
+
 async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease: Lease) -> bool:
-    """Claim the session for the connection of a CONNECT, and store its will; return whether an earlier session goes on.
+    """Claim the announced session for a CONNECT, and store its will; return whether an earlier session goes on.
 
     Raises:
         MqttError: the client may not have the session, or another connection has it.
         ApiError, NoResponders, RequestTimeout, TimeoutError: JetStream refuses a request or does not answer.
     """
-    earlier = wills.claims.listen(client)
-    if not lease.lasts():
+    if not lease.lasts():  # it has ended since the announcement
         await lease.confirmed(client)
-    if earlier:
-        await wills.claims.turn(client)
     present = await _claim(client, connect, wills, lease)
     if connect.will is not None:
         await keep_will(client, connect.will)

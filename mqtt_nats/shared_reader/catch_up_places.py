@@ -53,6 +53,9 @@ PAGE_BYTES: Final = 1024 * 1024
 SLICE: Final = 1024
 """Messages that readers take before other work of the gateway goes on: a page may be for thousands of readers."""
 
+READERS_SLICE: Final = 32
+"""Readers that begin or end to read together before other work goes on: each that ends hands its session over."""
+
 KEPT_BYTES: Final = CATCHING_MOST * 1024 * 1024
 """Maximum bytes of the messages that wait for the clients of all readers together."""
 
@@ -160,14 +163,17 @@ class CatchUpPlaces:
             # Meanwhile some may have got a place, have ended, or have other subscriptions.
             left = (one for one in wanted if self._has_no_turn(one) and one.may_join())
             readers = {one: wanted[one] for one in left if one.subjects() == wanted[one]}
-            last = None
             try:
                 for one in readers:
                     one.begin_together()
                 last = await self._deal(pages, readers, start)
+                for at, one in enumerate(readers, 1):
+                    self._end(one, last)
+                    if not at % READERS_SLICE:
+                        await asyncio.sleep(0)
             finally:
                 for one in readers:
-                    self._end(one, last)
+                    self._end(one, None)
             return True
         finally:
             await pages.close()
@@ -179,8 +185,10 @@ class CatchUpPlaces:
         for reader, subjects in readers.items():
             for subject in subjects:
                 by_subject.setdefault(subject, []).append(reader)
-        for subject, some in by_subject.items():
+        for at, (subject, some) in enumerate(by_subject.items(), 1):
             index.add(as_filter(subject.removeprefix(STORED_PREFIX)), some)
+            if not at % READERS_SLICE:
+                await asyncio.sleep(0)
         kept = sum(one.waiting_bytes for one in self._readers)
         most, more, taken = (KEPT_BYTES - kept) // max(len(readers), 1), True, 0
         while more:

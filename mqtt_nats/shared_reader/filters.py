@@ -99,7 +99,9 @@ def chosen(filters: Iterable[str]) -> tuple[str, ...]:
     wanted = set(filters)
     if len(wanted) > WANTED_MOST:
         return EVERYTHING
-    prefixes = ({_prefix(one, levels) for one in wanted} for levels in range(LEVELS_MOST, 0, -1))
+    topics = [one.removeprefix(STORED_PREFIX).split(".") for one in wanted]
+    longest = min(LEVELS_MOST, max(map(len, topics), default=1) - 1)
+    prefixes = ({_prefix(tokens, levels) for tokens in topics} for levels in range(longest, 0, -1))
     for some in chain((wanted,), prefixes):
         kept = _apart(some)
         if kept is None:
@@ -110,7 +112,7 @@ def chosen(filters: Iterable[str]) -> tuple[str, ...]:
 
 
 def _apart(filters: set[str]) -> list[str] | None:
-    """Return the filters without those that others cover; None: two of the others meet."""
+    """Return the filters without those that others cover, as far as `FILTERS_MOST`; None: two of the others meet."""
     kept: list[str] = []
     tree = FilterSet()
     for one in sorted(filters, key=lambda text: (">" not in text, "*" not in text, text)):
@@ -119,6 +121,8 @@ def _apart(filters: set[str]) -> list[str] | None:
         if next(tree.meeting(one), None) is not None:
             return None
         kept.append(one)
+        if len(kept) > FILTERS_MOST:  # too many; where two of the rest meet, their prefixes meet or are the same
+            break
         tree.add(one)
     return kept
 
@@ -133,7 +137,8 @@ def common(filters: Iterable[str]) -> str:
     return ".".join([*(some[0] for some in takewhile(lambda some: len(set(some)) == 1, begins)), ">"])
 
 
-def _prefix(text: str, levels: int) -> str:
-    """Return a filter that matches what ``text`` matches, by the first levels of its topic."""
-    tokens = text.removeprefix(STORED_PREFIX).split(".")
-    return text if len(tokens) <= levels else f"{STORED_PREFIX}{'.'.join(tokens[:levels])}.>"
+def _prefix(tokens: list[str], levels: int) -> str:
+    """Return a filter by the first levels of a filter's topic; it matches what that filter matches."""
+    if len(tokens) <= levels:
+        return STORED_PREFIX + ".".join(tokens)
+    return f"{STORED_PREFIX}{'.'.join(tokens[:levels])}.>"

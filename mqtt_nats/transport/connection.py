@@ -192,7 +192,7 @@ class Connection(ClientSocket):
         if not self._waits and not self._ending:
             self._waits = True
             self.hold(Hold.TURN)
-            self._turns.wait(self, fresh)
+            self._turns.wait(self, fresh, new=not self.decoder.version)
 
     def go_on(self, until: float) -> None:
         """Use the client's slice, until a time of the system's monotonic clock in seconds."""
@@ -419,7 +419,7 @@ class Connection(ClientSocket):
         self._holds &= ~why
         if self._holds & Hold.TURN and not self._waits and not self._holds & MOVED:
             self._waits = True
-            self._turns.wait(self, True)
+            self._turns.wait(self, True, new=not self.decoder.version)
             return
         if self._kept and not self._holds & (KEPT | MOVED):
             kept, self._kept = self._kept, b""

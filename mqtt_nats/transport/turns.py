@@ -5,7 +5,8 @@
 
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
 client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the waiting
-clients have a slice each. A client that again and again sends more than is handled at once is busy: all other clients
+clients have a slice each, and after these the clients that wait for their CONNECT to be read: thousands may connect at
+once. A client that again and again sends more than is handled at once is busy: all other clients
 are served before it. So a client that sends little waits for one slice only, however much other clients send. The
 bytes that the packets of a turn have caused are sent before packets of waiting clients are handled.
 """
@@ -102,6 +103,7 @@ class Turns:
         "_jobs",
         "_leave",
         "_lost",
+        "_new",
         "_others",
         "_present",
         "_schedule",
@@ -125,6 +127,8 @@ class Turns:
         """Waiting connections that are not busy and have had no slice since they were read."""
         self._others: deque[Connection] = deque()
         """Waiting connections that are busy, or of which packets were handled already."""
+        self._new: deque[Connection] = deque()
+        """Waiting connections whose CONNECT is not read yet."""
         self._lost: deque[Connection] = deque()
         """Connections whose end waits."""
         self._jobs: deque[tuple[Iterator[None], asyncio.Future[None]]] = deque()
@@ -146,10 +150,16 @@ class Turns:
             return 0.0
         return now + self._share
 
-    def wait(self, connection: Connection, fresh: bool) -> None:
-        """Call :meth:`Connection.go_on` in the connection's slice; ``fresh``: no packet of it was handled yet."""
+    def wait(self, connection: Connection, fresh: bool, *, new: bool = False) -> None:
+        """Call :meth:`Connection.go_on` in the connection's slice.
+
+        Args:
+            fresh: no packet of the connection was handled in its present slice.
+            new: its CONNECT is not read yet.
+        """
         now = monotonic()
-        (self._fresh if fresh and not self._is_busy(connection, now) else self._others).append(connection)
+        others = self._fresh if fresh and not self._is_busy(connection, now) else self._others
+        (self._new if new else others).append(connection)
         if not self._begun:
             self._begin(now)
 
@@ -191,7 +201,7 @@ class Turns:
     @property
     def waiting(self) -> int:
         """Number of waiting connections."""
-        return len(self._fresh) + len(self._others)
+        return len(self._fresh) + len(self._others) + len(self._new)
 
     def _begin(self, now: float) -> None:
         busy = self._busy  # the entry that was changed first is the first
@@ -203,7 +213,7 @@ class Turns:
         self._schedule(self._end)
 
     def _end(self) -> None:
-        """End the turn: serve those that wait, at least one connection that had a slice before, one lost, one job."""
+        """End the turn: serve waiting connections, at least one of each kind, and one job."""
         try:
             if self._waited_for():
                 self._leave()
@@ -216,10 +226,10 @@ class Turns:
 
     def _waited_for(self) -> bool:
         """Whether anything waits for a slice or for time in a turn."""
-        return bool(self._fresh or self._others or self._lost or self._jobs)
+        return bool(self._fresh or self._others or self._new or self._lost or self._jobs)
 
     def _serve(self) -> None:
-        fresh, others, lost = self._fresh, self._others, self._lost
+        fresh, others, new, lost = self._fresh, self._others, self._new, self._lost
         now = monotonic()
         end = now + TURN_S
         while fresh and now < end:
@@ -227,6 +237,11 @@ class Turns:
         end = max(self._until, now + SLICE_S)
         for _ in range(len(others)):
             now = self._go_on(others.popleft(), now)
+            if now >= end:
+                break
+        end = now + SLICE_S
+        for _ in range(len(new)):
+            now = self._go_on(new.popleft(), now)
             if now >= end:
                 break
         end = now + SLICE_S

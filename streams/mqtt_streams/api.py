@@ -93,15 +93,17 @@ def decode(payload: bytes) -> dict[str, Any]:
         raise ApiError(500, 0, "JetStream's answer is not JSON") from None
     if not isinstance(answer, dict):
         raise ApiError(500, 0, "JetStream's answer is not a JSON object")
-    error = answer.get("error")
-    if error is not None:
-        if not isinstance(error, dict):
-            raise ApiError(500, 0, str(error))
-        found = ApiError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
-        if found.err_code in _NO_LEADER:
-            raise NoLeader(str(found))
-        raise found
+    if answer.get("error") is not None:
+        # A variable for the exception would refer to its own frame by the traceback: only the collector frees that.
+        raise _error(answer["error"])
     return answer
+
+
+def _error(error: object) -> ApiError | NoLeader:
+    if not isinstance(error, dict):
+        return ApiError(500, 0, str(error))
+    found = ApiError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+    return NoLeader(str(found)) if found.err_code in _NO_LEADER else found
 
 
 async def call(js: JetStream, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -49,6 +49,11 @@ def devices(count: int, tail: str = "") -> list[str]:
         ([f"{PREFIX}{number}" for number in range(FILTERS_MOST + 1)], EVERYTHING),
         ([f"{PREFIX}{letter}.{letter * FILTERS_SIZE_MOST}" for letter in "ab"], (f"{PREFIX}a.>", f"{PREFIX}b.>")),
         (devices(WANTED_MOST + 1), EVERYTHING),
+        ([*devices(FILTERS_MOST), f"{PREFIX}z.*.b", f"{PREFIX}z.a.*"], EVERYTHING),
+        (
+            [*devices(FILTERS_MOST + 1, ".x"), *devices(9, ".y")],
+            tuple(f"{PREFIX}site{number}.>" for number in range(10)),
+        ),
     ],
 )
 def test_what_is_read(filters: list[str], expected: tuple[str, ...]) -> None:

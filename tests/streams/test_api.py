@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of JetStream, as the stores see them."""
 
+import contextlib
+import gc
+
 import orjson
 import pytest
 
@@ -24,3 +27,16 @@ def test_other_errors_are_refusals() -> None:
 def test_what_cannot_be_read_is_an_error(answer: bytes) -> None:
     with pytest.raises(ApiError):
         decode(answer)
+
+
+def test_an_error_is_freed_without_the_collector() -> None:
+    """Each return of a session asks for messages that are not there: all clients wait while the collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        for code in (10037, 10008):
+            with contextlib.suppress(ApiError, NoLeader):
+                decode(orjson.dumps({"error": {"code": 404, "err_code": code, "description": "no message found"}}))
+        assert not gc.collect()
+    finally:
+        gc.enable()

@@ -4,22 +4,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic
+from typing import cast
 
 import pytest
 
 from mqtt_nats.codec import Packet
 from mqtt_nats.transport import connection as connections
 from mqtt_nats.transport import turns as all_turns
-from mqtt_nats.transport.connection import Clock
+from mqtt_nats.transport.connection import Clock, Connection
 from mqtt_nats.transport.turns import SLICE_S, Turns
 from mqtt_nats.transport.write_buffer import FlushRound
 from tests.harness import raw
+from tests.harness.doubles import stands_for
 from tests.harness.waiting import aeventually
 from tests.transport import slow_handlers
-from tests.transport.slow_handlers import Pulse, Slow, Witness, greeted, handled, messages, pair, waits_beside
+from tests.transport.slow_handlers import (
+    Pulse,
+    Slow,
+    Witness,
+    greeted,
+    handled,
+    messages,
+    pair,
+    waits_beside,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +57,44 @@ async def test_who_sends_little_comes_before_many_who_send_some() -> None:
     """Sixty clients of which each sends less than is handled at once, again and again."""
     waited = await waits_beside(60, SLICE_S / 50, packets=20, rounds=10)
     assert sorted(waited[3:])[3] <= 60 * 20 // 2, waited
+
+
+@stands_for(Connection)
+class Waiting:
+    """Notes when it has its slice of a turn, which takes a millisecond."""
+
+    def __init__(self, served: list[Waiting]) -> None:
+        self._served = served
+
+    def go_on(self, until: float) -> None:
+        self._served.append(self)
+        begun = monotonic()
+        while monotonic() < begun + 0.001:
+            pass
+
+
+@pytest.mark.sources
+def test_clients_that_connect_do_not_delay_the_others() -> None:
+    """Hundreds connect in the same moment; a client that was there before is served in the turn of its message."""
+    scheduled: list[Callable[[], None]] = []
+    turns, served = Turns(scheduled.append), list[Waiting]()
+    new, old = [Waiting(served) for _ in range(200)], Waiting(served)
+    for one in new:
+        turns.wait(as_connection(one), True, new=True)
+    scheduled.pop()()
+    assert 0 < len(served) < 20, "each turn has a slice for them"
+    turns.wait(as_connection(old), True)
+    scheduled.pop()()
+    assert served.index(old) < 20
+    while scheduled:
+        scheduled.pop()()
+    assert [one for one in served if one is not old] == new
+    assert not turns.waiting
+
+
+def as_connection(one: Waiting) -> Connection:
+    """The double, as what it stands for."""
+    return cast(Connection, one)
 
 
 class Answerer(Witness):

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many clients that connect at the same time: each claims its session in its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+
+import pytest
+
+from mqtt_nats.client.client import Client
+from mqtt_nats.delivery.receiver import CLAIMED_AT_ONCE
+from tests.base.support import PATIENCE, Inside, running
+from tests.harness import raw, raw5
+from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
+from tests.harness.waiting import eventually
+
+
+@contextmanager
+def no_places(inside: Inside) -> Iterator[None]:
+    """Other claims have all places until the block ends."""
+    assert inside.gateway.account is not None
+    places = inside.gateway.account.delivery.claims
+
+    async def take_all() -> None:
+        for _ in range(CLAIMED_AT_ONCE):
+            await places.acquire()
+
+    asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
+    try:
+        yield
+    finally:
+        for _ in range(CLAIMED_AT_ONCE):
+            inside.call(places.release)
+
+
+def waiting(inside: Inside) -> list[Client]:
+    """Clients whose claims wait for a place."""
+    account = inside.gateway.account
+    assert account is not None
+    return [one for one in inside.call(lambda: list(account.registry.connections)) if one.waiting_since == inf]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("kind", [raw, raw5], ids=["3.1.1", "5.0"])
+def test_a_claim_waits_for_a_place(nats_server: NatsServer, clean: bool, kind: object) -> None:
+    """Other clients are served meanwhile, and the wait does not count in the time to answer CONNECT."""
+    packet = raw.connect("device", clean=clean) if kind is raw else raw5.connect("device", clean=clean)
+    with (
+        running(nats_server.url) as inside,
+        Raw.connected(inside.ports[0], "other") as other,
+        Raw(inside.ports[0]) as device,
+    ):
+        with no_places(inside):
+            device.send(packet)
+            eventually(lambda: len(waiting(inside)) == 1)
+            other.ping()
+        device.expect(raw.CONNACK)
+        assert not waiting(inside)
+
+
+def test_those_that_wait_are_served_in_their_order(nats_server: NatsServer) -> None:
+    """[MQTT-3.1.4-2] (3.1.1): of two connections of one client the later one keeps the session."""
+    with running(nats_server.url) as inside:
+        (port,) = inside.ports
+        with Raw(port) as first, Raw(port) as second:
+            with no_places(inside):
+                first.send(raw.connect("device", clean=False))
+                eventually(lambda: len(waiting(inside)) == 1)
+                second.send(raw.connect("device", clean=False))
+                eventually(lambda: len(waiting(inside)) == 2)
+            assert second.expect(raw.CONNACK).body[1:] == b"\0"
+            first.expect_closed()
+            second.ping()
+
+
+def test_packets_behind_connect_are_handled_although_the_client_has_gone(nats_server: NatsServer) -> None:
+    """A client sends all it has to say at once and leaves, while others have all places."""
+    said = raw.connect("device") + raw.publish("said/a", b"x", qos=1) + raw.packet(raw.DISCONNECT << 4, b"")
+    with running(nats_server.url) as inside:
+        (port,) = inside.ports
+        with Raw.connected(port, "reader") as reader:
+            assert reader.subscribe(("said/+", 1)) == [1]
+            with no_places(inside):
+                with Raw(port) as device:
+                    device.send(said)
+                eventually(lambda: len(waiting(inside)) == 1)
+            assert reader.expect(raw.PUBLISH).payload == b"x"
