@@ -88,7 +88,7 @@ class Moves:
             tasks.create_task(self._look(url, look))
 
     async def _look(self, url: str, look: Look) -> None:
-        while True:
+        while not _is_cancelled():
             with contextlib.suppress(*AWAY):
                 await self._count(url, look)
             await asyncio.sleep(EVERY)
@@ -112,6 +112,12 @@ class Moves:
         self.to_consumers += in_records < before
 
 
+def _is_cancelled() -> bool:
+    """Return whether the task was cancelled: a request of nats-py may swallow that and go on."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _change_number(look: Look) -> None:
     """Bring the number of consumers beyond the bound, and below it, in turn."""
     subject, config = "$MQTT.msgs.other", {"ack_policy": "explicit", "num_replicas": 1}
@@ -121,7 +127,7 @@ async def _change_number(look: Look) -> None:
         body = {"stream_name": "$MQTT_msgs", "config": config | {"durable_name": name, "filter_subject": subject}}
         return _insist(look, f"CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name}", body)
 
-    while True:
+    while not _is_cancelled():
         await asyncio.gather(*map(create, names))
         await asyncio.sleep(TURN)
         await asyncio.gather(*(_insist(look, f"CONSUMER.DELETE.$MQTT_msgs.{name}") for name in names))
@@ -130,7 +136,7 @@ async def _change_number(look: Look) -> None:
 
 async def _insist(look: Look, subject: str, body: dict[str, Any] | None = None) -> None:
     """Make a request until it is answered."""
-    while True:
+    while not _is_cancelled():
         with contextlib.suppress(*AWAY):
             await look.nats.request(f"$JS.API.{subject}", orjson.dumps(body) if body else b"", timeout=2)
             return
