@@ -151,7 +151,7 @@ def leave(client: Client) -> None:
     """Forget a client's state in this gateway and leave its session; the last step of a client."""
     client.services.registry.leave(client)
     client.services.registry.unchecked.discard(client)
-    client.account.claims.leave(client)
+    others = client.account.claims.leave(client)
     client.path.table.leave(client)
     detach(client)
     client.receipts.clear()
@@ -173,7 +173,7 @@ def leave(client: Client) -> None:
     name = registered_as(client.client_id, client.hash)
     if client.services.registry.clients.get(name) is client:
         del client.services.registry.clients[name]
-    if name not in client.services.registry.clients:
+    if not others:
         client.services.quotas.forget_session(client.hash)
     disconnected(client, client.account.presence)
     will = client.account.wills.last.pop(client, None)

@@ -125,7 +125,7 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease)
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
     """
-    claims, tasks = wills.claims, client.services.tasks
+    claims, tasks, quotas = wills.claims, client.services.tasks, client.services.quotas
     key, known, expected = Claim(client.hash, None, 0)
     looked = client.expiry != 0 or not connect.clean_start
     if looked:
@@ -140,14 +140,16 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease)
         present = _prepare(client, connect, known, expected, expired=expired)
         await _count(client, known, quota, present=present)
         if known is not None and claims.is_elsewhere(client, known):
+            quotas.give_back(client)
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:
             await save_record(client, expected)
         except Conflict:
+            quotas.give_back(client)
             looked = True
             key, known, expected = await find_session(client, claims, connect)
             continue
-        except (RequestTimeout, NoResponders, ApiError, TimeoutError):
+        except BaseException:  # any failure: the record may be stored all the same
             work = leave_claimed(client, wills, expected, continued=present)
             tasks.spawn(work, f"claim of {client.client_id}")
             raise
@@ -183,7 +185,8 @@ async def _move(client: Session, key: str, had: V5, claims: Claims, lease: Lease
     elif key != name_hash(client.client_id):
         await lease.writes(V5_SECOND)
     if key != client.hash:
-        claims.leave(client)
+        if not claims.leave(client):
+            client.services.quotas.forget_session(client.hash)
         client.keep_at(key)
         claims.listen(client)
 
@@ -300,7 +303,7 @@ async def _count(client: Session, known: SessionRecord | None, quota: str, *, pr
     if known is not None and quota == v5.quota:
         quotas.note_claim(known)
     elif v5.quota and not present:
-        await quotas.admit(client.hash, v5.quota, holder(client.user, client.connection.host))
+        await quotas.admit(client, client.hash, v5.quota, holder(client.user, client.connection.host))
 
 
 async def _count_no_more(client: Session, known: SessionRecord) -> None:
@@ -425,10 +428,20 @@ async def has_expired(client: Session, known: SessionRecord, sequence: int) -> b
 async def leave_claimed(client: Session, wills: Wills, expected: int, *, continued: bool) -> None:
     """Find out whether a claim was stored; if so, leave the session as one whose connection has just ended.
 
+    Until then the session counts in its quota.
+
     Args:
         expected: sequence of the record that the claim was to replace; 0 = none.
         continued: the claim was to go on with an earlier session.
     """
+    try:
+        await _look(client, wills, expected, continued)
+    finally:
+        client.services.quotas.give_back(client)
+
+
+async def _look(client: Session, wills: Wills, expected: int, continued: bool) -> None:
+    """Read the record until the outcome of the claim is known, or the claim cannot be stored any more."""
     loop = asyncio.get_running_loop()
     until = inf
     pause = PAUSE
@@ -460,6 +473,7 @@ async def _leave(client: Session, wills: Wills, expected: int, continued: bool) 
     record, epoch = found
     assert record.v5 is not None
     client.claim(epoch)
+    services.quotas.settle(client, record)
     log.info("%s: the client was refused after it had claimed its session: the session is released", client)
     if continued:
         await reset_will_timers(wills, client, record.v5.wills)

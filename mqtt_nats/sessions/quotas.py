@@ -55,11 +55,17 @@ def holder(user: str | None, address: str) -> str:
 
 
 class Reserved(NamedTuple):
-    """Session that a CONNECT packet begins, or consumers that a SUBSCRIBE packet may create; no note has them yet."""
+    """Consumers that a SUBSCRIBE packet may create; no note has them yet."""
 
     quota: str
-    sessions: int
     consumers: int
+
+
+class Place(NamedTuple):
+    """Place of a session that CONNECT packets begin; no note has it yet."""
+
+    quota: str
+    key: str
 
 
 class Use:
@@ -109,8 +115,12 @@ class Quotas:
         self._uses: dict[str, Use] = {}
         self._noted: dict[str, tuple[str, int]] = {}
         """Quota and number of consumers in the note of each session that is connected here, by session key."""
+        self._places: dict[Place, set[object]] = {}
+        """Claims by the place that they have together: of several claims of one session one succeeds."""
+        self._claims: dict[object, Place] = {}
+        """The place of each claim."""
         self._reserved: dict[str, Reserved] = {}
-        """Sessions and consumers that are in no note yet, by session key."""
+        """Consumers that are in no note yet, by session key."""
         self._starts: dict[str, float] = {}
         """Loop time in seconds at which the reserved consumers may be created, by session key."""
         self.consumers = 0
@@ -124,10 +134,11 @@ class Quotas:
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    async def admit(self, key: str, quota: str, who: str) -> None:
+    async def admit(self, claim: object, key: str, quota: str, who: str) -> None:
         """Count a new session that outlives its connection, before its record is written.
 
         Args:
+            claim: who claims the session, with one place at a time: until :meth:`store_note` or :meth:`give_back`.
             key: session key.
             who: the user or address, for the log.
 
@@ -135,14 +146,44 @@ class Quotas:
             QuotaExceeded: the quota has as many sessions as permitted.
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
-        self._release(key)
-        most = self._settings.max_sessions
-        use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
-        if most is not None and use.sessions >= most:
-            self._count_refusal("max_sessions", who)
-            raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
-        self._reserved[key] = Reserved(quota, 1, 0)
-        use.add(1, 0)
+        self.give_back(claim)
+        place, most = Place(quota, key), self._settings.max_sessions
+        if place not in self._places:
+            use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
+            if place not in self._places:  # else another claim of the session has been admitted meanwhile
+                if most is not None and use.sessions >= most:
+                    self._count_refusal("max_sessions", who)
+                    raise QuotaExceeded(f"max_sessions: more than {most} sessions of one user or address")
+                use.add(1, 0)
+        self._places.setdefault(place, set()).add(claim)
+        self._claims[claim] = place
+
+    def give_back(self, claim: object) -> None:
+        """End the part of a claim in the place of its session, if it has one: the claim has not begun the session."""
+        place = self._claims.pop(claim, None)
+        if place is None:
+            return
+        claims = self._places[place]
+        claims.remove(claim)
+        if not claims:
+            self._take(place)
+
+    def settle(self, claim: object, record: SessionRecord) -> None:
+        """Store the note of a session that a claim has begun, as is found out after its client was refused."""
+        place = self._claims.get(claim)
+        if place is not None:
+            self._put(place, len(record.cons), self._take(place))
+
+    def _take(self, place: Place) -> int:
+        """End the place of a session that has a note from now on, or is not begun; return the number of sessions."""
+        claims = self._places.pop(place, None)
+        if claims is None:
+            return 0
+        for claim in claims:
+            del self._claims[claim]
+        if place.quota in self._uses:
+            self._uses[place.quota].add(-1, 0)
+        return 1
 
     def note_claim(self, record: SessionRecord) -> None:
         """Note a session that goes on here or is replaced by a new one, before the record of the claim is written."""
@@ -150,27 +191,33 @@ class Quotas:
             self._note(record.key, record.v5.quota, len(record.cons))
 
     def store_note(self, record: SessionRecord) -> None:
-        """Store the note of a session whose record was written, where its number of consumers has changed."""
+        """Store the note of a session whose record was written, if it is new or its number of consumers has changed."""
         if record.v5 is None or not record.v5.quota:
+            self.forget_session(record.key)  # the one that it has replaced here may have been noted
             return
         quota, count = record.v5.quota, len(record.cons)
-        begun = self._release(record.key)
+        place = Place(quota, record.key)
+        begun = self._take(place)
+        self._release(record.key)
         known = self._noted.get(record.key)
-        if known == (quota, count):
+        if known == (quota, count) and not begun:
             return
         self._note(record.key, quota, count)
-        more = count - (known[1] if known is not None and known[0] == quota else 0)
-        if quota in self._uses:
-            self._uses[quota].add(begun, more)
-        if quota in self._noted_meanwhile:
-            self._noted_meanwhile[quota].add(begun, max(0, more))
-        target = b"HPUB %b " % note_subject(quota, record.key).encode()
+        self._put(place, count, begun, known[1] if known is not None and known[0] == quota else 0)
+
+    def _put(self, place: Place, count: int, begun: int, before: int = 0) -> None:
+        """Store the note of a session with ``count`` consumers, of which ``before`` have counted so far."""
+        more = count - before
+        if place.quota in self._uses:
+            self._uses[place.quota].add(begun, more)
+        if place.quota in self._noted_meanwhile:
+            self._noted_meanwhile[place.quota].add(begun, max(0, more))
+        target = b"HPUB %b " % note_subject(*place).encode()
         self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
 
     def forget_session(self, key: str) -> None:
-        """Forget the note and the reservation of a session whose connection has ended; its stored note stays."""
-        if key in self._reserved:
-            self._release(key)
+        """Forget note and reserved consumers of a session that nobody has or claims here; its stored note stays."""
+        self._release(key)
         self._starts.pop(key, None)
         self.consumers -= self._noted.pop(key, ("", 0))[1]
 
@@ -178,15 +225,14 @@ class Quotas:
         self.consumers += count - self._noted.get(key, ("", 0))[1]
         self._noted[key] = quota, count
 
-    def _release(self, key: str) -> int:
-        """End the reservation of a session; return the number of sessions in it."""
+    def _release(self, key: str) -> None:
+        """End the reservation of a session's consumers, if there is one."""
         one = self._reserved.pop(key, None)
         if one is None:
-            return 0
+            return
         self.consumers -= one.consumers
         if one.quota in self._uses:
-            self._uses[one.quota].add(-one.sessions, -one.consumers)
-        return one.sessions
+            self._uses[one.quota].add(0, -one.consumers)
 
     async def forget(self, record: SessionRecord) -> None:
         """Remove the note of a session that has ended; its record is removed or names another quota.
@@ -244,7 +290,7 @@ class Quotas:
                 self._count_refusal("consumer_rate", who)
                 return 0
             start = now + pace.pour(room, now)
-        self._reserved[key] = Reserved(quota, 0, room)
+        self._reserved[key] = Reserved(quota, room)
         self.consumers += room
         use.add(0, room)
         self._starts[key] = start
@@ -302,9 +348,8 @@ class Quotas:
             for key in await self._stale(quota, list(found.oldest)):
                 await self._notes.forget(quota, key)
                 sessions, consumers = sessions - 1, consumers - found.oldest[key]
-        for one in self._reserved.values():
-            if one.quota == quota:
-                sessions, consumers = sessions + one.sessions, consumers + one.consumers
+        sessions += sum(1 for place in self._places if place.quota == quota)
+        consumers += sum(one.consumers for one in self._reserved.values() if one.quota == quota)
         noted = self._noted_meanwhile[quota]
         sessions, consumers = sessions + noted.sessions, consumers + noted.consumers
         if quota not in self._uses and len(self._uses) >= QUOTAS_MAX:

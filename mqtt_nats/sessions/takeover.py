@@ -214,19 +214,20 @@ class Claims:
         if event is not None:
             event.set()
 
-    def leave(self, client: Session) -> None:
-        """Remove a connection that has ended."""
+    def leave(self, client: Session) -> bool:
+        """Remove a connection that has ended; return whether others are here that have its session or claim it."""
         if self._served:
             self.served(client.hash)
         clients = self._clients.get(client.hash, ())
         if client not in clients:
-            return
+            return bool(clients)
         self._ignore(client.hash)
         left = tuple(one for one in clients if one is not client)
         if left:
             self._clients[client.hash] = left
         else:
             del self._clients[client.hash]
+        return bool(left)
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         tokens = subject.split(b".")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,9 @@ import orjson
 import pytest
 
 from mqtt_nats.access.passwords import set_password
+from mqtt_nats.lifecycle import claim
+from mqtt_nats.sessions.record import save_record
+from mqtt_nats.sessions.session import Session
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.quotas import note_subject, quota_of
@@ -227,6 +232,38 @@ async def test_consumers(nats_server: NatsServer, kind: str) -> None:
         with Raw5.open(port, "fourth", KEPT) as fourth:
             assert fourth.subscribed(("x/#", 1), ("y/#", 1), ("z", 1)) == (1, 1, 1)
         end(port, "fourth")
+
+
+@pytest.mark.sources
+def test_a_connection_that_ends_while_the_next_one_claims(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session's consumers count once: the next connection has those of the former one."""
+    arrived, go_on = threading.Event(), asyncio.Event()
+
+    async def held(client: Session, expected: int) -> int:
+        arrived.set()
+        await go_on.wait()
+        return await save_record(client, expected)
+
+    with running(nats_server.url, max_durable_consumers=4) as inside, ExitStack() as stack:
+        port, account = inside.ports[0], inside.gateway.account
+        assert account is not None
+        first = stack.enter_context(Raw5.open(port, "moves", KEPT))
+        assert first.subscribed(("a", 1), ("b", 1)) == (1, 1)
+        next_one = stack.enter_context(Raw5(port))
+        with monkeypatch.context() as patched:
+            patched.setattr(claim, "save_record", held)
+            next_one.send(raw5.connect("moves", KEPT, clean=False))
+            assert arrived.wait(10)
+            first.close()
+            eventually(lambda: inside.call(lambda: not account.registry.clients))
+            inside.call(go_on.set)
+            assert next_one.answer(raw5.CONNACK).reason == 0
+        assert inside.call(lambda: account.services.quotas.consumers) == 2
+        assert next_one.subscribed(("c", 1), ("d", 1), ("e", 1)) == (1, 1, QUOTA_EXCEEDED)
+        next_one.send(raw5.disconnect(0, prop(SESSION_EXPIRY, 0)))
+        next_one.expect_closed()
 
 
 @pytest.mark.parametrize("positions", ["consumers", "records"])

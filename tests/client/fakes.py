@@ -296,9 +296,12 @@ class FakeLeftClaims:
 
     def __init__(self) -> None:
         self.fake_left: list[object] = []
+        self.fake_others = False
+        """Whether other connections have the session or claim it."""
 
-    def leave(self, client: object) -> None:
+    def leave(self, client: object) -> bool:
         self.fake_left.append(client)
+        return self.fake_others
 
 
 @stands_for(Account)

@@ -301,7 +301,9 @@ async def test_a_connection_that_has_ended_leaves_nothing_here() -> None:
 
 
 async def test_a_later_connection_of_the_client_stays() -> None:
+    """What the gateway knows of the session's consumers concerns that one, too."""
     client = FakeLeaver()
+    client.account.claims.fake_others = True
     other = FakeReceiver(client.services)
     leave(cast("Client", client))
     assert list(client.services.registry.clients.values()) == [other]

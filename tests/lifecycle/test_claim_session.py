@@ -39,7 +39,7 @@ class FakeClaimQuotas(FakeQuotas):
         self.fake_admitted: list[str] = []
         self.fake_claimed: list[str] = []
 
-    async def admit(self, key: str, quota: str, who: str) -> None:
+    async def admit(self, claim: object, key: str, quota: str, who: str) -> None:
         self.fake_admitted.append(who)
 
     def note_claim(self, record: SessionRecord) -> None:
@@ -81,6 +81,9 @@ class FakeLease:
 
     async def confirmed(self, client: Session) -> None:
         self.fake_asked_before = self._services.fake_inbox.asked.copy()
+
+    async def writes(self, version: int) -> None:
+        """Every gateway knows which records this one writes."""
 
 
 @stands_for(Connection)

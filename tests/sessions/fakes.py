@@ -128,6 +128,12 @@ class FakeQuotas:
     def store_note(self, record: SessionRecord) -> None:
         self.fake_written.append(record)
 
+    def give_back(self, claim: object) -> None:
+        """No claim has a place."""
+
+    def settle(self, claim: object, record: SessionRecord) -> None:
+        """No claim has a place."""
+
 
 @stands_for(RequestInbox)
 class FakeInbox(MemoryJetStream):

@@ -73,8 +73,8 @@ class Setup:
         self.claims.listen(cast(Client, client))
         return client
 
-    def leave(self, client: FakeClaimed) -> None:
-        self.claims.leave(cast(Client, client))
+    def leave(self, client: FakeClaimed) -> bool:
+        return self.claims.leave(cast(Client, client))
 
     def hear(self, gateway: str, client: str, payload: bytes) -> None:
         subject = f"$MQTT.JSA.{gateway}.SP.{client}.x".encode()
@@ -160,6 +160,17 @@ def test_in_a_domain() -> None:
     assert client.taken == 0
     setup.hear("foreign0", "one", b'{"seq":9,"domain":"leaf"}')
     assert client.taken == 1
+
+
+def test_who_leaves_learns_whether_others_have_the_session_or_claim_it() -> None:
+    """Also one that has not claimed anything: whoever names a client id may fail before."""
+    setup = Setup()
+    first, second, stranger = setup.client("one", 5), setup.client("one", 0), FakeClaimed("one", 0)
+    setup.client("two", 5)
+    assert setup.leave(first)
+    assert setup.leave(stranger)
+    assert not setup.leave(second)
+    assert not setup.leave(stranger)
 
 
 def test_after_a_reconnect() -> None:
