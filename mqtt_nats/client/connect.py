@@ -110,10 +110,12 @@ async def handle_connect(client: Client, connect: Connect) -> None:
 
 
 def refuse(client: Client, error: MqttError) -> None:
-    """Answer CONNECT with a return code or reason code and close the connection.
+    """Answer CONNECT with a return code or reason code and close the connection, unless it has ended.
 
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
+    if not client.alive:
+        return
     client.services.counters.refuse(error.reason.name.lower())
     if client.version == 5:
         client.write_buffer.write(_connack_error(error, client.terms))

@@ -197,6 +197,23 @@ async def test_a_claim_that_fails_beside_a_later_connection(monkeypatch: pytest.
     assert await services.fake_room() == ROOM
 
 
+async def test_a_connection_that_has_ended_takes_nothing_over() -> None:
+    """Nobody is served by it; the client's other connection may be alive."""
+    services = FakeCountingServices()
+    living, ended = FakeClaimant(services), FakeClaimant(services)
+    living.expiry = 0
+    await claim(living, clean=True)
+
+    def ends(subject: str) -> None:
+        ended.alive = False
+
+    services.fake_inbox.before = ends
+    with pytest.raises(MqttError):
+        await claim(ended)
+    assert (services.registry.clients, living.fake_ended, ended.epoch) == ({"client": living}, [], 0)
+    assert await services.fake_room() == ROOM
+
+
 async def test_a_claim_that_may_be_stored_counts_until_that_is_known() -> None:
     services = FakeCountingServices()
     services.fake_at_store(silent, silent)
