@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64decode
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mqtt_nats.access.acl import Identity, Permissions, Rule, Rules
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.audit")
 
 
-async def _counters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _counters(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     yield await snapshot(control.account)
 
 
-async def _history(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _history(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     if control.powers.history is None:
         raise Refusal("the history of a gateway is shown in its own account only")
     for point in control.powers.history.since(float(question.get("since") or 0.0)):
         yield point
 
 
-async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _listeners(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     general = control.account.services.settings
     for listener in control.powers.doors:
         settings = listener.settings
@@ -61,7 +61,7 @@ async def _listeners(control: Control, question: dict[str, Any]) -> AsyncIterato
         }
 
 
-async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _hooks(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     for one in control.account.services.hooks.accounts():
         yield one._asdict()
 
@@ -69,7 +69,7 @@ async def _hooks(control: Control, question: dict[str, Any]) -> AsyncIterator[An
 # -- rules --------------------------------------------------------------------------------------------
 
 
-async def _acl(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _acl(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the decision of the rules about one user and one topic, at every QoS, and the deciding rule."""
     account = control.account
     topic, asked = str(question.get("topic")), question.get("access")
@@ -166,7 +166,7 @@ def _said(rule: Rule) -> str:
 # -- actions ------------------------------------------------------------------------------------------
 
 
-async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _publish(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     topic, payload = str(question.get("topic")), b64decode(question.get("payload") or "")
     try:
         _check(topic)
@@ -181,7 +181,7 @@ async def _publish(control: Control, question: dict[str, Any]) -> AsyncIterator[
     yield {"topic": topic, "bytes": len(payload)}
 
 
-async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _unretain(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     for topic in list(question.get("topics") or ()):
         try:
             _check(str(topic))
@@ -191,7 +191,7 @@ async def _unretain(control: Control, question: dict[str, Any]) -> AsyncIterator
         yield {"topic": topic, "told": told}
 
 
-async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _end_sessions(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """End sessions whose clients are not connected, and remove everything that is stored for them."""
     account = control.account
     written = question.get("written")
@@ -249,7 +249,7 @@ async def _is_heard(account: Account, record: SessionRecord) -> bool:
     return False
 
 
-async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _drain(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     if not question.get("gateway"):
         raise Refusal("name one gateway")
     if control.powers.stop is None:
@@ -260,7 +260,7 @@ async def _drain(control: Control, question: dict[str, Any]) -> AsyncIterator[An
     yield {"connections": connections, "seconds": control.account.services.settings.drain_seconds(connections)}
 
 
-async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _log_levels(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Set the level of a logger, if the question has one; yield the levels in force, of all loggers or of this one."""
     logger, level = str(question.get("logger") or ""), str(question.get("level") or "")
     if control.powers.stop is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.logs import unlimited
@@ -84,7 +84,7 @@ def _short(text: str) -> str:
     return seen if len(text) <= TEXT_MOST else f"{seen}…"
 
 
-async def answer(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def answer(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the number of actions, of ``who`` or of all, and the newest ones: ``most`` of them, 0 = all.
 
     Raises:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.codec import MqttError, ReasonCode, matches
@@ -91,7 +91,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
     }
 
 
-async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _clients(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the number of clients, and the first ones in an order: ``most`` of them, 0 = all."""
     fits = chosen(control, question)
     order = CLIENT_ORDERS.get(str(question.get("sort")), CLIENT_ORDERS["slowest"])
@@ -104,7 +104,7 @@ async def _clients(control: Control, question: dict[str, Any]) -> AsyncIterator[
         yield brief(control, client)
 
 
-async def _connected(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _connected(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     fits = chosen(control, question)
     async for client in sliced(list(control.account.registry.clients.values())):
         if fits(client):
@@ -121,7 +121,7 @@ def _loaded(client: Client) -> dict[str, Any]:
     return {"value": client.client_id, "inflight": inflight, "queued": queued, "taken": taken}
 
 
-async def _client(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _client(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     client = control.account.registry.find(str(question.get("client")))
     if client is None or not client.alive:
         return
@@ -159,7 +159,7 @@ def _subscription(client: Client, text: str, qos: int, nl: bool, rap: bool, iden
     }
 
 
-async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the number of subscriptions, and the first ones in an order: ``most`` of them, 0 = all."""
     fits, wanted = chosen(control, question), filter_test(question)
     order = subscription_order(str(question.get("sort") or "filter"))
@@ -178,7 +178,7 @@ async def _subscriptions(control: Control, question: dict[str, Any]) -> AsyncIte
         yield one
 
 
-async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _groups(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the shared subscriptions, each with the number of its members that are connected here."""
     members: Counter[str] = Counter()
     async for client in sliced(list(control.account.registry.clients.values())):
@@ -188,21 +188,21 @@ async def _groups(control: Control, question: dict[str, Any]) -> AsyncIterator[A
         yield {"filter": text, "members": count}
 
 
-async def _topics(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _topics(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     wanted = question.get("filter") or "#"
     async for route in sliced(list(control.account.services.path.table.routes.values())):
         if matches(wanted, route.topic):
             yield route.topic
 
 
-async def _filters(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _filters(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Yield the filters with the number of their clients, and whether NATS denies the subscription to the gateway."""
     filters: list[Filter] = list(control.account.services.path.table.filters.values())
     async for found in sliced(filters):
         yield {"filter": found.text, "clients": len(found.members), "denied": found.denied}
 
 
-async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _kick(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     names = ("clients", "match", "user", "address", "listener", "slow", "everybody")
     if not any(question.get(name) for name in names):
         raise Refusal("no client is selected")
@@ -242,7 +242,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncIterator[Any
         control.kicks.pop(name, None)
 
 
-async def _kicking(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _kicking(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Renew or stop a `_kick` that disconnects clients one after the other."""
     name = str(question.get("kick"))
     known = name in control.kicks

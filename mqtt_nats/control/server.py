@@ -9,7 +9,8 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
-Answering = Callable[["Control", dict[str, Any]], AsyncIterator[Any]]
+Answering = Callable[["Control", dict[str, Any]], AsyncGenerator[Any, None]]
 
 ANSWERS: Final[dict[str, Answering]] = {
     **controlclients.ANSWERS,
@@ -126,17 +127,18 @@ class Control:
         try:
             if answering is None:
                 raise Refusal(f"this gateway does not know the request {what!r}: it may be older than the command")
-            async for item in answering(self, question):
-                if isinstance(item, Total):
-                    total = item.items
-                else:
-                    items.append(orjson.dumps(item))
-                    size += len(items[-1])
-                late = loop.time() - sent > PAGE_SECONDS
-                if len(items) >= PAGE_ITEMS or size >= most or (late and items) or isinstance(item, Total):
-                    self._page(reply, items, True, total)
-                    items, size, sent = [], 0, loop.time()
-                    await self.account.services.nats.link.fence()
+            async with aclosing(answering(self, question)) as found:
+                async for item in found:
+                    if isinstance(item, Total):
+                        total = item.items
+                    else:
+                        items.append(orjson.dumps(item))
+                        size += len(items[-1])
+                    late = loop.time() - sent > PAGE_SECONDS
+                    if len(items) >= PAGE_ITEMS or size >= most or (late and items) or isinstance(item, Total):
+                        self._page(reply, items, True, total)
+                        items, size, sent = [], 0, loop.time()
+                        await self.account.services.nats.link.fence()
         except Refusal as refusal:
             error = str(refusal)
         except (MqttError, ApiError, NoResponders, RequestTimeout) as failure:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
@@ -281,7 +281,7 @@ def _shown(value: Any) -> Any:
     return [_shown(one) for one in value[:TEXTS_MOST]] if isinstance(value, list) else value
 
 
-async def _trace(control: Control, question: dict[str, Any]) -> AsyncIterator[Any]:
+async def _trace(control: Control, question: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Begin, renew or end a trace."""
     name, to = str(question.get("trace")), str(question.get("to"))
     known = control.traces.get(name)

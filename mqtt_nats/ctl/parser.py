@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from importlib import import_module
 from shutil import get_terminal_size
 from typing import Any, Literal, get_args, get_origin
@@ -99,7 +99,7 @@ def command_of(verb: Verb, name: str) -> click.Command:
     return click.Command(name, params=parameters, callback=run, help=verb.summary)
 
 
-async def print_text_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -> None:
+async def print_text_parts(parts: Parts, every: AsyncGenerator[dict[str, Any], None]) -> None:
     """Print a result part by part. It is written by a thread: whoever reads it may wait, and NATS may not."""
     text = parts.text()
 
@@ -109,12 +109,13 @@ async def print_text_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -
                 await asyncio.to_thread(say, "\n".join(some))
             yield one | {parts.name: []}
 
-    end = text.end(await collected(lines()))
+    async with aclosing(every):
+        end = text.end(await collected(lines()))
     if end:
         say("\n".join(end))
 
 
-async def print_json_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -> None:
+async def print_json_parts(parts: Parts, every: AsyncGenerator[dict[str, Any], None]) -> None:
     """Print a result part by part as one JSON object, whose first key is the list; as `print_text_parts` does."""
     lead = f'{{\n  "{parts.name}": ['
 
@@ -127,7 +128,8 @@ async def print_json_parts(parts: Parts, every: AsyncIterator[dict[str, Any]]) -
                 lead = ","
             yield one | {parts.name: []}
 
-    others = await collected(entries())
+    async with aclosing(every):
+        others = await collected(entries())
     del others[parts.name]
     end = "\n  ]" if lead == "," else lead + "]"
     say(end + "".join(f',\n  "{key}": {_indented(value, "  ").lstrip()}' for key, value in others.items()) + "\n}")

@@ -110,25 +110,29 @@ async def record_parts(
     yield part
 
 
-async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncIterator[Found]:
+async def records(inbox: RequestInbox, client_id: str | None = None) -> AsyncGenerator[Found, None]:
     """Yield all session records, or the records of one client. Raises ApiError, NoResponders, RequestTimeout."""
     if client_id is not None:  # with a JetStream domain the subject has one more token
         key, there = name_hash(client_id), False
         for subject in (f"{PREFIX}{key}", f"{PREFIX}*.{key}"):
-            async for one in _records(inbox, subject, client_id):
-                there = True
-                yield one
+            async with aclosing(_records(inbox, subject, client_id)) as every:
+                async for one in every:
+                    there = True
+                    yield one
         if there:
             return
-    async for one in _records(inbox, PREFIX + ">", client_id):  # second keys do not follow from the client id alone
-        yield one
+    # Second keys do not follow from the client id alone.
+    async with aclosing(_records(inbox, PREFIX + ">", client_id)) as every:
+        async for one in every:
+            yield one
 
 
-async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> AsyncIterator[Found]:
-    async for message in pages(inbox, STREAM, subject):
-        found = read_record(message, client_id)
-        if client_id is None or found.client_id == client_id:
-            yield found
+async def _records(inbox: RequestInbox, subject: str, client_id: str | None) -> AsyncGenerator[Found, None]:
+    async with aclosing(pages(inbox, STREAM, subject)) as every:
+        async for message in every:
+            found = read_record(message, client_id)
+            if client_id is None or found.client_id == client_id:
+                yield found
 
 
 def read_record(message: stored.StoredMessage, client_id: str | None = None) -> Found:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
@@ -78,7 +78,7 @@ class Parts(NamedTuple):
 
     name: str
     """Key of the entries in the result. Of the other keys, lists are joined; of single values the last one counts."""
-    run: Callable[[RequestInbox, Any], AsyncIterator[dict[str, Any]]]
+    run: Callable[[RequestInbox, Any], AsyncGenerator[dict[str, Any], None]]
     """Generator of the parts; it raises what ``Verb.run`` raises."""
     text: Callable[[], PartsText]
 

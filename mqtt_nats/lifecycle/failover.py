@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.ingress.retained_store import is_retained
@@ -34,9 +35,12 @@ from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mqtt_nats.lifecycle.will import Wills
     from mqtt_nats.observability.presence import Presence
     from mqtt_nats.sessions.services import Services
+    from mqtt_streams.stored import StoredMessage
     from mqtt_streams.wills import StoredWill
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -71,19 +75,24 @@ async def fail_over(wills: Wills, presence: Presence, dead: Entry) -> None:
     count = await publish_wills(wills, dead)
     sessions = 0
     inbox = wills.services.nats.inbox
-    async for page in pages_of(inbox, STREAM, PREFIX + ">"):
-        owned: list[tuple[SessionRecord, int]] = []
-        for message in page:
-            try:
-                record = decode(message.payload, key=message.subject.rpartition(".")[2])
-            except PoisonedRecord:
-                continue
-            if record.v5 is not None and record.v5.owner == dead.identity:
-                owned.append((record, message.seq))
-        for start in range(0, len(owned), AT_ONCE):
-            await asyncio.gather(*(_session(wills, presence, dead, *one) for one in owned[start : start + AT_ONCE]))
-        sessions += len(owned)
+    async with aclosing(pages_of(inbox, STREAM, PREFIX + ">")) as pages:
+        async for page in pages:
+            owned = list(_owned(page, dead))
+            for start in range(0, len(owned), AT_ONCE):
+                await asyncio.gather(*(_session(wills, presence, dead, *one) for one in owned[start : start + AT_ONCE]))
+            sessions += len(owned)
     log.info("gateway %s: %d wills and %d sessions were taken over", dead.identity, count, sessions)
+
+
+def _owned(page: list[StoredMessage], dead: Entry) -> Iterator[tuple[SessionRecord, int]]:
+    """Yield the records of a dead gateway's sessions with their sequences."""
+    for message in page:
+        try:
+            record = decode(message.payload, key=message.subject.rpartition(".")[2])
+        except PoisonedRecord:
+            continue
+        if record.v5 is not None and record.v5.owner == dead.identity:
+            yield record, message.seq
 
 
 async def _published_before(services: Services, dead: Entry, wills: list[StoredWill]) -> set[int]:

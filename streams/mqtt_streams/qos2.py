@@ -147,12 +147,13 @@ class Qos2Store:
     async def held(self, client_token: str) -> list[Held]:
         """Return the held publishes of a client, oldest first; unusable records are deleted."""
         found = []
-        async for message in stored.scan(self._js, STREAM, held_subjects(client_token)):
-            record = parse(message)
-            if record is None:
-                await self.delete(message.seq)
-            else:
-                found.append(record)
+        async with aclosing(stored.scan(self._js, STREAM, held_subjects(client_token))) as messages:
+            async for message in messages:
+                record = parse(message)
+                if record is None:
+                    await self.delete(message.seq)
+                else:
+                    found.append(record)
         return found
 
     async def find(self, client_token: str, packet_id: int) -> Held | None:

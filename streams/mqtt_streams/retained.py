@@ -7,6 +7,7 @@ and notice no other removal; the gateway that wrote the tombstone deletes it.
 
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -198,11 +199,12 @@ class RetainedStore:
             await reader.close()
         if self.replicated and _age(info) < _LAG:
             late = []
-            async for message in stored.scan(self._js, STREAM, PREFIX + filter_subject, tail):
-                if message.seq > last_seq:
-                    break
-                if message.seq not in found:
-                    late.append(message)
+            async with aclosing(stored.scan(self._js, STREAM, PREFIX + filter_subject, tail)) as messages:
+                async for message in messages:
+                    if message.seq > last_seq:
+                        break
+                    if message.seq not in found:
+                        late.append(message)
             if page := _matches(filter_subject, late):
                 yield page
 

@@ -7,7 +7,7 @@ of no other member, until the client has it [MQTT-4.8.2-5] (5.0). Beside those s
 its connection ended.
 """
 
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -312,14 +312,15 @@ class SharedStore:
 
     async def acknowledge(self, client_hash: str, last: int) -> None:
         """Acknowledge a client's assigned messages to the groups' consumers, for assignments up to sequence `last`."""
-        async for message in stored.scan(self._js, STREAM, assigned_subjects(client_hash)):
-            if message.seq > last:
-                return
-            sequence = headers.get_int(message.headers, headers.SEQ)
-            ack = b"" if sequence is None or _void(message) else _ack_of(message, sequence)
-            if ack:
-                with suppress(NoResponders):  # the consumer is gone
-                    await self._js.request(ack.decode())
+        async with aclosing(stored.scan(self._js, STREAM, assigned_subjects(client_hash))) as messages:
+            async for message in messages:
+                if message.seq > last:
+                    return
+                sequence = headers.get_int(message.headers, headers.SEQ)
+                ack = b"" if sequence is None or _void(message) else _ack_of(message, sequence)
+                if ack:
+                    with suppress(NoResponders):  # the consumer is gone
+                        await self._js.request(ack.decode())
 
     async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
         """Return the owner of a group's copy of a message of `$MQTT_msgs`, stored at `stored_ns` (ns since 1970).
@@ -330,10 +331,11 @@ class SharedStore:
         if found is not None and (owner := _owner(found, stored_ns)) is not None:
             return owner
         # Gateways before this one have one record for a message, under its sequence alone, of whichever group.
-        async for found in stored.scan(self._js, STREAM, f"{ASSIGNED}*.{message_seq}"):
-            share = headers.percent_decode(headers.get(found.headers, _SHARE) or "")
-            if share == subscription and (owner := _owner(found, stored_ns)) is not None:
-                return owner
+        async with aclosing(stored.scan(self._js, STREAM, f"{ASSIGNED}*.{message_seq}")) as older:
+            async for found in older:
+                share = headers.percent_decode(headers.get(found.headers, _SHARE) or "")
+                if share == subscription and (owner := _owner(found, stored_ns)) is not None:
+                    return owner
         return None
 
 

@@ -6,7 +6,7 @@ Single messages come from the stream's leader. A direct get is cheaper, but a re
 
 import re
 from base64 import b64decode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -94,7 +94,7 @@ async def get_next(js: JetStream, stream: str, subject: str, start_seq: int) -> 
     return await _get(js, stream, {"next_by_subj": subject, "seq": start_seq})
 
 
-async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> AsyncIterator[StoredMessage]:
+async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> AsyncGenerator[StoredMessage, None]:
     """Yield all messages of a subject (wildcards allowed) in sequence order; for few messages: one request each."""
     while (message := await get_next(js, stream, subject, start_seq)) is not None:
         yield message

@@ -5,6 +5,7 @@ A will is stored at CONNECT and removed when it is published or discarded. So an
 wills of a dead gateway.
 """
 
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from mqtt_streams import headers, stored
@@ -96,12 +97,13 @@ class WillStore:
     async def of_gateway(self, gateway: str) -> list[StoredWill]:
         """Return the wills of a gateway's clients; unusable records are deleted."""
         found = []
-        async for message in stored.scan(self._js, STREAM, f"{PREFIX}{gateway}.*"):
-            will = parse(message)
-            if will is None:
-                await self.delete(message.seq)
-            else:
-                found.append(will)
+        async with aclosing(stored.scan(self._js, STREAM, f"{PREFIX}{gateway}.*")) as messages:
+            async for message in messages:
+                will = parse(message)
+                if will is None:
+                    await self.delete(message.seq)
+                else:
+                    found.append(will)
         return found
 
     async def delete(self, seq: int) -> bool:

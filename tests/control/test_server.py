@@ -12,6 +12,7 @@ from mqtt_nats.control import clients as controlclients
 from mqtt_nats.control.selection import Total
 from mqtt_nats.control.server import Control
 from tests.control.fakes import FakeControl, as_control
+from tests.harness.generators import all_closed
 from tests.sessions.fakes import FakeClient
 
 
@@ -30,6 +31,21 @@ def test_an_answer_that_nats_would_end_the_connection_over_is_not_sent(size: int
         assert "1001 bytes" in found["error"]
     else:
         assert body == b"x" * size
+
+
+async def test_an_answer_that_nats_server_does_not_take_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it would have gone on with is closed at once."""
+    fake = FakeControl()
+    FakeClient(fake.account.services)
+
+    async def stuck(timeout: float = 5.0) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(fake.account.services.nats.link, "fence", stuck, raising=False)
+    monkeypatch.setattr(fake, "_page", lambda *about: None, raising=False)
+    with all_closed():
+        await Control._respond(as_control(fake), b"reply", "kick", {"everybody": True})
+    assert fake.kicks == {}
 
 
 @pytest.mark.parametrize("stopped", [True, False])

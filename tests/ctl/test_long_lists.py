@@ -83,7 +83,7 @@ def test_the_first_part_comes_before_the_rest_is_read(url: str, monkeypatch: pyt
                     yield message
 
         monkeypatch.setattr(records, "pages", counted)
-        async with aclosing(parts(inbox, Listing())) as some:  # type: ignore[type-var]
+        async with aclosing(parts(inbox, Listing())) as some:
             return [one["client"] for one in (await anext(some))["sessions"]]
 
     assert on_nats(url, first) == WRITTEN[: records.FIRST]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, field_validator
@@ -78,11 +79,12 @@ def order(sort: str) -> Callable[[Brief], Any]:
 async def collect(inbox: RequestInbox, topic_filter: str, page: ListPage[Brief]) -> None:
     """Add the retained messages of all topics that match. One that changes meanwhile may be added twice."""
     for subject in filter_to_subjects(checked(topic_filter)):
-        async for messages in RetainedStore(inbox).matching(subject):
-            for one in messages:
-                topic = subject_to_topic(one.subject)
-                page.add(Brief(topic, one.qos, len(one.payload), one.time_ns / 1e9))
-            progress(page.total)
+        async with aclosing(RetainedStore(inbox).matching(subject)) as pages:
+            async for messages in pages:
+                for one in messages:
+                    topic = subject_to_topic(one.subject)
+                    page.add(Brief(topic, one.qos, len(one.payload), one.time_ns / 1e9))
+                progress(page.total)
 
 
 async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Literal, NamedTuple
 
@@ -131,14 +131,15 @@ async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     return await collected(parts(inbox, asked))
 
 
-async def parts(inbox: RequestInbox, asked: Listing) -> AsyncIterator[dict[str, Any]]:
+async def parts(inbox: RequestInbox, asked: Listing) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the list in parts. In the order of the records only one part is in memory, in others the list of keys."""
     if asked.sort == "queued":
         yield await _listed_by_queue(inbox, asked)
         return
     if asked.sort == "written" and not asked.reverse:
-        async for each in _as_written(inbox, asked):
-            yield each
+        async with aclosing(_as_written(inbox, asked)) as every:
+            async for each in every:
+                yield each
         return
     page, silent = await _chosen(inbox, asked)
     chosen = page.entries()
@@ -147,7 +148,7 @@ async def parts(inbox: RequestInbox, asked: Listing) -> AsyncIterator[dict[str, 
         yield await _part(inbox, asked, await records_of(inbox, chosen[start : start + PART]))
 
 
-async def _as_written(inbox: RequestInbox, asked: Listing) -> AsyncIterator[dict[str, Any]]:
+async def _as_written(inbox: RequestInbox, asked: Listing) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the list in the order of the stream; only what is shown is looked up."""
     fits, total = pattern_test(asked.match), 0
     most = asked.offset + asked.limit if asked.limit else sys.maxsize
@@ -210,14 +211,15 @@ async def _listed_by_queue(inbox: RequestInbox, asked: Listing) -> dict[str, Any
     )
     some: list[Found] = []
     fits = pattern_test(asked.match)
-    async for one in records(inbox):
-        state = "connected" if one.client_id in connected else "disconnected"
-        if fits(one.client_id) and asked.state in ("all", state):
-            some.append(one)
-        if len(some) == LOOKS:
-            for each in await _briefs(some, connected, due, waiting):
-                page.add(each)
-            some.clear()
+    async with aclosing(records(inbox)) as every:
+        async for one in every:
+            state = "connected" if one.client_id in connected else "disconnected"
+            if fits(one.client_id) and asked.state in ("all", state):
+                some.append(one)
+            if len(some) == LOOKS:
+                for each in await _briefs(some, connected, due, waiting):
+                    page.add(each)
+                some.clear()
     for each in await _briefs(some, connected, due, waiting):
         page.add(each)
     return {"sessions": page.entries(), "silent": silent, "total": page.total}

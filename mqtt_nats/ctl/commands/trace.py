@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from datetime import datetime
 from heapq import heappop, heappush
 from typing import Any, Final
@@ -111,10 +111,9 @@ async def trace(
             said = {"gateway": gateway, "client": "", "event": "lost", "count": missed}
             waiting.put_nowait({"time": events[-1]["time"], **said})
 
-    seconds = min(seconds or LASTS_MOST, LASTS_MOST)
     question = {"trace": name, "to": to.decode(), "client": client, "topic": checked(topic) if topic else ""}
     sid = link.subscribe_raw(to, arrived)
-    end = asyncio.get_running_loop().time() + seconds
+    end = asyncio.get_running_loop().time() + min(seconds or LASTS_MOST, LASTS_MOST)
     renewing = asyncio.create_task(_renew(inbox, question, sid, waiting))
     try:
         begun = await ask(inbox, "trace", question)
@@ -124,8 +123,9 @@ async def trace(
             "connected": [one["gateway"] for one in begun.items if one.get("connected")],
             "silent": begun.silent,
         }
-        async for event in _ordered(waiting, end):
-            yield event
+        async with aclosing(_ordered(waiting, end)) as events:
+            async for event in events:
+                yield event
     finally:
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
@@ -135,7 +135,7 @@ async def trace(
             await link.fence()
 
 
-async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncIterator[Event]:
+async def _ordered(waiting: asyncio.Queue[Event], end: float) -> AsyncGenerator[Event, None]:
     """Yield events sorted by time, each `ORDERED` seconds after its arrival."""
     loop = asyncio.get_running_loop()
     durations = Durations()
