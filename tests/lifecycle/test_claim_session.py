@@ -12,7 +12,7 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Connect, MqttError, ReasonCode
 from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
 from mqtt_nats.hooks.registry import Hooks
-from mqtt_nats.lifecycle.claim import claim_session
+from mqtt_nats.lifecycle.claim import announce_claim, claim_session
 from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.will import Wills
 from mqtt_nats.sessions.quotas import Quotas
@@ -134,10 +134,11 @@ class FakeClaimant(FakeClient):
 
 
 async def claim(client: FakeClaimant, *, clean: bool = False, lasts: bool = True) -> tuple[bool, FakeLease]:
-    """Claim the session for a CONNECT without a will; returns Session Present and the lease."""
+    """Announce and claim the session for a CONNECT without a will; returns Session Present and the lease."""
     services = cast(FakeClaimServices, client.services)
     lease = FakeLease(services, lasts=lasts)
     connect = Connect(5, "client", clean, 60)
+    await announce_claim(as_client(client), services.fake_claims, cast(Lease, lease))
     return await claim_session(as_client(client), connect, cast(Wills, FakeWills(services)), cast(Lease, lease)), lease
 
 
