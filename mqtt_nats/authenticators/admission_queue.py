@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from mqtt_nats.authenticators.turns import AuthenticationQueue, source_of
+from mqtt_nats.authenticators.authentication_queue import AuthenticationQueue, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 
 T = TypeVar("T")

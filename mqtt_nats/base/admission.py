@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mqtt_nats.base.limit_settings import ClientLimits
 
 
-TURN_MOST_S: Final = 4.0
+CONNECT_WAIT_MOST_S: Final = 4.0
 """Most seconds for which CONNECT waits for `connect_rate`: with the time to answer, CONNACK comes within five."""
 
 
@@ -77,8 +77,8 @@ class ConnectionLimit:
 class ConnectRate:
     """Rate of connections, for each key: a burst is let in at once, further connections are handled at the rate.
 
-    A connection that would wait longer than `TURN_MOST_S` is admitted for a refusal in CONNACK, at the same rate and
-    with the same burst. Any further connection is closed.
+    A connection that would wait longer than `CONNECT_WAIT_MOST_S` is admitted for a refusal in CONNACK, at the same
+    rate and with the same burst. Any further connection is closed.
 
     Args:
         rate: connections per second.
@@ -87,7 +87,7 @@ class ConnectRate:
 
     def __init__(self, rate: float, seconds: float) -> None:
         self._burst = depth(rate, seconds)
-        self._turns = Buckets(rate, self._burst + rate * TURN_MOST_S)
+        self._turns = Buckets(rate, self._burst + rate * CONNECT_WAIT_MOST_S)
         self._refusals = Buckets(rate, self._burst)
 
     def admit(self, key: str, now: float) -> Admission:

@@ -132,7 +132,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
     client_id = connect.client_id or f"auto-{client.services.identity.new_nuid()}"
-    await _wait_for_turn(client)
+    await _wait_for_rate(client)
     granted = await authenticate(client, connect, client_id)
     _negotiate(client, connect, granted)
     if connect.will is not None:
@@ -146,7 +146,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     return present, granted
 
 
-async def _wait_for_turn(client: Client) -> None:
+async def _wait_for_rate(client: Client) -> None:
     """Wait until the rate of connections allows the CONNECT.
 
     Raises:

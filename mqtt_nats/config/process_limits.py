@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqtt_nats.base.admission import TURN_MOST_S
+from mqtt_nats.base.admission import CONNECT_WAIT_MOST_S
 from mqtt_nats.base.errors import StartupError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def within_process(settings: Settings) -> Settings:
     if most != settings.max_connections:
         changes["max_connections"] = most
     if settings.connect_rate is None:
-        rate = most / (settings.rate_burst + TURN_MOST_S)
+        rate = most / (settings.rate_burst + CONNECT_WAIT_MOST_S)
         changes["connect_rate"] = min(CONNECTS_PER_S_MAX, max(CONNECTS_PER_S_MIN, rate))
     return settings.model_copy(update=changes) if changes else settings
 

@@ -11,8 +11,8 @@ from mqtt_nats.access.authenticator import ANONYMOUS, IGNORE, Allow, Credentials
 from mqtt_nats.access.certificates import CertificateUsers, Kind
 from mqtt_nats.access.chain import Chain
 from mqtt_nats.access.scram import Users
+from mqtt_nats.authenticators.authentication_queue import AuthenticationQueue, source_of
 from mqtt_nats.authenticators.tenancy import bound
-from mqtt_nats.authenticators.turns import AuthenticationQueue, source_of
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.transport.connection import Connection
 

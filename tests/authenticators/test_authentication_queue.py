@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.authenticators.turns import AuthenticationQueue, source_of
+from mqtt_nats.authenticators.authentication_queue import AuthenticationQueue, source_of
 
 
 def drained(queue: AuthenticationQueue[str]) -> list[str]:
