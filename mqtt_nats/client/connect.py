@@ -76,7 +76,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         log_failure(log, logging.WARNING, "connect", text, connect.client_id, error, extra=ids)
         refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
-    if not client.alive:
+    if client.ending:
         return
     # [MQTT-3.1.4-4] [MQTT-3.2.0-1] [MQTT-3.2.2-1] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (3.1.1)
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
@@ -110,11 +110,11 @@ async def handle_connect(client: Client, connect: Connect) -> None:
 
 
 def refuse(client: Client, error: MqttError) -> None:
-    """Answer CONNECT with a return code or reason code and close the connection, unless it has ended.
+    """Answer CONNECT with a return code or reason code and close the connection, unless it ends already.
 
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
-    if not client.alive:
+    if client.ending:
         return
     client.services.counters.refuse(error.reason.name.lower())
     if client.version == 5:

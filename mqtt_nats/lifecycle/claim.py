@@ -139,7 +139,7 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease)
         expired = known is not None and await has_expired(client, known, expected)
         present = _prepare(client, connect, known, expected, expired=expired)
         await _count(client, known, quota, present=present)
-        if not client.alive or (known is not None and claims.is_elsewhere(client, known)):
+        if client.ending or (known is not None and claims.is_elsewhere(client, known)):
             quotas.give_back(client)
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
         try:

@@ -132,6 +132,11 @@ class Session(Member):
         return self.state is not State.ENDED
 
     @property
+    def ending(self) -> bool:
+        """True from the decision of the gateway to end the connection, or from its end on: a socket may close late."""
+        return self.why is not None or not self.alive
+
+    @property
     def memory(self) -> ClientMemory:
         """Topic aliases, access decisions and routes that the gateway remembers because of the client.
 

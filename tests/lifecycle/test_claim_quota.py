@@ -13,7 +13,7 @@ from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.networks import household
 from mqtt_nats.client.client import Client
-from mqtt_nats.codec import MqttError, NotAuthorized, QuotaExceeded
+from mqtt_nats.codec import MqttError, NotAuthorized, QuotaExceeded, ReasonCode
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.lifecycle import claim as module
 from mqtt_nats.sessions.quotas import Quotas
@@ -197,7 +197,8 @@ async def test_a_claim_that_fails_beside_a_later_connection(monkeypatch: pytest.
     assert await services.fake_room() == ROOM
 
 
-async def test_a_connection_that_has_ended_takes_nothing_over() -> None:
+@pytest.mark.parametrize("closed", [True, False], ids=["ended", "being ended"])
+async def test_a_connection_that_has_ended_takes_nothing_over(closed: bool) -> None:
     """Nobody is served by it; the client's other connection may be alive."""
     services = FakeCountingServices()
     living, ended = FakeClaimant(services), FakeClaimant(services)
@@ -205,7 +206,8 @@ async def test_a_connection_that_has_ended_takes_nothing_over() -> None:
     await claim(living, clean=True)
 
     def ends(subject: str) -> None:
-        ended.alive = False
+        ended.alive = not closed
+        ended.why = MqttError("no answer in time", ReasonCode.SERVER_UNAVAILABLE)
 
     services.fake_inbox.before = ends
     with pytest.raises(MqttError):

@@ -336,6 +336,7 @@ class FakeClient:
         self.record: SessionRecord | None = SessionRecord(client_id, v5=v5 or V5())
         self.epoch = 0
         self.alive = True
+        self.why: MqttError | None = None
         self.taken = False
         self.durable = True
         self.durable_side: Any = None
@@ -355,6 +356,10 @@ class FakeClient:
     @property
     def consumers(self) -> Any:
         return self.durable_side
+
+    @property
+    def ending(self) -> bool:
+        return self.why is not None or not self.alive
 
     @property
     def here(self) -> bool:
