@@ -84,7 +84,7 @@ class Client(JobRunner):
         self.access = access
         """The authentication of the listener."""
         self.waiting_since = 0.0
-        """Loop time in seconds since which CONNECT waits for NATS; 0 = since the beginning, infinite = it does not."""
+        """Loop time in seconds since which CONNECT waits for NATS or a place; 0 = the beginning, infinite = neither."""
 
     # -- CONNECT --------------------------------------------------------------------------------
 
@@ -92,9 +92,13 @@ class Client(JobRunner):
         """Set the decision of the authentication."""
         self.granted, self.user = granted, granted.user
 
-    def begin_waiting(self) -> None:
-        """Note that CONNECT waits: for `connect_rate`, authenticators or a place; the client's end cancels the wait."""
-        self.waiting_since, self._idle = inf, True
+    def begin_waiting(self, since: float = inf) -> None:
+        """Note that CONNECT waits: for `connect_rate`, authenticators or a place; the client's end cancels the wait.
+
+        Args:
+            since: present loop time in seconds, for a place; infinite = the wait does not depend on NATS.
+        """
+        self.waiting_since, self._idle = since, True
 
     def end_waiting(self) -> None:
         """Note that CONNECT does not wait any more: `connect_timeout` begins."""
@@ -337,6 +341,12 @@ class Client(JobRunner):
     def unanswered(self) -> bool:
         """True while the CONNECT waits and the session is not claimed yet."""
         return self.state is State.OPENING and not self.epoch
+
+    @property
+    def unanswered_since(self) -> float:
+        """Loop time in seconds since which NATS has answered neither CONNECT nor, during a wait, others before it."""
+        since = self.waiting_since or self.connection.opened
+        return max(since, self.delivery.claimed) if self._idle else since
 
     # -- the end --------------------------------------------------------------------------------
 

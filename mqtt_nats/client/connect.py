@@ -139,10 +139,11 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
         connect = replace(connect, will=await admit_will(client, connect.will))
     wills, lease = client.account.wills, client.account.lease
     await announce_claim(client, wills.claims, lease)
-    client.begin_waiting()
+    client.begin_waiting(asyncio.get_running_loop().time())
     async with TimedPermit(client.delivery.claims):
         client.end_waiting()
         present = await claim_session(client, connect, wills, lease)
+    client.delivery.note_claim()
     return present, granted
 
 

@@ -246,7 +246,7 @@ def end_silent(registry: Registry[Client], now: float) -> None:
                 client.end(MqttError("no CONNECT within connect_timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
             if client.version != 5:  # a 5.0 client gets DISCONNECT first
                 connection.abort()
-        elif client.unanswered and now - (client.waiting_since or connection.opened) > timeout + CLOCK_STEP:
+        elif client.unanswered and now - client.unanswered_since > timeout + CLOCK_STEP:
             # Nothing is read from such a client, so the gateway would not notice that the client has gone.
             refuse(client, MqttError("NATS does not answer", ReasonCode.SERVER_UNAVAILABLE))
         if client in registry.connections and (again := _next_check(client, now)) < inf:

@@ -112,6 +112,7 @@ class DeliveryServices:
     """Services of one account for durable delivery."""
 
     __slots__ = (
+        "claimed",
         "claims",
         "feed",
         "handover",
@@ -148,8 +149,14 @@ class DeliveryServices:
         """Whether nats-server can set the position of a consumer."""
         self.claims = asyncio.Semaphore(CLAIMED_AT_ONCE)
         """Places of sessions that are claimed."""
+        self.claimed = 0.0
+        """Loop time in seconds at which a client has got its session last."""
         self.resumes = asyncio.Semaphore(RESUMED_AT_ONCE)
         """Places of sessions that are resumed."""
+
+    def note_claim(self) -> None:
+        """Note that a client has got its session: those that wait for a place have not waited in vain."""
+        self.claimed = asyncio.get_running_loop().time()
 
 
 class Receiver(Publisher):

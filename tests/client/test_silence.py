@@ -70,7 +70,7 @@ class FakeSilent:
         self.state = state
         self.version = 4
         self.unanswered = state is State.OPENING
-        self.waiting_since = 0.0
+        self.unanswered_since = BEGUN
         self.fake_ended: list[str] = []
         registry.enter(self)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
 
 import pytest
 
 from mqtt_nats.client.client import Client
+from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.delivery.receiver import CLAIMED_AT_ONCE
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw, raw5
@@ -41,7 +41,7 @@ def waiting(inside: Inside) -> list[Client]:
     """Clients whose claims wait for a place."""
     account = inside.gateway.account
     assert account is not None
-    return [one for one in inside.call(lambda: list(account.registry.connections)) if one.waiting_since == inf]
+    return [one for one in inside.call(lambda: list(account.registry.connections)) if one.unanswered and one.hash]
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -89,3 +89,23 @@ def test_packets_behind_connect_are_handled_although_the_client_has_gone(nats_se
                     device.send(said)
                 eventually(lambda: len(waiting(inside)) == 1)
             assert reader.expect(raw.PUBLISH).payload == b"x"
+
+
+def test_those_that_wait_are_refused_when_nobody_is_served(nats_server: NatsServer) -> None:
+    """Thousands wait while JetStream does not answer: each would wait for all before it, five seconds for a place."""
+    with running(nats_server.url, {"connect_timeout": 15}) as inside, Raw(inside.ports[0]) as device:
+        account = inside.gateway.account
+        assert account is not None
+        now = inside.loop.time()
+        with no_places(inside):
+            device.send(raw.connect("device", clean=False))
+            eventually(lambda: len(waiting(inside)) == 1)
+            inside.call(lambda: end_silent(account.registry, now + 10))
+            inside.call(lambda: setattr(account.delivery, "claimed", now + 10))  # another client has got its session
+            inside.call(lambda: end_silent(account.registry, now + 20))
+            assert len(waiting(inside)) == 1
+            inside.call(lambda: end_silent(account.registry, now + 30))
+            assert device.expect(raw.CONNACK).body[1:] == b"\3"
+            device.expect_closed()
+            eventually(lambda: not inside.call(lambda: account.registry.connections))
+        assert account.services.counters.refused == {"server_unavailable": 1}
