@@ -71,12 +71,13 @@ class TimedPermit:
 
     async def __aenter__(self) -> None:
         await self._limit.acquire()
-        self._timer = asyncio.get_running_loop().call_later(LONGEST, self._leave)
+        self._timer = asyncio.get_running_loop().call_later(LONGEST, self.leave)
 
     async def __aexit__(self, *failure: object) -> None:
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give the place to another job, if it is not given yet: this job goes on without it."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -140,9 +140,10 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     wills, lease = client.account.wills, client.account.lease
     await announce_claim(client, wills.claims, lease)
     client.begin_waiting(asyncio.get_running_loop().time())
-    async with TimedPermit(client.delivery.claims):
+    place = TimedPermit(client.delivery.claims)
+    async with place:
         client.end_waiting()
-        present = await claim_session(client, connect, wills, lease)
+        present = await claim_session(client, connect, wills, lease, place)
     client.delivery.note_claim()
     return present, granted
 

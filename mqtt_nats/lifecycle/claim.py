@@ -54,6 +54,7 @@ from mqtt_streams.subjects import wire_topic
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
+    from mqtt_nats.backbone.retry import TimedPermit
     from mqtt_nats.codec import Connect
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.lifecycle.lease import Lease
@@ -105,8 +106,11 @@ async def announce_claim(client: Receiver, claims: Claims, lease: Lease) -> None
         await claims.turn(client)
 
 
-async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease: Lease) -> bool:
+async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease: Lease, place: TimedPermit) -> bool:
     """Claim the announced session for a CONNECT, and store its will; return whether an earlier session goes on.
+
+    Args:
+        place: of the claim; it leaves the place where it has to wait long for the notes of a quota.
 
     Raises:
         MqttError: the client may not have the session, or another connection has it.
@@ -114,13 +118,13 @@ async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease:
     """
     if not lease.lasts():  # it has ended since the announcement
         await lease.confirmed(client)
-    present = await _claim(client, connect, wills, lease)
+    present = await _claim(client, connect, wills, lease, place)
     if connect.will is not None:
         await keep_will(client, connect.will)
     return present
 
 
-async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease) -> bool:
+async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease, place: TimedPermit) -> bool:
     """Claim the session for this connection; returns whether an earlier session goes on.
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
@@ -138,7 +142,7 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease)
         written = known.time_ns if known is not None else 0
         expired = known is not None and await has_expired(client, known, expected)
         present = _prepare(client, connect, known, expected, expired=expired)
-        await _count(client, known, quota, present=present)
+        await _count(client, known, quota, place, present=present)
         if client.ending or (known is not None and claims.is_elsewhere(client, known)):
             quotas.give_back(client)
             raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
@@ -289,7 +293,9 @@ def _quota(client: Session) -> str:
     return quota_of(user_of(client), household(client.connection.host))
 
 
-async def _count(client: Session, known: SessionRecord | None, quota: str, *, present: bool) -> None:
+async def _count(
+    client: Session, known: SessionRecord | None, quota: str, place: TimedPermit, *, present: bool
+) -> None:
     """Count a session that is about to be claimed in its quota.
 
     Args:
@@ -303,7 +309,8 @@ async def _count(client: Session, known: SessionRecord | None, quota: str, *, pr
     if known is not None and quota == v5.quota:
         quotas.note_claim(known)
     elif v5.quota and not present:
-        await quotas.admit(client, client.hash, v5.quota, holder(client.user, client.connection.host))
+        who = holder(client.user, client.connection.host)
+        await quotas.admit(client, client.hash, v5.quota, who, place.leave)
 
 
 async def _count_no_more(client: Session, known: SessionRecord) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
+WAITING_MOST: Final = 16
+"""Most claims of a user or address that keep their places among all claims while they wait for the same notes."""
 READ_AGAIN_S: Final = 60.0
 """Seconds after which the notes of a quota are read again, when a client needs more sessions or consumers."""
 READ_FULL_S: Final = 5.0
@@ -127,6 +130,8 @@ class Quotas:
         """Number of consumers of all sessions that are connected here, reserved ones included."""
         self._readings: dict[str, asyncio.Task[Use]] = {}
         """Notes that are being read, by quota; a client that does not wait any longer does not stop that."""
+        self._waiting: Counter[str] = Counter()
+        """Number of clients that wait for the notes of a quota, by quota."""
         self._noted_meanwhile: dict[str, Use] = {}
         """Growth of a quota's notes since their reading began, by quota; the reading may have missed it."""
         rate = settings.consumer_rate
@@ -134,13 +139,16 @@ class Quotas:
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    async def admit(self, claim: object, key: str, quota: str, who: str) -> None:
+    async def admit(
+        self, claim: object, key: str, quota: str, who: str, crowded: Callable[[], None] = lambda: None
+    ) -> None:
         """Count a new session that outlives its connection, before its record is written.
 
         Args:
             claim: who claims the session, with one place at a time: until :meth:`store_note` or :meth:`give_back`.
             key: session key.
             who: the user or address, for the log.
+            crowded: called where the claim waits for notes for which `WAITING_MOST` others wait already.
 
         Raises:
             QuotaExceeded: the quota has as many sessions as permitted.
@@ -149,7 +157,7 @@ class Quotas:
         self.give_back(claim)
         place, most = Place(quota, key), self._settings.max_sessions
         if place not in self._places:
-            use = await self._use(quota, lambda use: most is not None and use.sessions >= most)
+            use = await self._use(quota, lambda use: most is not None and use.sessions >= most, crowded)
             if place not in self._places:  # else another claim of the session has been admitted meanwhile
                 if most is not None and use.sessions >= most:
                     self._count_refusal("max_sessions", who)
@@ -302,11 +310,20 @@ class Quotas:
 
     # -- what is used -----------------------------------------------------------------------------
 
-    async def _use(self, quota: str, full: Callable[[Use], bool]) -> Use:
-        """Return the use of a quota; its notes are read where they were not read lately."""
+    async def _use(self, quota: str, full: Callable[[Use], bool], crowded: Callable[[], None] = lambda: None) -> Use:
+        """Return the use of a quota; its notes are read where they were not read lately. ``crowded``: see `admit`."""
         if (use := self._known(quota, full)) is not None:
             return use
-        return await asyncio.shield(self._read_once(quota, full))
+        reading = self._read_once(quota, full)
+        if self._waiting[quota] >= WAITING_MOST:
+            crowded()
+        self._waiting[quota] += 1
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            self._waiting[quota] -= 1
+            if not self._waiting[quota]:
+                del self._waiting[quota]
 
     def _known(self, quota: str, full: Callable[[Use], bool]) -> Use | None:
         """Return the use of a quota, now the most recently used one; None: the client has to wait for its notes.

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from mqtt_nats.backbone import retry
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.delivery.receiver import CLAIMED_AT_ONCE
+from mqtt_streams.quotas import QuotaStore, Totals
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
@@ -109,3 +111,28 @@ def test_those_that_wait_are_refused_when_nobody_is_served(nats_server: NatsServ
             device.expect_closed()
             eventually(lambda: not inside.call(lambda: account.registry.connections))
         assert account.services.counters.refused == {"server_unavailable": 1}
+
+
+@pytest.mark.sources  # it replaces a constant and a method of native modules
+def test_clients_whose_quota_is_read_for_long_leave_places_to_others(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user with a million sessions: nobody knows yet whether there is room for more."""
+    go_on, totals = asyncio.Event(), QuotaStore.totals
+
+    async def held(store: QuotaStore, quota: str, oldest: int) -> Totals:
+        await go_on.wait()
+        return await totals(store, quota, oldest)
+
+    monkeypatch.setattr(QuotaStore, "totals", held)
+    monkeypatch.setattr(retry, "LONGEST", 2 * PATIENCE)  # not by this, which would be five seconds for 128 of them
+    with running(nats_server.url) as inside, ExitStack() as stack:
+        (port,) = inside.ports
+        devices = [stack.enter_context(Raw(port)) for _ in range(CLAIMED_AT_ONCE + 1)]
+        for number, device in enumerate(devices):
+            device.send(raw.connect(f"device {number}", clean=False))
+        eventually(lambda: len(waiting(inside)) == len(devices))
+        Raw.connected(port, "other").close()
+        inside.call(go_on.set)
+        for device in devices:
+            device.expect(raw.CONNACK)

@@ -179,9 +179,9 @@ async def test_a_claim_that_fails_beside_a_later_connection(monkeypatch: pytest.
     first, later = FakeClaimant(services), FakeClaimant(services)
     go_on, admit = asyncio.Event(), services.fake_quotas.admit
 
-    async def held(claim: object, key: str, quota: str, who: str) -> None:
+    async def held(claim: object, key: str, quota: str, who: str, crowded: Callable[[], None]) -> None:
         await go_on.wait()
-        await admit(claim, key, quota, who)
+        await admit(claim, key, quota, who, crowded)
 
     with monkeypatch.context() as patched:
         patched.setattr(services.fake_quotas, "admit", held)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 
+from mqtt_nats.backbone.retry import TimedPermit
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Connect, MqttError, ReasonCode
@@ -39,7 +42,7 @@ class FakeClaimQuotas(FakeQuotas):
         self.fake_admitted: list[str] = []
         self.fake_claimed: list[str] = []
 
-    async def admit(self, claim: object, key: str, quota: str, who: str) -> None:
+    async def admit(self, claim: object, key: str, quota: str, who: str, crowded: Callable[[], None]) -> None:
         self.fake_admitted.append(who)
 
     def note_claim(self, record: SessionRecord) -> None:
@@ -139,7 +142,8 @@ async def claim(client: FakeClaimant, *, clean: bool = False, lasts: bool = True
     lease = FakeLease(services, lasts=lasts)
     connect = Connect(5, "client", clean, 60)
     await announce_claim(as_client(client), services.fake_claims, cast(Lease, lease))
-    return await claim_session(as_client(client), connect, cast(Wills, FakeWills(services)), cast(Lease, lease)), lease
+    wills, place = cast(Wills, FakeWills(services)), TimedPermit(asyncio.Semaphore())
+    return await claim_session(as_client(client), connect, wills, cast(Lease, lease), place), lease
 
 
 async def test_a_new_session() -> None:

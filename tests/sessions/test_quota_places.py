@@ -7,9 +7,10 @@ import asyncio
 
 import pytest
 
+from mqtt_nats.sessions.quotas import WAITING_MOST
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.quotas import note_subject
-from tests.sessions.test_quotas import OTHER, QUOTA, Bench, record
+from tests.sessions.test_quotas import OTHER, QUOTA, WHO, Bench, record
 
 
 async def test_a_connect_that_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +96,22 @@ async def test_a_session_that_counts_for_nobody_replaces_one_that_did(monkeypatc
     bench.quotas.note_claim(record("c", 2))
     bench.quotas.store_note(record("c", quota=""))
     assert bench.quotas.consumers == 0
+
+
+async def test_many_claims_that_wait_for_the_same_notes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may wait for long, as others could not claim their sessions meanwhile."""
+    bench = Bench(monkeypatch, max_sessions=None)
+    go_on, told = bench.hold(monkeypatch), list[str]()
+
+    async def admit(quota: str, name: str) -> None:
+        await bench.quotas.admit(name, name_hash(name), quota, WHO, lambda: told.append(name))
+
+    names = [f"client {number}" for number in range(WAITING_MOST + 2)]
+    claims = [asyncio.create_task(admit(QUOTA, name)) for name in names]
+    claims.append(asyncio.create_task(admit(OTHER, "other")))
+    await asyncio.sleep(0)
+    assert told == names[WAITING_MOST:]
+    go_on.set()
+    await asyncio.gather(*claims)
+    await admit(QUOTA, "late")
+    assert told == names[WAITING_MOST:]
