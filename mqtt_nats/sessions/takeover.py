@@ -191,8 +191,11 @@ class Claims:
         if known.v5 is None or known.v5.owner != client.services.identity.id:
             return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
         clients = self._clients.get(client.hash, ())
-        later = clients[clients.index(client) + 1 :] if client in clients else ()
-        return any(one.epoch for one in later)
+        place = clients.index(client) if client in clients else len(clients)
+        # An authenticator may have decided about a later connection sooner.
+        return any(
+            one.epoch and (at > place or one.connection.number > connection.number) for at, one in enumerate(clients)
+        )
 
     def take_over(self, client: Session) -> None:
         """End this gateway's connection that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).

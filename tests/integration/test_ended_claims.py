@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from mqtt_nats.client import connect
 from mqtt_nats.client.account import Account
+from mqtt_nats.client.authentication import authenticate
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.disconnect import end_silent
-from mqtt_nats.codec import Connect, ReasonCode
+from mqtt_nats.codec import Connect, Properties, ReasonCode
 from mqtt_nats.lifecycle import claim
 from mqtt_nats.lifecycle.claim import Claim, find_session
 from mqtt_nats.sessions.session import Session
 from mqtt_nats.sessions.takeover import Claims
 from tests.backbone.certificates import Authority
 from tests.base.support import running
-from tests.harness import raw5
+from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
+from tests.harness.raw import Raw
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
 from tests.harness.waiting import eventually
 from tests.transport.support import NAME, tls, trusting
@@ -91,3 +94,29 @@ def test_neither_does_one_whose_socket_stays(
                 living.quiet()
                 assert inside.client("client").alive
         assert account.services.counters.refused == {"server_unavailable": 1}
+
+
+@pytest.mark.sources  # it replaces a function of a native module
+@pytest.mark.parametrize("clean", [True, False])
+def test_neither_does_one_that_an_authenticator_lets_in_too_late(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, clean: bool
+) -> None:
+    """The client has closed that connection, which nobody has noticed, and has another one by now."""
+    go_on = asyncio.Event()
+
+    async def slowly(client: Client, packet: Connect, client_id: str) -> Properties | None:
+        await go_on.wait()
+        return await authenticate(client, packet, client_id)
+
+    with running(nats_server.url) as inside:
+        port, account = inside.ports[0], inside.gateway.account
+        assert account is not None
+        with monkeypatch.context() as patched, Raw(port) as late:
+            patched.setattr(connect, "authenticate", slowly)
+            late.send(raw.connect("client", clean=clean))
+            eventually(lambda: opening(account))
+        with Raw.connected(port, "client", clean=clean) as living:
+            inside.call(go_on.set)
+            eventually(lambda: inside.call(lambda: len(account.registry.connections) == 1))
+            living.ping()
+            assert inside.client("client").alive

@@ -95,6 +95,7 @@ class FakeClaimConnection:
 
     def __init__(self) -> None:
         self.host = "192.0.2.1"
+        self.number = 1
         self.hung_up = False
         self.silence = 0.0
 

@@ -266,6 +266,7 @@ class FakeConnection:
     """Stands for `Connection`: whether the client has closed it, and since when nothing has come."""
 
     def __init__(self) -> None:
+        self.number = 1
         self.hung_up = False
         self.silence = 0.0
 
@@ -325,3 +326,15 @@ def test_a_client_that_has_closed_its_connection_may_be_elsewhere() -> None:
     found = [claims.is_elsewhere(as_client(client), one) for one in (old, young, own)]
     later.epoch = 7
     assert (found, claims.is_elsewhere(as_client(client), own)) == ([False, True, False], True)
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["earlier", "later"])
+def test_a_client_whose_later_connection_was_authenticated_sooner(number: int) -> None:
+    claims, services = Setup().claims, FakeServices()
+    other, client = FakeClaimant(services, 7), FakeClaimant(services, 0)
+    other.connection.number, client.connection.number = number, 2
+    for one in (other, client):
+        claims.listen(as_client(one))
+    client.connection.hung_up = True
+    own = SessionRecord("client", v5=V5(owner=services.identity.id))
+    assert claims.is_elsewhere(as_client(client), own) == (number == 3)
