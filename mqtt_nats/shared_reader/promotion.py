@@ -104,6 +104,11 @@ class Promotion:
         """Note that a message after `since` was dropped that a consumer had delivered."""
         self.dropped = True
 
+    def end(self) -> None:
+        """Forget the handlers, which refer to this promotion: else only Python's collector frees the session."""
+        self.handlers.clear()
+        self.rests.clear()
+
     def keep_back(self, sequence: int, message: Stored) -> None:
         """Keep a message of the shared reader until the session is live."""
         if sequence > self.since:

@@ -329,6 +329,7 @@ class SharedReaderSessions(SharedFeed):
             joining = member.end_joining()
             if joining is not None:  # the promotion failed
                 undo(self, member, joining)
+                joining.end()
         live = [one.source for one in plain if one.source.live]
         if live and side.position_writer is not None:
             # Nothing is sent before the stored position says that it may have been sent.
@@ -380,6 +381,7 @@ class SharedReaderSessions(SharedFeed):
         if await bring_rest(self, member, joining):
             member.end_joining()
             self._switch(member, joining)
+            joining.end()
 
     def _switch(self, member: ReaderSession, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""

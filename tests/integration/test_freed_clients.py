@@ -49,6 +49,12 @@ def kept(kind: type) -> int:
     return sum(isinstance(found, kind) for found in gc.get_objects())
 
 
+def is_live() -> bool:
+    """Whether the shared reader serves the client that is connected."""
+    sides = [one.durable_side for one in gc.get_objects() if isinstance(one, Client) and one.alive]
+    return any(one is not None and one.live for one in sides)
+
+
 async def visit(port: int, name: str, clean: bool, orderly: bool) -> None:
     """Do a little of everything, and leave in the middle of it."""
     will = Will(f"{name}/will", b"x", 1, True)
@@ -78,6 +84,20 @@ async def test_nothing_waits_for_the_collector(port: int, clean: bool, orderly: 
         assert kept(ApiError) <= errors + 2, (
             "JetStream's answer where nothing is stored, of which each session has several"
         )
+    finally:
+        gc.enable()
+
+
+async def test_nor_do_sessions_of_the_shared_reader(port: int) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept(Client)
+        for number in range(5):
+            async with await RawClient.connect(port, f"reader {number}", clean=False) as raw:
+                await raw.subscribe("read/#", qos=1)
+                assert await aeventually(is_live)
+        assert await aeventually(lambda: kept(Client) <= before + 2)
     finally:
         gc.enable()
 
