@@ -145,7 +145,7 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease,
         await _count(client, known, quota, place, present=present)
         if client.ending or (known is not None and claims.is_elsewhere(client, known)):
             quotas.give_back(client)
-            raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
+            raise MqttError("the client has closed this connection, or has a later one", ReasonCode.UNSPECIFIED_ERROR)
         try:
             await save_record(client, expected)
         except Conflict:

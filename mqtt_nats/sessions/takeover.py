@@ -184,18 +184,21 @@ class Claims:
         return any(one.unserved and one.user == client.user and one.ended_by_client for one in earlier)
 
     def is_elsewhere(self, client: Session, known: SessionRecord) -> bool:
-        """Whether a client has closed its connection, and a later one of the client may have written the record."""
+        """Whether a later connection of a client has the session, or may have it as the client has closed this one.
+
+        [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
+        """
         connection = client.connection
+        clients = self._clients.get(client.hash, ())
+        place = clients.index(client) if client in clients else len(clients)
+        if any(one.epoch for one in clients[place + 1 :]):
+            return True
         if not connection.hung_up:
             return False
         if known.v5 is None or known.v5.owner != client.services.identity.id:
             return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
-        clients = self._clients.get(client.hash, ())
-        place = clients.index(client) if client in clients else len(clients)
         # An authenticator may have decided about a later connection sooner.
-        return any(
-            one.epoch and (at > place or one.connection.number > connection.number) for at, one in enumerate(clients)
-        )
+        return any(one.epoch and one.connection.number > connection.number for one in clients)
 
     def take_over(self, client: Session) -> None:
         """End this gateway's connection that had the session [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0).

@@ -338,3 +338,15 @@ def test_a_client_whose_later_connection_was_authenticated_sooner(number: int) -
     client.connection.hung_up = True
     own = SessionRecord("client", v5=V5(owner=services.identity.id))
     assert claims.is_elsewhere(as_client(client), own) == (number == 3)
+
+
+def test_a_later_connection_keeps_the_session_that_it_has_claimed_first() -> None:
+    """[MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0): both are open; answers of JetStream come in any order."""
+    claims, services = Setup().claims, FakeServices()
+    client, later = FakeClaimant(services, 0), FakeClaimant(services, 7)
+    for one in (client, later):
+        claims.listen(as_client(one))
+    own = SessionRecord("client", v5=V5(owner=services.identity.id))
+    assert claims.is_elsewhere(as_client(client), own)
+    claims.leave(as_client(later))
+    assert not claims.is_elsewhere(as_client(client), own)
