@@ -143,9 +143,11 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease,
         expired = known is not None and await has_expired(client, known, expected)
         present = _prepare(client, connect, known, expected, expired=expired)
         await _count(client, known, quota, place, present=present)
-        if client.ending or (known is not None and claims.is_elsewhere(client, known)):
+        try:
+            claims.check(client, known)
+        except MqttError:
             quotas.give_back(client)
-            raise MqttError("the client has closed this connection, or has a later one", ReasonCode.UNSPECIFIED_ERROR)
+            raise
         try:
             await save_record(client, expected)
         except Conflict:

@@ -183,21 +183,37 @@ class Claims:
         earlier = clients[: clients.index(client)] if client in clients else ()
         return any(one.unserved and one.user == client.user and one.ended_by_client for one in earlier)
 
-    def is_elsewhere(self, client: Session, known: SessionRecord) -> bool:
-        """Whether a later connection of a client has the session, or may have it as the client has closed this one.
+    def check(self, client: Session, known: SessionRecord | None) -> None:
+        """Check, before a connection claims its session, that it may still have the session.
+
+        Args:
+            known: the record that the claim replaces; None = no record.
+
+        Raises:
+            MqttError: the connection has ended, or a later one has the session.
+        """
+        if self.is_claimed_later(client):
+            raise MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER)
+        if client.ending or (known is not None and self.is_elsewhere(client, known)):
+            raise MqttError("the client has closed its connection", ReasonCode.UNSPECIFIED_ERROR)
+
+    def is_claimed_later(self, client: Session) -> bool:
+        """Whether a connection here whose claim was announced later has the session.
 
         [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
         """
-        connection = client.connection
         clients = self._clients.get(client.hash, ())
-        place = clients.index(client) if client in clients else len(clients)
-        if any(one.epoch for one in clients[place + 1 :]):
-            return True
+        return client in clients and any(one.epoch for one in clients[clients.index(client) + 1 :])
+
+    def is_elsewhere(self, client: Session, known: SessionRecord) -> bool:
+        """Whether a client has closed its connection, and a later one of the client may have written the record."""
+        connection = client.connection
         if not connection.hung_up:
             return False
         if known.v5 is None or known.v5.owner != client.services.identity.id:
             return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
         # An authenticator may have decided about a later connection sooner.
+        clients = self._clients.get(client.hash, ())
         return any(one.epoch and one.connection.number > connection.number for one in clients)
 
     def take_over(self, client: Session) -> None:

@@ -99,10 +99,7 @@ def chosen(filters: Iterable[str]) -> tuple[str, ...]:
     wanted = set(filters)
     if len(wanted) > WANTED_MOST:
         return EVERYTHING
-    topics = [one.removeprefix(STORED_PREFIX).split(".") for one in wanted]
-    longest = min(LEVELS_MOST, max(map(len, topics), default=1) - 1)
-    prefixes = ({_prefix(tokens, levels) for tokens in topics} for levels in range(longest, 0, -1))
-    for some in chain((wanted,), prefixes):
+    for some in chain((wanted,), _prefixes(wanted)):
         kept = _apart(some)
         if kept is None:
             break
@@ -135,6 +132,14 @@ def common(filters: Iterable[str]) -> str:
     # At least one token has to be left for `>`.
     begins = zip(*(tokens[:-1] for tokens in wanted), strict=False)
     return ".".join([*(some[0] for some in takewhile(lambda some: len(set(some)) == 1, begins)), ">"])
+
+
+def _prefixes(filters: set[str]) -> Iterator[set[str]]:
+    """Yield the prefixes that stand for filters, with one topic level less each time."""
+    topics = [one.removeprefix(STORED_PREFIX).split(".") for one in filters]
+    longest = max(map(len, topics), default=1) - 1
+    for levels in range(min(LEVELS_MOST, longest), 0, -1):
+        yield {_prefix(tokens, levels) for tokens in topics}
 
 
 def _prefix(tokens: list[str], levels: int) -> str:

@@ -5,10 +5,10 @@
 
 To handle the packets of one read may take seconds: each on a new topic, or with many receivers. So the packets of one
 client are handled for `SLICE_S` at once, and the packets of all clients for `TURN_S` in a turn. Then the waiting
-clients have a slice each, and after these the clients that wait for their CONNECT to be read: thousands may connect at
-once. A client that again and again sends more than is handled at once is busy: all other clients
-are served before it. So a client that sends little waits for one slice only, however much other clients send. The
-bytes that the packets of a turn have caused are sent before packets of waiting clients are handled.
+clients have a slice each, and after these the clients whose CONNECT is not read yet: thousands may connect at once. A
+client that again and again sends more than is handled at once is busy: all other clients are served before it. So a
+client that sends little waits for one slice only, however much other clients send. The bytes that the packets of a turn
+have caused are sent before packets of waiting clients are handled.
 """
 
 from __future__ import annotations

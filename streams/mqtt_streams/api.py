@@ -10,7 +10,7 @@ _NO_LEADER: Final = (10008, 10009)
 
 
 class Reply(NamedTuple):
-    """One message received in answer to a request.
+    """Message that was received in answer to a request.
 
     `subject` is the subject on the wire: the reply inbox, but the stream subject for messages of a pull consumer
     (so answers must be matched by subscription). `headers` is the raw block including the blank line, b"" = no headers.

@@ -146,15 +146,7 @@ class Qos2Store:
 
     async def held(self, client_token: str) -> list[Held]:
         """Return the held publishes of a client, oldest first; unusable records are deleted."""
-        found = []
-        async with aclosing(stored.scan(self._js, STREAM, held_subjects(client_token))) as messages:
-            async for message in messages:
-                record = parse(message)
-                if record is None:
-                    await self.delete(message.seq)
-                else:
-                    found.append(record)
-        return found
+        return await stored.usable(self._js, STREAM, held_subjects(client_token), parse)
 
     async def find(self, client_token: str, packet_id: int) -> Held | None:
         """Return the publish held under a packet identifier, None without a usable record."""

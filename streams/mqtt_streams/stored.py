@@ -6,15 +6,18 @@ Single messages come from the stream's leader. A direct get is cheaper, but a re
 
 import re
 from base64 import b64decode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
 from mqtt_streams import headers
 from mqtt_streams.api import ApiError, JetStream, NoResponders, Reply, RequestTimeout, call
+
+T = TypeVar("T")
 
 NO_MESSAGE_FOUND: Final = 10037
 SEQUENCE_NOT_FOUND: Final = 10043
@@ -99,6 +102,19 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
     while (message := await get_next(js, stream, subject, start_seq)) is not None:
         yield message
         start_seq = message.seq + 1
+
+
+async def usable(js: JetStream, stream: str, subject: str, parse: Callable[[StoredMessage], T | None]) -> list[T]:
+    """Return the records of a subject (wildcards allowed) in sequence order; those that `parse` refuses are deleted."""
+    found = []
+    async with aclosing(scan(js, stream, subject)) as messages:
+        async for message in messages:
+            record = parse(message)
+            if record is None:
+                await delete(js, stream, message.seq)
+            else:
+                found.append(record)
+    return found
 
 
 async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:

@@ -5,7 +5,6 @@ A will is stored at CONNECT and removed when it is published or discarded. So an
 wills of a dead gateway.
 """
 
-from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from mqtt_streams import headers, stored
@@ -96,15 +95,7 @@ class WillStore:
 
     async def of_gateway(self, gateway: str) -> list[StoredWill]:
         """Return the wills of a gateway's clients; unusable records are deleted."""
-        found = []
-        async with aclosing(stored.scan(self._js, STREAM, f"{PREFIX}{gateway}.*")) as messages:
-            async for message in messages:
-                will = parse(message)
-                if will is None:
-                    await self.delete(message.seq)
-                else:
-                    found.append(will)
-        return found
+        return await stored.usable(self._js, STREAM, f"{PREFIX}{gateway}.*", parse)
 
     async def delete(self, seq: int) -> bool:
         """Remove a will; False when it was removed before."""

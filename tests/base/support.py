@@ -58,6 +58,22 @@ class Inside:
 
 
 @contextlib.contextmanager
+def no_places(inside: Inside, places: asyncio.Semaphore, count: int) -> Iterator[None]:
+    """Others have all of so many places until the block ends."""
+
+    async def take_all() -> None:
+        for _ in range(count):
+            await places.acquire()
+
+    asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
+    try:
+        yield
+    finally:
+        for _ in range(count):
+            inside.call(places.release)
+
+
+@contextlib.contextmanager
 def running(nats: str, *listeners: dict[str, Any], **settings: Any) -> Iterator[Inside]:
     """A gateway with these listeners, each on a port of its own."""
     made = tuple(

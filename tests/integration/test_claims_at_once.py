@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
@@ -14,6 +13,7 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.delivery.receiver import CLAIMED_AT_ONCE
 from mqtt_streams.quotas import QuotaStore, Totals
+from tests.base import support
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
@@ -21,22 +21,10 @@ from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
 
 
-@contextmanager
-def no_places(inside: Inside) -> Iterator[None]:
+def no_places(inside: Inside) -> AbstractContextManager[None]:
     """Other claims have all places until the block ends."""
     assert inside.gateway.account is not None
-    places = inside.gateway.account.delivery.claims
-
-    async def take_all() -> None:
-        for _ in range(CLAIMED_AT_ONCE):
-            await places.acquire()
-
-    asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
-    try:
-        yield
-    finally:
-        for _ in range(CLAIMED_AT_ONCE):
-            inside.call(places.release)
+    return support.no_places(inside, inside.gateway.account.delivery.claims, CLAIMED_AT_ONCE)
 
 
 def waiting(inside: Inside) -> list[Client]:

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from mqtt_nats.delivery.receiver import RESUMED_AT_ONCE
 from mqtt_nats.sessions.session import State
-from tests.base.support import PATIENCE, running
+from tests.base.support import no_places, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
@@ -25,19 +23,12 @@ def test_connack_and_pings_do_not_wait_for_the_resume(nats_server: NatsServer) -
             writer.expect(raw.PUBACK)
         assert inside.gateway.account is not None
         places = inside.gateway.account.delivery.resumes
-
-        async def take_all() -> None:
-            for _ in range(RESUMED_AT_ONCE):
-                await places.acquire()
-
-        asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
         with Raw(port) as device:
-            device.send(raw.connect("device", flags=0))
-            assert device.expect(raw.CONNACK).body == b"\1\0"
-            device.ping()
-            assert inside.client("device").state is State.RESUMING
-            for _ in range(RESUMED_AT_ONCE):
-                inside.call(places.release)
+            with no_places(inside, places, RESUMED_AT_ONCE):
+                device.send(raw.connect("device", flags=0))
+                assert device.expect(raw.CONNACK).body == b"\1\0"
+                device.ping()
+                assert inside.client("device").state is State.RESUMING
             assert device.expect(raw.PUBLISH).payload == b"missed"
         assert not inside.call(places.locked)
 
@@ -51,19 +42,11 @@ def test_a_client_that_leaves_before_its_resume_waits_no_more(nats_server: NatsS
         account = inside.gateway.account
         assert account is not None
         eventually(lambda: not account.registry.connections)
-        places = account.delivery.resumes
-
-        async def take_all() -> None:
-            for _ in range(RESUMED_AT_ONCE):
-                await places.acquire()
-
-        asyncio.run_coroutine_threadsafe(take_all(), inside.loop).result(PATIENCE)
-        with Raw(port) as device:
-            device.send(raw.connect("leaver", flags=0))
-            assert device.expect(raw.CONNACK).body == b"\1\0"
-        eventually(lambda: not account.registry.connections)
-        for _ in range(RESUMED_AT_ONCE):
-            inside.call(places.release)
+        with no_places(inside, account.delivery.resumes, RESUMED_AT_ONCE):
+            with Raw(port) as device:
+                device.send(raw.connect("leaver", flags=0))
+                assert device.expect(raw.CONNACK).body == b"\1\0"
+            eventually(lambda: not account.registry.connections)
         with Raw(port) as device:
             device.send(raw.connect("leaver", flags=0))
             assert device.expect(raw.CONNACK).body == b"\1\0"

@@ -324,7 +324,7 @@ def test_a_client_that_has_closed_its_connection_may_be_elsewhere() -> None:
     assert not claims.is_elsewhere(as_client(client), young), "the connection is open"
     client.connection.hung_up = True
     found = [claims.is_elsewhere(as_client(client), one) for one in (old, young, own)]
-    later.epoch = 7
+    later.epoch, later.connection.number = 7, client.connection.number + 1
     assert (found, claims.is_elsewhere(as_client(client), own)) == ([False, True, False], True)
 
 
@@ -343,10 +343,11 @@ def test_a_client_whose_later_connection_was_authenticated_sooner(number: int) -
 def test_a_later_connection_keeps_the_session_that_it_has_claimed_first() -> None:
     """[MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0): both are open; answers of JetStream come in any order."""
     claims, services = Setup().claims, FakeServices()
-    client, later = FakeClaimant(services, 0), FakeClaimant(services, 7)
+    client, later = FakeClaimant(services, 0), FakeClaimant(services, 0)
     for one in (client, later):
         claims.listen(as_client(one))
-    own = SessionRecord("client", v5=V5(owner=services.identity.id))
-    assert claims.is_elsewhere(as_client(client), own)
+    assert not claims.is_claimed_later(as_client(client)), "neither has the session"
+    later.epoch = 7
+    assert (claims.is_claimed_later(as_client(client)), claims.is_claimed_later(as_client(later))) == (True, False)
     claims.leave(as_client(later))
-    assert not claims.is_elsewhere(as_client(client), own)
+    assert not claims.is_claimed_later(as_client(client))

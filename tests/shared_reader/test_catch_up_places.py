@@ -218,6 +218,26 @@ async def test_other_work_goes_on_while_many_take_a_page(crowd: Crowd, monkeypat
     assert len(seen) == len(taken) // SESSIONS == SESSIONS
 
 
+async def test_other_work_goes_on_while_many_end(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thousands of readers hands its session over when the common reading ends."""
+    monkeypatch.setattr(catch_up_places, "READERS_SLICE", 2)
+    ended: list[CatchUpReader] = []
+    seen: set[int] = set()
+
+    def end(reader: CatchUpReader, last: int | None) -> None:
+        ended.append(reader)
+        asyncio.get_running_loop().call_soon(lambda: seen.add(len(ended)))
+        of_product(reader, last)
+
+    of_product = CatchUpReader.end_together
+    monkeypatch.setattr(CatchUpReader, "end_together", end)
+    crowd.store(1)
+    crowd.begin()
+    await aeventually(lambda: len(crowd.live.fake_caught_up) == SESSIONS)
+    assert seen >= set(range(2, SESSIONS + 1, 2))
+    assert len(ended) == SESSIONS
+
+
 async def test_too_many_messages_are_not_read_together(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """The readers wait for their places, until more of them wait."""
     monkeypatch.setattr(catch_up_places, "READ_EACH", 1)
