@@ -2,14 +2,19 @@
 # The base by its digest (deploy/images.toml), what is installed by its hash (deploy/locks, `make locks`).
 FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
+# The C compiler of this stage makes our compiled modules; Debian keeps no older versions, so none is named.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY deploy/locks deploy/locks
 # Wheels of all that is needed; of nkeys there is only the source, which the locked setuptools builds.
 RUN pip install --no-cache-dir --require-hashes --only-binary :all: --requirement deploy/locks/build.txt \
     && pip wheel --no-cache-dir --require-hashes --no-deps --no-build-isolation --only-binary :all: --no-binary nkeys \
         --requirement deploy/locks/gateway.txt --wheel-dir /wheels
 COPY . .
-# The virtual environment has no pip of its own: what is in the image is what runs.
-RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+# An image without compiled modules is an error. The virtual environment has no pip of its own: what is in the image is what runs.
+RUN MQTT_NATS_BUILD=compiled pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/mqtt-nats \
     && pip --python /opt/mqtt-nats/bin/python install --no-cache-dir --no-index --no-deps /wheels/*.whl
 

@@ -7,12 +7,16 @@ VENV := .venv
 # Tests start hundreds of gateways; each would compile its modules again where the environment forbids to keep them.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
+# A copy of the sources with compiled modules.
+COPY := $(CURDIR)/build/compiled
+COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 
-.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-full bench-check growth profile demo kill-spark clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
+# The first start runs the sources, and compiles them for the next one where there is a C compiler; MQTT_NATS_BUILD=pure runs the sources.
 run: $(VENV)/.run
-	@exec $(BIN)/mqtt-nats serve --embedded --data ./data
+	@exec $(BIN)/python hatch_build.py run $(COPY) serve --embedded --data ./data
 
 # Most tests wait for other processes, so several run at a time: JOBS=1 for one after the other.
 JOBS ?= 4
@@ -31,21 +35,19 @@ test-long: $(VENV)/.test
 
 # The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer is
 # guided by the lines that run, which compiled code does not tell, and a wheel of the sources is made of sources.
-COPY := $(CURDIR)/build/compiled
-COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 .PHONY: compiled
-compiled: $(VENV)/.test
-	$(BIN)/python hatch_build.py $(COPY)
+compiled: $(VENV)/.run
+	$(BIN)/python hatch_build.py copy $(COPY)
 
-test-compiled: compiled
+test-compiled: $(VENV)/.test compiled
 	cd $(COPY) && $(COPIED) \
 		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not sources" \
 		$(addprefix --ignore tests/,fuzz test_packaging.py) $(PYTEST_ARGS)
 
-# Into dist/: the wheel for every platform, and the compiled one for this; pip prefers the second where it fits.
-wheels: $(VENV)/.test
-	$(BIN)/python -m hatchling build --target wheel
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel
+# Into dist/: the wheel for every platform, and a compiled one for each CPython 3.11 to 3.14 that is on PATH; pip prefers a
+# compiled one where it fits. PYTHONS='python3.12 /opt/python/bin/python3.13' for others.
+wheels: $(VENV)/.wheels
+	$(BIN)/python -m scripts.wheels dist $(PYTHONS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -93,7 +95,12 @@ bench: $(VENV)/.bench $(BUILT)
 		--title "Beside nats-server's own listener and mosquitto" \
 		--report docs/benchmarks.md --ratios docs/benchmarks.json $(BENCH_ARGS)
 
-# The same ratios in three minutes; fails where one is worse than in docs/benchmarks.json by more than the spread explains.
+# The figures of the README's table, beside nats-server's own listener and mosquitto, in three minutes. The first time it
+# installs and compiles before. BENCH_ARGS='--figures docs/bench-quick.json' and `make reference` put them into the README.
+bench-quick: $(VENV)/.run $(BUILT)
+	$(BIN)/python -m benchmarks $(OURS) --quick --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
+
+# Ratios of `make bench` in three minutes; fails where one is worse than in docs/benchmarks.json by more than the spread explains.
 bench-check: $(VENV)/.bench $(BUILT)
 	$(BIN)/python -m benchmarks $(OURS) --check docs/benchmarks.json --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)
 
@@ -124,6 +131,10 @@ bench-full: $(VENV)/.bench
 profile: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.profile $(PROFILE_ARGS)
 
+# Figures of the source and of its walks, beside those of yesterday; REPORT_ARGS='--since REVISION --no-walks'. No test compares them.
+report: $(VENV)/.test
+	@$(BIN)/python -m scripts.report $(REPORT_ARGS)
+
 # The tables of docs/configuration.md, docs/reason-codes.md and docs/streams.md, from the models and the code.
 reference: $(VENV)/.test
 	$(BIN)/python -m scripts.reference
@@ -133,9 +144,11 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m zensical build --strict
 
 # What images install, with hashes, in deploy/locks; again whenever pyproject.toml asks for something else, and with
-# LOCK_ARGS=--upgrade for what has come out since. setuptools builds what comes as source only.
+# LOCK_ARGS=--upgrade for what has come out since. setuptools builds what comes as source only, mypy compiles our modules.
 LOCK := $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.13 --generate-hashes --no-annotate --no-header $(LOCK_ARGS)
-BUILD_REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "setuptools>=65", sep="\n")
+BUILD_REQUIRES := import tomllib; found = tomllib.load(open("pyproject.toml", "rb")); \
+	hook = found["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]; \
+	print(*found["build-system"]["requires"], *hook["dependencies"], sep="\n")
 locks: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	$(BIN)/python -c '$(BUILD_REQUIRES)' | $(LOCK) - --output-file deploy/locks/build.txt
@@ -147,12 +160,13 @@ clean:
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
 # A stamp per set of extras: nothing is installed again while pyproject.toml is the same.
-$(VENV)/.run: EXTRAS = embedded,admin
+$(VENV)/.run: EXTRAS = embedded,admin,compile
 $(VENV)/.test: EXTRAS = test
 $(VENV)/.bench: EXTRAS = test,bench
 $(VENV)/.demo: EXTRAS = demo
 $(VENV)/.docs: EXTRAS = docs
-$(VENV)/.run $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs: pyproject.toml $(BIN)/python
+$(VENV)/.wheels: EXTRAS = wheels
+$(VENV)/.run $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs $(VENV)/.wheels: pyproject.toml $(BIN)/python
 	@echo 'Installing into $(VENV). The first time this takes about a minute.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@

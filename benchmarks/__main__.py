@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import compare, page, peers, report, targets
+from benchmarks import compare, page, peers, quick, report, targets
 from benchmarks.job import Job
 from benchmarks.report import BASE, Cell, Results
 from benchmarks.runner import BESIDE, fewer, generate, machine, peer_of, unusable
@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="compare the ratios with those of an earlier run; 1 if one is worse by more than the spread explains",
     )
+    parser.add_argument("--quick", action="store_true", help="the rows of the README's table, and nothing else")
+    parser.add_argument("--figures", type=Path, metavar="FILE", help="with --quick, write the rows for the README")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run as JSON")
     parser.add_argument("--list", action="store_true", help="name the scenarios")
     parser.add_argument("--keep", action="store_true", help="start the first peer, print its pids, wait for Ctrl-C")
@@ -105,7 +107,8 @@ def _keep(peer: str, command: str) -> None:
 
 def _columns(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
     """The columns of the table, and what is said of peers that are skipped."""
-    default = ("ours", "nats") if options.check else ("ours", "nats", "mosquitto") if options.table else peers.ALL
+    three = options.table or options.quick
+    default = ("ours", "nats") if options.check else tuple(quick.COLUMNS) if three else peers.ALL
     names: list[str] = []
     skipped: list[str] = []
     for peer in options.peers.split(",") if options.peers else default:
@@ -128,6 +131,8 @@ def _scenarios(options: argparse.Namespace, version: int) -> list[Scenario]:
     only = [each for each in options.only.split(",") if each]
     if options.check and not only:
         only = list(compare.CHECKED)
+    if options.quick and not only:
+        only = list(quick.SCENARIOS)
     found = select(only, version=version)
     return [each for each in found if each.name in targets.scenarios()] if options.table else found
 
@@ -178,6 +183,33 @@ def _notes(
     return notes
 
 
+def _results(scenarios: Sequence[Scenario], names: Sequence[str], options: argparse.Namespace) -> Results:
+    """Run every scenario with every peer in each round, in turn."""
+    results: Results = {scenario.name: {peer: Cell() for peer in names} for scenario in scenarios}
+    for number in range(options.rounds):
+        for scenario in scenarios:
+            for name in names if number % 2 == 0 else reversed(names):
+                if not _measured(scenario, name, options):
+                    continue
+                result = _run(scenario, name, options)
+                results[scenario.name][name].runs.append(result)
+                print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
+    return results
+
+
+def _quick(scenarios: Sequence[Scenario], names: Sequence[str], results: Results, options: argparse.Namespace) -> int:
+    """Print the rows of the README; 1 if a result is void."""
+    here = machine(names, options.ours)
+    busy = quick.others(results)
+    about = quick.conditions(here, payload=options.payload, rounds=options.rounds, seconds=options.seconds, busy=busy)
+    found = quick.rows(results)
+    errors = report.error_list(scenarios, names, results)
+    print("\n".join(["", quick.shown(found, about), *errors]))
+    if options.figures:
+        quick.save(options.figures, found, about)
+    return 1 if errors else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 1 if a result is void or a ratio is worse than it was, 2 for wrong arguments."""
     parser = _parser()
@@ -196,15 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _keep(peer_of(names[0]), options.ours)
         return 0
     began = time.monotonic()
-    results: Results = {scenario.name: {peer: Cell() for peer in names} for scenario in scenarios}
-    for number in range(options.rounds):
-        for scenario in scenarios:
-            for name in names if number % 2 == 0 else reversed(names):
-                if not _measured(scenario, name, options):
-                    continue
-                result = _run(scenario, name, options)
-                results[scenario.name][name].runs.append(result)
-                print(f"round {number + 1}: {scenario.name}, {name}: {_summary(result)}", flush=True)
+    results = _results(scenarios, names, options)
+    if options.quick:
+        return _quick(scenarios, names, results, options)
     verdicts = targets.judged({each.name for each in scenarios}, names, results)
     if options.check:
         return _checked(before, verdicts, machine(names, options.ours))

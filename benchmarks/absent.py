@@ -27,14 +27,14 @@ import nats
 
 from benchmarks import bystander, crowd, page, peers, proc
 from benchmarks.durable_sessions import UNLIMITED, make_absent
+from benchmarks.generator import packets
+from benchmarks.generator.answers import packet_at
+from benchmarks.generator.clients import Client, Connection, Greeting, LoadError, Loop, connect_all
+from benchmarks.generator.packets import Layout
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.sizing import Sender
-from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.answers import packet_at
-from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, LoadError, Loop, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Layout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.sessions import STREAM as SESSIONS

@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final, NamedTuple
 
 from benchmarks import peers
+from benchmarks.generator import packets
+from benchmarks.generator.answers import packet_at
+from benchmarks.generator.clients import Client, Connection, Greeting, Loop, connect_all
+from benchmarks.generator.packets import Layout
 from benchmarks.job import CROWD_TIMEOUT
-from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.answers import packet_at
-from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Layout
 
 PAUSE_S: Final = 0.02
 """Seconds between two publishes."""

@@ -24,10 +24,10 @@ from typing import Final, NamedTuple
 import nats
 
 from benchmarks import page, peers, proc
+from benchmarks.generator.clients import Client, Loop, connect_all
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
-from mqtt_nats.mqtt_clients.load.clients import Client, Loop, connect_all
 from mqtt_nats.sessions.takeover import SIGNALS
 from mqtt_streams.hashing import NUID_LENGTH, name_hash
 from mqtt_streams.sessions import PREFIX, STREAM, V5, SessionRecord, claim_subject
@@ -72,7 +72,7 @@ def claim(client_id: str, gateway: str, nonce: str) -> tuple[str, str, dict[str,
     record = SessionRecord(client_id, clean=True, v5=V5(kind="regular", expiry=0, user=""))
     record.sign(gateway, nonce)
     key = name_hash(client_id)
-    headers = {"Nats-Expected-Last-Subject-Sequence": "0"}
+    headers = {"Nats-Rollup": "sub", "Nats-Expected-Last-Subject-Sequence": "0"}
     return PREFIX + key, claim_subject(key, gateway, nonce), headers, record.encode()
 
 

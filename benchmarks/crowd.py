@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks import peers, proc
-from mqtt_nats.mqtt_clients.load import answers, packets
-from mqtt_nats.mqtt_clients.load.answers import RefusedError, packet_at
-from mqtt_nats.mqtt_clients.load.clients import Connection, LoadError, Loop
+from benchmarks.generator import answers, packets
+from benchmarks.generator.answers import RefusedError, packet_at
+from benchmarks.generator.clients import Connection, LoadError, Loop
 
 START_S: Final = 180.0
 """Seconds in which a gateway serves clients, or has ended."""

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from benchmarks import peers
+from benchmarks.generator import packets
+from benchmarks.generator.packets import PUBACK, Layout
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.storing import Connection
-from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.packets import PUBACK, Layout
 
 PATIENCE_S: Final = 60.0
 

@@ -9,8 +9,8 @@ from itertools import cycle, islice
 from typing import Final
 
 from benchmarks import peers
+from benchmarks.generator.clients import Client, Loop, connect_all
 from benchmarks.job import CROWD_TIMEOUT
-from mqtt_nats.mqtt_clients.load.clients import Client, Loop, connect_all
 
 AT_ONCE: Final = 50
 """Clients that connect at the same time."""

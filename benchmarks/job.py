@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks import proc
+from benchmarks.generator.clients import Client, Greeting, Loop, connect_all
+from benchmarks.generator.packets import Layout
 from benchmarks.natsclients import NatsGreeting, layout_of
 from benchmarks.scenarios import Scenario, Side
-from mqtt_nats.mqtt_clients.load.clients import Client, Greeting, Loop, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Layout
 
 CONNECT_TIMEOUT: Final = 60.0
 """Seconds for clients to connect and subscribe, and for messages to be stored or sent."""

@@ -19,11 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks import proc
-from benchmarks.job import CONNECT_TIMEOUT, CROWD_TIMEOUT, LINGER, ROOT, Job, Meter
-from benchmarks.natsclients import NatsPublisher, NatsSubscriber
-from benchmarks.scenarios import Scenario, select
-from benchmarks.stored import drain, retained
-from mqtt_nats.mqtt_clients.load.clients import (
+from benchmarks.generator.clients import (
     Client,
     Holder,
     Idle,
@@ -33,7 +29,11 @@ from mqtt_nats.mqtt_clients.load.clients import (
     Subscriber,
     connect_all,
 )
-from mqtt_nats.mqtt_clients.load.packets import DeliveryError, Verifier
+from benchmarks.generator.packets import DeliveryError, Verifier
+from benchmarks.job import CONNECT_TIMEOUT, CROWD_TIMEOUT, LINGER, ROOT, Job, Meter
+from benchmarks.natsclients import NatsPublisher, NatsSubscriber
+from benchmarks.scenarios import Scenario, select
+from benchmarks.stored import drain, retained
 
 DRAIN_TIMEOUT = 45.0
 """Longer than the 30 s after which nats-server repeats a PUBREL that its listener has lost track of."""

@@ -25,13 +25,13 @@ from nats.js import JetStreamContext
 
 from benchmarks import bystander, crowd, page, peers, proc
 from benchmarks.durable_sessions import MANY, UNLIMITED, make_absent
+from benchmarks.generator import packets
+from benchmarks.generator.clients import Client, connect_all
+from benchmarks.generator.packets import Layout
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.sizing import Sender
-from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.clients import Client, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Layout
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.timers import STREAM as TIMERS
 

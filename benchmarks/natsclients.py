@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from mqtt_nats.mqtt_clients.load.clients import Greeting, LoadError, Publisher, Subscriber
-from mqtt_nats.mqtt_clients.load.packets import DeliveryError, NatsLayout
+from benchmarks.generator.clients import Greeting, LoadError, Publisher, Subscriber
+from benchmarks.generator.packets import DeliveryError, NatsLayout
 
 SID: Final = "1"
 

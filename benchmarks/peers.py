@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mqtt_nats.mqtt_clients.load import answers, packets
-from mqtt_nats.mqtt_clients.load.answers import RefusedError
-from mqtt_nats.mqtt_clients.load.packets import DeliveryError
+from benchmarks.generator import answers, packets
+from benchmarks.generator.answers import RefusedError
+from benchmarks.generator.packets import DeliveryError
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 20.0

@@ -21,9 +21,9 @@ from nats.js import JetStreamContext
 
 from benchmarks import page, peers, proc
 from benchmarks.claims import gateway
+from benchmarks.generator.clients import Client, Loop, connect_all
 from benchmarks.report import table
 from benchmarks.runner import machine
-from mqtt_nats.mqtt_clients.load.clients import Client, Loop, connect_all
 from mqtt_streams.messages import PREFIX, STREAM
 
 TOPICS: Final = 100_000

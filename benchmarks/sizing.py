@@ -16,14 +16,14 @@ from typing import Final
 
 from benchmarks import page, peers, proc
 from benchmarks.durable_sessions import make_absent
+from benchmarks.generator import packets
+from benchmarks.generator.answers import packet_at
+from benchmarks.generator.clients import Client, Connection, Greeting, Loop, connect_all
+from benchmarks.generator.packets import Layout
 from benchmarks.job import CROWD_TIMEOUT
 from benchmarks.report import table
 from benchmarks.runner import machine
 from benchmarks.scenarios import USER
-from mqtt_nats.mqtt_clients.load import packets
-from mqtt_nats.mqtt_clients.load.answers import packet_at
-from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Layout
 
 SETTLE: Final = 1.5
 """Seconds in which what was begun is written and let go of."""

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Final
 
 from benchmarks import proc
+from benchmarks.generator import answers, packets
+from benchmarks.generator.clients import Client, Connection, Greeting, Loop, Publisher, Subscriber, connect_all
+from benchmarks.generator.packets import PUBACK, DeliveryError, Layout, Verifier
 from benchmarks.job import CONNECT_TIMEOUT, LINGER, ROOT, Job, Meter
 from benchmarks.scenarios import Scenario
-from mqtt_nats.mqtt_clients.load import answers, packets
-from mqtt_nats.mqtt_clients.load.clients import Client, Connection, Greeting, Loop, Publisher, Subscriber, connect_all
-from mqtt_nats.mqtt_clients.load.packets import PUBACK, DeliveryError, Layout, Verifier
 
 _RETAIN: Final = 1
 _DIGITS: Final = 6  # of the number in a topic

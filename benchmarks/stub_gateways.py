@@ -30,18 +30,19 @@ from mqtt_nats.observability.jetstream_state import STORAGE_S
 from mqtt_nats.observability.sys_topics import FEW
 from mqtt_nats.observability.topics import of_gateway
 from mqtt_nats.pubsub.interest_propagation import time_to_announcement
-from mqtt_nats.shared_reader.eligibility import LISTENER, READING, SELDOM
+from mqtt_nats.shared_reader.eligibility import LISTENER, SELDOM
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import BanStore
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.fleet import FleetStore
-from mqtt_streams.gateway_subjects import ECHO, HERE, REPORTS, REPORTS_WANTED
-from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
+from mqtt_streams.gateway_subjects import ECHO, HERE, REPORTS, REPORTS_WANTED, new_inbox
+from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.generations import GenerationStore
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.sessions import V5_VERSION
 from mqtt_streams.subjects import system_subject
 from mqtt_streams.timers import OthersWait, TimerStore
 
@@ -111,7 +112,7 @@ class Stub:
     async def _renew(self) -> None:
         """As `lifecycle.lease.Lease` renews, checks the stream of messages, and looks for dead gateways."""
         store, identity = self._gateways, self.identity
-        info = {"version": self._report["version"], "records": 2, POSITIONS: True, CLAIM_BUCKETS: True}
+        info = {"version": self._report["version"], "records": V5_VERSION}
         more = {"started": time.time(), "name": self._report["name"], "process": secrets.token_hex(24)}
         self._lease = await store.hold(identity, identity, self._lease, self._settings.gateway_lease)
         self._registration = await store.register(identity, time.time(), info | more, self._registration)
@@ -122,10 +123,7 @@ class Stub:
 
     async def _look_at_others(self) -> None:
         """As `shared_reader.eligibility.PositionSupport` looks."""
-        everybody = self._watches(READING)
-        if everybody:
-            await self._gateways.registrations()
-        if everybody or self._watches(LISTENER):
+        if self._watches(LISTENER):
             await consumer_names(self._inbox, RETAINED, RETAINED + "_")
 
     async def _read_storage(self) -> None:
@@ -205,7 +203,7 @@ async def _connect(settings: Settings) -> RequestInbox:
 
     connect = partial(connect_link, settings, name=NAME, no_echo=True, on_online=online, on_offline=offline)
     for _ in range(CONNECTIONS - 1):
-        (await connect()).subscribe_raw(b"_INBOX.%b.>" % secrets.token_hex(11).encode(), _ignore)
+        (await connect()).subscribe_raw(new_inbox() + b">", _ignore)
     return RequestInbox(await connect())
 
 

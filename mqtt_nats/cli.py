@@ -28,7 +28,7 @@ from mqtt_nats.base.logs import configure
 from mqtt_nats.config import systemd
 from mqtt_nats.config.accounts import AccountSettings
 from mqtt_nats.config.admin_settings import free_dashboard_address, is_free
-from mqtt_nats.config.build_info import build
+from mqtt_nats.config.build_info import build_and_reason
 from mqtt_nats.config.embedded_login import CONTEXT, WAYS, find_login, find_server, logged_in, seed_for
 from mqtt_nats.config.options import SettingsCommand, setting_options
 from mqtt_nats.config.process_limits import complete, raise_open_files, say, warn_of_few
@@ -55,7 +55,7 @@ TOKEN_BYTES = 24
 
 def _version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        say(f"mqtt-nats {__version__} ({build()})")
+        say(f"mqtt-nats {__version__} ({build_and_reason()})")
         context.exit()
 
 
@@ -183,7 +183,12 @@ def passwd(file: Path, user: str, stdin: bool, delete: bool, scram: bool, tenant
     say(f"{user} {'added' if new else 'changed'}")
 
 
-_NATS = ("nats", *(name for name in AccountSettings.model_fields if name.startswith("nats_")), "data")
+_NATS = (
+    "nats",
+    *(name for name in AccountSettings.model_fields if name.startswith("nats_")),
+    "jetstream_domain",
+    "data",
+)
 
 
 @command.group(cls=Ctl, params=setting_options(*_NATS))
@@ -191,8 +196,55 @@ _NATS = ("nats", *(name for name in AccountSettings.model_fields if name.startsw
 @click.pass_context
 def ctl(context: click.Context, /, config: Path | None, **flags: Any) -> None:
     """Look at running gateways and what they have stored, and change it, from any machine that reaches NATS."""
-    context.obj = find_server(Settings.load_nats(flags, config))
+    context.obj = _offline(config, flags)
+
+
+@command.command(params=setting_options(*_NATS))
+@_config_option
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--pause", is_flag=True, help="Have all gateways disconnect their clients until the backup is complete.")
+def backup(config: Path | None, directory: Path, pause: bool, **flags: Any) -> None:
+    """Save sessions, messages and all else that gateways have stored into the empty directory DIR.
+
+    Gateways serve clients meanwhile. Messages that subscribers acknowledge during the backup may come once more after
+    a restore, also at QoS 2; with --pause none does.
+    """
+    from mqtt_nats.ctl.backup.command import run_backup  # not needed by gateways
+
+    run_backup(_offline(config, flags), directory, pause=pause)
+
+
+@command.command(params=setting_options(*_NATS))
+@_config_option
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--replicas", type=click.IntRange(1, 5), metavar="N", help="Replicas of each stream. [default: as saved]")
+@click.option("--stream", "streams", multiple=True, metavar="NAME", help="Only this stream; may be repeated.")
+@click.option("--replace", is_flag=True, help="Remove what is stored now.")
+@click.option("--account", metavar="NAME", help="Take the backup of account NAME, though this is another account.")
+def restore(
+    config: Path | None,
+    directory: Path,
+    replicas: int | None,
+    streams: tuple[str, ...],
+    replace: bool,
+    account: str | None,
+    **flags: Any,
+) -> None:
+    """Put the streams of a backup in DIR in the place of those of the account.
+
+    Gateways that run disconnect their clients, and serve them again when all is restored. If the command is
+    interrupted, they wait until it has been run again.
+    """
+    from mqtt_nats.ctl.backup.command import run_restore  # not needed by gateways
+    from mqtt_nats.ctl.backup.restore import Wanted
+
+    run_restore(_offline(config, flags), Wanted(directory, replicas, streams, replace, account))
+
+
+def _offline(config: Path | None, flags: dict[str, Any]) -> Settings:
+    """Return the settings of a command that talks to NATS itself."""
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
+    return find_server(Settings.load_nats(flags, config))
 
 
 @command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
@@ -215,15 +267,6 @@ def spark(arguments: tuple[str, ...]) -> None:
         run_job(list(arguments), "mqtt-nats spark", partial(seed_for, Path(os.environ.get(env_name("data"), "data"))))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-
-
-@command.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[HOST:PORT] [OPTIONS]")
-def bench(arguments: tuple[str, ...]) -> None:
-    """Load an MQTT broker with messages, and say how fast it was; `bench --help` says more."""
-    from mqtt_nats.mqtt_clients.load.command import bench as run_bench  # not needed by gateways
-
-    run_bench.main(list(arguments), prog_name="mqtt-nats bench")
 
 
 @command.command()
@@ -321,9 +364,10 @@ async def _with_server(settings: Settings) -> AsyncIterator[Settings]:
     import anyio
 
     from mqtt_nats.gateway.embedded import run_server
+    from mqtt_nats.gateway.payload_limits import wanted_payload
 
     async with (
-        run_server(settings.data, settings.embedded_port) as server,
+        run_server(settings.data, settings.embedded_port, wanted_payload(settings)) as server,
         anyio.create_task_group() as group,
     ):
         group.start_soon(server.watch)
@@ -402,6 +446,7 @@ def _served(settings: Settings, addresses: list[Bound], token: str = "") -> Iter
 def _announce(settings: Settings, addresses: list[Bound], token: str = "") -> None:
     """Print the addresses and commands to try on a terminal; elsewhere, and with JSON, log the addresses."""
     if not _is_interactive(settings):
+        log.info("mqtt-nats %s (%s)", __version__, build_and_reason())
         for line in _served(settings, addresses):
             if log.isEnabledFor(logging.INFO) or settings.log_format == "json":
                 log.info("serving: %s", line)
@@ -409,6 +454,6 @@ def _announce(settings: Settings, addresses: list[Bound], token: str = "") -> No
                 say(f"serving: {line}")
         return
     hints = _hints(settings, addresses)
-    lines = [f"mqtt-nats {__version__} ({build()})", *_served(settings, addresses, token)]
+    lines = [f"mqtt-nats {__version__} ({build_and_reason()})", *_served(settings, addresses, token)]
     lines += ["", "Try in other terminals:", *(f"  {hint}" for hint in hints)] if hints else []
     say("\n".join(lines))

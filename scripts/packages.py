@@ -34,7 +34,7 @@ PACKAGES: Final = {
     "client": "one client: CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, AUTH, keep alive; packets to their packages",
     "plugins": "plugins: the interface, those that come with the gateway, loading",
     "control": "answers to questions and orders over NATS",
-    "mqtt_clients": "MQTT clients of the command line: `pub`, `sub`, `request`; `bench` is in `load`",
+    "mqtt_clients": "MQTT clients of the command line: `pub`, `sub`, `request`",
     "ctl": "`mqtt-nats ctl`: questions to gateways and JetStream, verbs in `ctl/commands`; `mqtt-nats migrate`",
     "admin": "HTTP: metrics, health, the verbs of `ctl`, dashboard",
     "gateway": "composition: accounts, start, reconnect, end, workers, the embedded nats-server",

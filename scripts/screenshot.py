@@ -37,6 +37,7 @@ RATES: Final = (
 RUN_S: Final = 27
 
 COMMAND: Final = [sys.executable, "-m", "mqtt_nats"]
+GENERATOR: Final = [sys.executable, "-m", "benchmarks.generator"]
 CLIENTS: Final = tuple(f"lamp-{number}" for number in range(1, 13))
 """Client identifiers of subscribers with sessions that stay connected."""
 
@@ -62,7 +63,7 @@ def take(url: str, port: str) -> None:
         page.goto(url)
         for rate, qos in RATES:
             load = ["--publishers", "6", "--subscribers", "6", "--qos", str(qos), "--rate", str(rate)]
-            run = [*COMMAND, "bench", f"127.0.0.1:{port}", *load, "--seconds", str(RUN_S), "--json"]
+            run = [*GENERATOR, f"127.0.0.1:{port}", *load, "--seconds", str(RUN_S), "--json"]
             subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
         IMAGES.mkdir(parents=True, exist_ok=True)
         for view, picture in PICTURES.items():

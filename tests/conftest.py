@@ -27,7 +27,7 @@ settings.load_profile("clockless")
 _SHOWN = 8000  # characters of each log in the report of a failure
 
 
-STARTERS = frozenset(("nats_backend", "gateway_factory", "streams_server", "own_server", "spark"))
+STARTERS = frozenset(("nats_backend", "gateway_factory", "streams_server", "own_server", "spark", "checkout"))
 """Fixtures that start processes: a test that needs one of them gets the mark ``processes``."""
 
 

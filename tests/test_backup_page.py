@@ -49,7 +49,7 @@ async def test_all_streams_are_restored_into_a_new_server(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:
     """Sessions, their messages and PUBRELs, retained messages and wills are there, and new messages arrive."""
-    back_up, restore, serve, *look = commands("Everything")
+    back_up, restore, serve, *look = commands("Everything, with the nats CLI")
     old = nats_factory()
     gateway = gateway_factory(old, *LEASE)
     async with (

@@ -26,7 +26,7 @@ from mqtt_nats import __version__, cli
 from mqtt_nats.base.errors import StartupError, first_error
 from mqtt_nats.cli import _announce, _hints, _with_dashboard
 from mqtt_nats.config.admin_settings import DASHBOARD_PORTS, free_dashboard_address
-from mqtt_nats.config.build_info import build
+from mqtt_nats.config.build_info import build_and_reason
 from mqtt_nats.config.options import GROUPS
 from mqtt_nats.config.settings import Settings, flag_name, has_flag
 from mqtt_nats.transport.listener_settings import Bound, parse_address
@@ -79,7 +79,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *named: str) -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout == f"mqtt-nats {__version__} ({build()})\n"
+    assert run("--version").stdout == f"mqtt-nats {__version__} ({build_and_reason()})\n"
 
 
 def test_help_names_every_setting_but_no_flag_for_a_secret() -> None:
@@ -251,7 +251,7 @@ def test_hints_are_commands_that_work_with_the_settings(
 
 
 @pytest.mark.parametrize(("terminal", "kind"), [(False, "text"), (True, "json")])
-def test_without_a_terminal_and_with_json_the_addresses_are_logged(
+def test_without_a_terminal_and_with_json_build_and_addresses_are_logged(
     terminal: bool,
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,6 +263,7 @@ def test_without_a_terminal_and_with_json_the_addresses_are_logged(
     _announce(Settings.load({"log_format": kind}), [TCP])
     assert capsys.readouterr().out == ""
     assert caplog.messages == [
+        f"mqtt-nats {__version__} ({build_and_reason()})",
         "serving: MQTT  0.0.0.0:1884  (MQTT 3.1.1, 5.0)",
         "serving: NATS  nats://127.0.0.1:4222  (running already)",
     ]
@@ -428,14 +429,6 @@ def test_ctl_finds_an_embedded_server_at_any_port(tmp_path: Path, gateway_factor
     gateway.process.interrupt()
     assert gateway.wait() == 0
     assert_refused(run("ctl", *data, "status"), "nats://127.0.0.1:4222", "--nats", "--data")
-
-
-def test_embedded_ends_with_one_line_when_nats_server_dies(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
-    gateway = gateway_factory("", "--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data"))
-    (server,) = psutil.Process(gateway.pid).children()
-    server.kill()
-    assert gateway.wait() == 1
-    assert re.search(r"^mqtt-nats: the embedded nats-server was ended by signal 9", gateway.log, re.MULTILINE)
 
 
 def test_embedded_finds_the_sessions_and_retained_messages_of_the_run_before(

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
+from mqtt_nats.admin.access.administrators import Administrator, Administrators
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
 from pyspark_mqtt_nats.jobs.commands import jobs as spark_jobs
 from pyspark_mqtt_nats.jobs.flags import SOURCE
+from pyspark_mqtt_nats.nats.access import INBOX_PREFIX
 from tests.harness import raw
 from tests.harness.gateway import Gateway
 from tests.harness.installation import INSIDE, Secrets, SecuredNats
@@ -95,14 +98,17 @@ def test_without_secrets_nothing_starts(
         assert (secrets.directory / name).stat().st_mode & 0o444 == 0o444  # containers have users of their own
     used = {name for service in document["services"].values() for name in service.get("secrets", ())}
     assert used == set(document["secrets"])
-    assert "ca-key.pem" not in used
+    assert not any(name.endswith("ca-key.pem") for name in used)
     for service in document["services"].values():
         if "env_file" in service:
             assert secrets.env(Path(service["env_file"]).name)
     assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     monkeypatch.delenv("MQTT_NATS_ADMIN_TOKEN", raising=False)
+    file = configured(secrets, tmp_path)
+    without = [line for line in file.read_text(encoding="utf-8").splitlines() if "admin_tokens_file" not in line]
+    file.write_text("\n".join(without), encoding="utf-8")
     with pytest.raises(StartupError, match="admin_token"):
-        Settings.load({}, configured(secrets, tmp_path))
+        Settings.load({}, file)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -119,7 +125,7 @@ def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any], name
     text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "deploy" / "nats").iterdir())
     assert set(re.findall(rf"{INSIDE}/([\w.-]+)", text)) == set(nats["secrets"])
     plain = (ROOT / "nats-server.conf").read_text(encoding="utf-8")
-    for line in ("max_payload: 1MB", 'sync_interval: "1s"'):  # as on a machine of one's own
+    for line in ("max_payload: 8MB", 'sync_interval: "1s"'):  # as on a machine of one's own
         assert line in plain
         assert line in text
 
@@ -271,10 +277,25 @@ def test_the_spark_job_is_one_that_there_is(services: dict[str, Any]) -> None:
     assert given["readMode"] == "direct"  # its user may create no consumers
     users = (ROOT / "deploy" / "nats" / "users.conf").read_text(encoding="utf-8")
     assert f"user: {given['user']}," in users
-    assert f'subscribe: [ "{given["inboxPrefix"]}.>" ]' in users
+    assert f'subscribe: [ "{given.get("inboxPrefix", INBOX_PREFIX)}.>" ]' in users
 
 
-def test_prometheus_asks_the_gateways_with_their_token(document: dict[str, Any], services: dict[str, Any]) -> None:
+@pytest.mark.processes
+def test_prometheus_is_a_viewer(services: dict[str, Any], secrets: Secrets, tmp_path: Path) -> None:
+    """Nobody but the gateways has the administrator's token, and they know Prometheus as one who changes nothing."""
+    (secret,) = services["prometheus"]["secrets"]
+    token = secrets.text(secret)
+    assert token != secrets.env("gateway.env")["MQTT_NATS_ADMIN_TOKEN"]
+    assert not any("admin-token" in service.get("secrets", ()) for service in services.values())
+    for name in GATEWAYS:
+        assert "admin-tokens.toml" in services[name]["secrets"]
+    text = configured(secrets, tmp_path).read_text(encoding="utf-8")
+    (tokens_file,) = re.findall(r'^admin_tokens_file = "(.*)"$', text, re.MULTILINE)
+    settings = Settings(admin_listen="127.0.0.1:0", admin_token=SecretStr("x" * 16), admin_tokens_file=tokens_file)
+    assert Administrators.load(settings).of(token.encode()) == Administrator("prometheus", "viewer")
+
+
+def test_prometheus_asks_the_gateways_with_its_token(document: dict[str, Any], services: dict[str, Any]) -> None:
     (job,) = yaml.safe_load(document["configs"]["prometheus"]["content"])["scrape_configs"]
     (secret,) = services["prometheus"]["secrets"]
     assert job["authorization"] == {"credentials_file": f"{INSIDE}/{secret}"}

@@ -20,6 +20,7 @@ from mqtt_nats import __version__
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings, env_name
 from mqtt_nats.gateway.account import SHUTDOWN
+from tests.harness.installation import Secrets
 from tests.harness.nats import IMAGE, IMAGES, ROOT
 from tests.test_packaging import METADATA, closure
 
@@ -124,18 +125,44 @@ def test_services_and_budget_are_about_the_gateways() -> None:
         assert CONTAINER[name]["httpGet"]["port"] in ports
 
 
+FILES = (
+    ("users", "users"),
+    ("viewers", "admin-tokens.toml"),
+    ("tls", "tls.crt"),
+    ("tls", "tls.key"),
+    ("nats-ca", "ca.crt"),
+)
+"""Files of Secrets that the configuration names, each with its volume."""
+
+
+@pytest.mark.processes
+def test_the_page_makes_each_secret_of_the_manifests(tmp_path: Path) -> None:
+    """With the files that it has the script make."""
+    page = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8").replace("\\\n", "")
+    made = Secrets(tmp_path / "made")
+    for volume in POD["spec"]["volumes"]:
+        if "secret" in volume:
+            assert f" {volume['secret']['secretName']} " in page
+    (line,) = [one for one in page.splitlines() if "generic mqtt-nats-viewers" in one]
+    files = re.findall(r"--from-file deploy/secrets/(\S+)", line)
+    assert files == ["admin-tokens.toml", "viewer-token"]
+    assert all((made.directory / name).is_file() for name in files)
+
+
 def test_the_gateway_understands_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in CONTAINER["volumeMounts"]}
     assert CONTAINER["args"] == ["serve", "--config", f"{mounts['config']}/gateway.toml"]
     text = (KUBERNETES / "gateway.toml").read_text(encoding="utf-8")
-    for volume, name in (("users", "users"), ("tls", "tls.crt"), ("tls", "tls.key"), ("nats-ca", "ca.crt")):
+    for volume, name in FILES:
         assert f'"{mounts[volume]}/{name}"' in text
         text = text.replace(f"{mounts[volume]}/{name}", str(tmp_path / name))
         (tmp_path / name).write_text("", encoding="utf-8")
     file = tmp_path / "gateway.toml"
     file.write_text(text, encoding="utf-8")
+    file.write_text(re.sub("^admin_tokens_file = .*$", "", text, flags=re.MULTILINE), encoding="utf-8")
     with pytest.raises(StartupError, match="admin_token"):
         Settings.load({}, file)
+    file.write_text(text, encoding="utf-8")
     monkeypatch.setenv(env_name("admin_token"), "0123456789abcdef")
     settings = Settings.load({}, file)
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
@@ -154,9 +181,12 @@ def test_nats_runs_as_in_our_configuration() -> None:
     interval = values["config"]["jetstream"]["merge"]["sync_interval"]
     assert f'sync_interval: "{interval}"' in (ROOT / "nats-server.conf").read_text(encoding="utf-8")
     tls = [values["config"][name]["tls"] for name in ("nats", "cluster")]
-    assert all(one["enabled"] and one["secretName"] == "nats-tls" for one in tls)
-    assert [one["merge"] for one in tls] == [{"verify": False}, {"verify": True}]
-    assert values["tlsCA"] == {"enabled": True, "secretName": "nats-ca"}
+    assert [(one["enabled"], one["secretName"]) for one in tls] == [(True, "nats-tls"), (True, "nats-routes-tls")]
+    routes = {"verify": True, "ca_file": "/etc/nats-certs/cluster/ca.crt"}  # where the chart mounts that Secret
+    assert [one["merge"] for one in tls] == [{"verify": False}, routes]
+    assert "tlsCA" not in values  # one for routes and clients
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "values.yaml").read_text(encoding="utf-8"))
+    assert chart["nats"]["config"]["cluster"]["tls"] == {**tls[1], "merge": routes}
 
 
 def systemd_settings(directory: Path) -> Settings:
@@ -279,7 +309,8 @@ def test_locks_have_all_that_is_needed(name: str) -> None:
     found = locked(name)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     if name == "build":
-        needed = [Requirement(one) for one in project["build-system"]["requires"]]
+        hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+        needed = [Requirement(one) for one in (*project["build-system"]["requires"], *hook["dependencies"])]
     else:
         needed = [one for one in METADATA if not one.marker or wanted(one, LOCKED[name])]
         assert set(found) >= set().union(*(closure(extra) for extra in LOCKED[name])) - ONLY_HERE
@@ -305,6 +336,22 @@ def test_everything_that_is_installed_has_a_hash() -> None:
     steps = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) [^&\n]*", text)
     assert len(steps) == 6
     assert all("--require-hashes" in step or "--no-index" in step for step in steps)
+
+
+def test_the_image_has_compiled_modules_and_no_compiler() -> None:
+    """One stage has the compiler; the images get the virtual environment that it made, and nothing else of it."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    first, *others = text.split("\nFROM ")[1:]
+    assert re.match(r"\S+ AS build\n", first)
+    assert re.search(r"apt-get install .*\bgcc\b", first)
+    assert re.search(r"^RUN MQTT_NATS_BUILD=compiled pip wheel .* --wheel-dir /wheels \.", first, re.MULTILINE)
+    images = [stage for stage in others if "\nENTRYPOINT " in stage]
+    assert len(images) == 2
+    for stage in images:
+        assert stage.startswith(IMAGES["python"])
+        assert "apt-get" not in stage
+        (copied,) = re.findall(r"^COPY (.*)$", stage, re.MULTILINE)
+        assert re.fullmatch(r"--from=build(-spark)? /opt/mqtt-nats /opt/mqtt-nats", copied)
 
 
 PRIVATE = {

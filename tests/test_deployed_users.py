@@ -130,12 +130,25 @@ FORBIDDEN = [
     "$KV.MQTT_bans.x",
     "$KV.MQTT_gateways.x",
     "$KV.MQTT_fleet.x",
-    "_INBOX_spark.x",
+    "$MQTT.spark.x",
+    "$MQTT.inbox.x",
     "secret.topic",
 ]
 """Subjects on which an application publishes nothing."""
 
-UNHEARD = [">", "$MQTT.>", "$MQTT.sub.*", "_INBOX.>", "$KV.>", "$MQTT_SYS.>", "$SRV.>", "secret.>", "*.topic"]
+UNHEARD = [
+    ">",
+    "$MQTT.>",
+    "$MQTT.sub.*",
+    "$MQTT.inbox.>",
+    "$MQTT.spark.>",
+    "_INBOX.>",
+    "$KV.>",
+    "$MQTT_SYS.>",
+    "$SRV.>",
+    "secret.>",
+    "*.topic",
+]
 """Subjects that it does not subscribe."""
 
 
@@ -260,7 +273,6 @@ def test_spark_reads_and_does_nothing_else(gateway: Gateway, server: SecuredNats
         "user": "spark",
         "password": secrets.text("spark-password"),
         "tlsCa": str(secrets.authority),
-        "inboxPrefix": "_INBOX_spark",
     }
     options = Options.parse({"servers": server.url, "topics": "plant/#", "readMode": "direct", **login})
     with connect(server.url, **login) as connection:
@@ -282,7 +294,7 @@ def test_secrets_stay_and_are_for_their_owner(tmp_path: Path) -> None:
     made.make()
     assert {file.name: file.read_bytes() for file in made.directory.iterdir()} == before
     passwords = [before[name].decode() for name in before if name.endswith(("-password", "-token"))]
-    assert len(set(passwords)) == len(passwords) == 6
+    assert len(set(passwords)) == len(passwords) == 7
     assert all(re.fullmatch("p[0-9a-f]{48}", one) for one in passwords)  # nats-server takes none for a number
     (made.directory / "spark-password").unlink()
     made.make()

@@ -13,12 +13,15 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from mqtt_nats.config.settings import Settings
 from tests.harness.nats import ROOT
 from tests.harness.shell import BUILD_WAIT, find_helm, find_program
 
 CHART = ROOT / "deploy" / "helm"
+CHART_OF_NATS = ROOT / "tests" / "charts" / "nats-2.14.2.tgz"
+VALUES_OF_NATS = ROOT / "deploy" / "kubernetes" / "nats-values.yaml"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 CLUSTER: list[str] = ["--namespace", "mqtt", "--kube-version", "1.32.0"]
 OUTSIDE: list[str] = ["--set", "natsConnection.urls={tls://nats.nats.svc:4222}"]
@@ -43,14 +46,16 @@ def helm() -> str:
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart, with an empty one in the place of the chart of NATS, which cannot be fetched here."""
-    directory = tmp_path_factory.mktemp("charts") / "mqtt-nats"
+    return with_chart_of_nats(tmp_path_factory.mktemp("charts") / "mqtt-nats")
+
+
+def with_chart_of_nats(directory: Path) -> Path:
+    """Copy the chart to a new directory, with that of NATS, as `helm dependency build` would."""
     shutil.copytree(CHART, directory)
     (version,) = [one["version"] for one in chart_of(CHART)["dependencies"]]
-    assert version.startswith(">=")
-    nats = directory / "charts" / "nats"
-    nats.mkdir(parents=True)
-    (nats / "Chart.yaml").write_text("apiVersion: v2\nname: nats\nversion: 1.3.0\n")
+    assert SpecifierSet(version.replace(" ", ",")).contains(CHART_OF_NATS.stem.removeprefix("nats-"))
+    (directory / "charts").mkdir()
+    shutil.copy(CHART_OF_NATS, directory / "charts")
     return directory
 
 
@@ -117,6 +122,20 @@ def test_parts_fit_each_other(helm: str, chart: Path) -> None:
     assert not monitor.items() <= found["Service", "site-mqtt-nats"]["metadata"]["labels"].items()
 
 
+def test_prometheus_is_a_viewer(helm: str, chart: Path) -> None:
+    """It gets the token of a Secret that gateways know the viewers from, and not the administrator's."""
+    found = rendered(helm, chart, *EVERYTHING)
+    (endpoint,) = found["ServiceMonitor", "site-mqtt-nats"]["spec"]["endpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "mqtt-nats-viewers", "key": "viewer-token"}
+    pod = found["Deployment", "site-mqtt-nats"]["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "viewers"]
+    assert volume["secret"]["secretName"] == "mqtt-nats-viewers"
+    without = ("--set", "viewers.existingSecret=")
+    assert run(helm, "template", "site", chart, *CLUSTER, *EVERYTHING, *without).returncode != 0
+    text = rendered(helm, chart, *OUTSIDE, *without)["ConfigMap", "site-mqtt-nats"]["data"]["gateway.toml"]
+    assert "admin_tokens_file" not in text
+
+
 def test_alerts_are_those_of_prometheus(helm: str, chart: Path) -> None:
     rule = rendered(helm, chart, *EVERYTHING)["PrometheusRule", "site-mqtt-nats"]
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
@@ -128,7 +147,10 @@ def test_the_gateway_understands_its_settings(
     more = ("--set", "settings.max_packet_size=2097152", "--set", "settings.presence=false")
     found = rendered(helm, chart, *EVERYTHING, *more, "--set-string", "settings.log_format=json")
     text = found["ConfigMap", "site-mqtt-nats"]["data"]["gateway.toml"]
-    for name in ("nats-ca/ca.crt", "users/users", "rules/acl.toml", "tls/tls.crt", "tls/tls.key", "client-ca/ca.crt"):
+    for name in (
+        *("nats-ca/ca.crt", "users/users", "rules/acl.toml", "viewers/admin-tokens.toml"),
+        *("tls/tls.crt", "tls/tls.key", "client-ca/ca.crt"),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     config = tmp_path / "gateway.toml"
@@ -147,6 +169,23 @@ def test_servers_of_the_same_release(helm: str, chart: Path) -> None:
     found = rendered(helm, chart, "--set", "nats.enabled=true")
     text = found["ConfigMap", "site-mqtt-nats"]["data"]["gateway.toml"]
     assert text.startswith('nats = ["tls://nats:4222"]\n')
+    gateways = found["NetworkPolicy", "site-mqtt-nats"]["spec"]["podSelector"]
+    pods = found["StatefulSet", "nats"]["spec"]["template"]["metadata"]["labels"].items()
+    policy = found["NetworkPolicy", "site-mqtt-nats-nats"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods
+    clients, routes = policy["ingress"]
+    assert clients == {"from": [{"podSelector": gateways}], "ports": [{"port": 4222}]}
+    assert routes == {"from": [{"podSelector": policy["podSelector"]}], "ports": [{"port": 6222}]}
+    for name in ("site-mqtt-nats", "site-mqtt-nats-nats"):
+        document = found["NetworkPolicy", name]
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_nats_has_the_values_of_the_manifests() -> None:
+    """With users and TLS: without them every pod of the cluster reads and writes all of it."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["nats"]
+    named = {"enabled": False, "fullnameOverride": "nats"}
+    assert values == named | yaml.safe_load(VALUES_OF_NATS.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ CLIENT: Final = "%c"
 PRESENCE: Final = "$SYS/brokers/+/clients/#"
 """Filter of the presence topics, which name clients and addresses: only clients that a rule permits may read them."""
 
+_PRESENCE_START: Final = b"$SYS/brokers/"
+
 _PLACEHOLDER: Final = re.compile(f"{USER}|{CLIENT}")
 
 
@@ -204,12 +206,21 @@ class Permissions:
         return rule is not None and rule.allow
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:
-        """Whether a filter may be subscribed; a filter that overlaps `PRESENCE` needs a rule, not only the default."""
+        """Whether a filter may be subscribed; a filter of presence needs a rule, not only the default.
+
+        Wider filters, such as `$SYS/#`, need none: messages of presence are then checked one by one.
+        """
         if not self.subscribe(topic_filter, qos):
             return False
-        if not topic_filter.startswith("$SYS/") or not overlaps(PRESENCE, topic_filter):  # the cheap test comes first
+        if not topic_filter.startswith("$SYS/") or not covers(PRESENCE, topic_filter):  # the cheap test comes first
             return True
         return self.names(topic_filter, qos)
+
+    def may_share(self, topic_filter: str, qos: int) -> bool:
+        """Whether a shared filter may be subscribed; one that overlaps `PRESENCE` needs a rule."""
+        if topic_filter.startswith("$SYS/") and overlaps(PRESENCE, topic_filter) and not self.names(topic_filter, qos):
+            return False
+        return self.may_subscribe(topic_filter, qos)
 
     def may_touch(self, topic_filter: str, qos: int) -> bool:
         """Whether a filter may be subscribed whose messages are each checked by `may_subscribe`."""
@@ -290,6 +301,11 @@ class Both(Permissions):
     def names(self, topic_filter: str, qos: int) -> bool:
         """Whether a rule of either permission permits a filter."""
         return self._first.names(topic_filter, qos) or self._second.names(topic_filter, qos)
+
+
+def of_presence(key: bytes) -> bool:
+    """Whether a topic, as encoded in a packet, is one of presence."""
+    return key.startswith(_PRESENCE_START, 2) and matches(PRESENCE, key[2:].decode())
 
 
 def covers(wide: str, narrow: str) -> bool:

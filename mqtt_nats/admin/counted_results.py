@@ -32,7 +32,11 @@ class NatsLink(TypedDict):
 
 
 class Counters(TypedDict):
-    """Counters of a gateway since its start, and present numbers; lists have a number for each QoS."""
+    """Counters of a gateway since its start, and present numbers; lists have a number for each QoS.
+
+    ``refused_tenants``: why tenants are not served, by name.
+    ``build``: ``compiled``, or ``pure Python`` and the reason.
+    """
 
     gateway: str
     id: str
@@ -69,6 +73,8 @@ class Counters(TypedDict):
     tasks: int
     draining: bool
     obstacle: str
+    refused_tenants: NotRequired[dict[str, str]]
+    build: NotRequired[str]
     durable: int
     regular: int
     inflight: int
@@ -77,6 +83,7 @@ class Counters(TypedDict):
     subscriptions: int
     slow: int
     stalled: int
+    oldest_unacknowledged: NotRequired[float]
 
 
 class HistoryPoint(TypedDict):

@@ -82,9 +82,12 @@ class Handshakes:
         crowded.cancel()
 
     async def _secure(self, accepted: socket.socket) -> None:
+        context = self.context
         try:
-            await self._loop.connect_accepted_socket(
-                self._make, accepted, ssl=self.context, ssl_handshake_timeout=connections.HEAD_SECONDS
+            transport, _ = await self._loop.connect_accepted_socket(
+                self._make, accepted, ssl=context, ssl_handshake_timeout=connections.HEAD_SECONDS
             )
+            if self.context is not context:  # the files were read again meanwhile
+                transport.abort()
         except OSError:
             pass  # whatever it was, it does not speak TLS, or has left

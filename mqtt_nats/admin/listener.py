@@ -9,8 +9,9 @@ import logging
 import math
 import socket
 import ssl
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import anyio
 import uvicorn
@@ -22,10 +23,11 @@ from mqtt_nats.admin.connections import MOST_CONNECTIONS, AdminProtocol, AdminSo
 from mqtt_nats.admin.handshakes import Handshakes
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config.nats_connect import connect_link
+from mqtt_nats.config.nats_connect import connect_link, open_inbox
 from mqtt_nats.config.worker_identity import own_place
+from mqtt_nats.transport.client_trust import ClientTrust, certificate_of, end_of
 from mqtt_nats.transport.listener_settings import Bound, ListenerSettings, join_address, parse_address
-from mqtt_nats.transport.tls import certificate_end, make_context
+from mqtt_nats.transport.tls import certificate_end, client_trust, make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.admin import ServedGateway
@@ -43,6 +45,9 @@ MESSAGE_MOST: Final = 1024 * 1024
 PING_INTERVAL: Final = 20.0
 PING_TIMEOUT: Final = 20.0
 """Seconds between two pings of a WebSocket, and in which its browser has to answer."""
+
+TICKS: Final = 10
+"""Ticks of uvicorn, of which it has ten in a second, between two looks for certificates that have ended."""
 
 ENDING: Final = 2
 """Seconds that requests have to end when the gateway does."""
@@ -91,6 +96,23 @@ class Server(uvicorn.Server):
             if lasting and scope is not None and is_dismissed(scope, administrators):
                 one.transport.abort()
 
+    def distrust(self, trust: ClientTrust, former: ClientTrust) -> None:
+        """End the connections whose certificates are not accepted any more."""
+        for one in list(self.server_state.connections):
+            certificate = certificate_of(one.transport)
+            if certificate is not None and not trust.accepts(certificate, former):
+                one.transport.abort()
+
+    async def on_tick(self, counter: int) -> bool:
+        """End connections whose certificates have ended, about once a second."""
+        if self._tls is not None and counter % TICKS == 0:
+            now = time.time()
+            for one in list(self.server_state.connections):
+                end = end_of(one.transport)
+                if end is not None and end <= now:
+                    one.transport.abort()
+        return await super().on_tick(counter)
+
     def _made(self) -> asyncio.Protocol:
         return AdminProtocol(self.config, self.server_state, self.lifespan.state)
 
@@ -100,22 +122,38 @@ class Server(uvicorn.Server):
         yield
 
 
-def tls_of(settings: Settings) -> tuple[ssl.SSLContext | None, float]:
-    """The TLS context that the admin listener has by the settings (None: it does without), and its certificate's end.
+class Tls(NamedTuple):
+    """TLS of the admin listener, made from its files.
+
+    Attributes:
+        context: None: it does without TLS.
+        end: Unix time at which its certificate ends.
+        trust: which certificates of clients it accepts; None: it needs none.
+    """
+
+    context: ssl.SSLContext | None = None
+    end: float = math.inf
+    trust: ClientTrust | None = None
+
+
+def tls_of(settings: Settings) -> Tls:
+    """Read the files for TLS that the settings name for the admin listener.
 
     Raises:
         StartupError: a file cannot be used.
     """
     if settings.admin_listen is None or settings.admin_tls_cert is None:
-        return None, math.inf
+        return Tls()
     own = ListenerSettings(
         listen=settings.admin_listen,
         type="tls",
         tls_cert=settings.admin_tls_cert,
         tls_key=settings.admin_tls_key,
         tls_client_ca=settings.admin_tls_client_ca,
+        tls_crl_file=settings.admin_tls_crl_file,
     )
-    return make_context(own), certificate_end(own)
+    context = make_context(own)
+    return Tls(context, certificate_end(own), client_trust(own, context))
 
 
 def check_files(settings: Settings) -> None:
@@ -141,7 +179,7 @@ class AdminListener:
         self.listen = self.settings.admin_listen
         self.bound = Bound(*parse_address(self.listen), "admin")
         self.administrators = Administrators({})
-        self._certificate_end = math.inf
+        self._tls = Tls()
         self._link: NatsConnection | None = None
         self._inbox: RequestInbox | None = None
         self._connecting = asyncio.Lock()
@@ -155,12 +193,12 @@ class AdminListener:
             StartupError: a file cannot be used, or the address is not to be had.
         """
         settings = self.settings
-        tls, self._certificate_end = tls_of(settings)
+        self._tls = tls_of(settings)
         self.administrators = Administrators.load(settings)
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.bound = Bound(host, port, "admin")
-        if tls is None and settings.admin_has_tokens and not settings.admin_is_near:
+        if self._tls.context is None and settings.admin_has_tokens and not settings.admin_is_near:
             log.warning("admin listener %s: the token is sent without encryption: set admin_tls_cert", self.listen)
         config = uvicorn.Config(
             make_app(self),
@@ -179,23 +217,25 @@ class AdminListener:
         )
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         self.gateway.reloads.append(self.reload)
-        self._server = Server(config, tls)
+        self._server = Server(config, self._tls.context)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]), name="admin listener")
         log.info("admin listener is open on %s", join_address(host, port))
         return self
 
     def reload(self) -> None:
-        """Read certificate and authorities again, for connections to come, and tokens, also for what goes on.
+        """Read certificates, authorities and tokens again. What they do not let in any more ends.
 
         Raises:
             StartupError: they cannot be used.
         """
         if self._server is not None:
             administrators = Administrators.load(self.settings)
-            tls, self._certificate_end = tls_of(self.settings)
-            self._server.renew(tls)
-            self.administrators = administrators
+            tls, former = tls_of(self.settings), self._tls
+            self._tls, self.administrators = tls, administrators
+            self._server.renew(tls.context)
             self._server.dismiss(administrators)
+            if tls.trust is not None and former.trust is not None and tls.trust.withdraws(former.trust):
+                self._server.distrust(tls.trust, former.trust)
 
     def _bind(self) -> socket.socket:
         """A socket that listens; workers share its address, and the kernel deals connections out."""
@@ -249,7 +289,12 @@ class AdminListener:
                 link = await connect_link(
                     self.settings, name=name, no_echo=False, on_online=self._online, on_offline=_nothing
                 )
-                self._link, self._inbox = link, RequestInbox(link)
+                try:
+                    self._inbox = await open_inbox(self.settings, link)
+                except StartupError:
+                    await link.close()
+                    raise
+                self._link = link
         return self._inbox
 
     async def _online(self) -> None:
@@ -261,7 +306,7 @@ class AdminListener:
     def certificates(self) -> dict[str, float]:
         """Unix time at which the certificate in force ends, by the configured address of each listener with TLS."""
         ends = [(one.settings.listen, one.certificate_end) for one in self.gateway.listeners]
-        return {where: end for where, end in (*ends, (self.listen, self._certificate_end)) if end != math.inf}
+        return {where: end for where, end in (*ends, (self.listen, self._tls.end)) if end != math.inf}
 
     @property
     def obstacle(self) -> str:

@@ -37,7 +37,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OPEN_METRICS: Final = "application/openmetrics-text"
 
-PATIENCE: Final = 2.0
+SIBLINGS_TIMEOUT: Final = 2.0
 """Seconds in which siblings answer."""
 
 REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonCode.UNSPECIFIED_ERROR)
@@ -45,13 +45,26 @@ REFUSALS: Final = tuple(one.name.lower() for one in ReasonCode if one >= ReasonC
 
 FAILURE_KINDS: Final = (
     *("admin_token", "authentication", "authenticator", "connect", "copy", "denied", "filters", "handshake", "hook"),
-    *("quota", "resume", "slow_hook", "store", "subscribe", "tenant", "websocket_frames"),
+    *(
+        "identifiers",
+        "proxy_header",
+        "quota",
+        "resume",
+        "slow_hook",
+        "store",
+        "subscribe",
+        "tenant",
+        "websocket_frames",
+    ),
     *(f"listener_{one.name.lower()}" for one in Verdict if one.closes),
     *REFUSALS,
 )
 """Kinds of refusals and failures, by which they are counted."""
 
-SESSION_LIMITS: Final = ("max_sessions", "max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate")
+SESSION_LIMITS: Final = (
+    *("max_sessions", "session_rate"),
+    *("max_durable_consumers_per_gateway", "max_durable_consumers", "consumer_rate"),
+)
 """Limits that refuse sessions, or consumers of their subscriptions."""
 
 Report = dict[str, Any]
@@ -107,6 +120,14 @@ _LIMITED: Final = _from_the_start("limited", SESSION_LIMITS)
 NUMBERS: Final = (
     Number("start_time_seconds", "Unix time at which the gateway was started.", "", _one("since"), False, min, True),
     Number("ready", "Whether what clients send is acknowledged.", "", _one("obstacle", operator.not_), together=min),
+    Number(
+        "tenants_refused",
+        "Tenants that are not served: 1 for each, its clients are refused.",
+        "name",
+        lambda report: ((name, 1.0) for name in report["refused_tenants"]),
+        together=max,
+        process=True,
+    ),
     Number("draining", "Whether the gateway lets its clients go.", "", _one("draining"), together=max),
     Number("connections", "Open connections, also before CONNECT.", "", _one("connections")),
     Number("sessions", "Connected sessions: durable ones outlive their connection.", "kind", _sessions),
@@ -146,6 +167,13 @@ NUMBERS: Final = (
         process=True,
     ),
     Number("inflight_messages", "QoS 1 and 2 messages that clients have not acknowledged.", "", _one("inflight")),
+    Number(
+        "oldest_unacknowledged_seconds",
+        "Time for which some client has kept a message unacknowledged; 0 = for less than five seconds.",
+        "",
+        _one("oldest_unacknowledged"),
+        together=max,
+    ),
     Number("queued_messages", "QoS 1 and 2 messages in memory that wait for a place in flight.", "", _one("queued")),
     Number("unacknowledged_publishes", "Publishes that clients wait to have acknowledged.", "", _one("unacknowledged")),
     Number("unread_bytes", "Bytes that wait for clients that do not read.", "", _one("unread_bytes")),
@@ -260,14 +288,14 @@ async def _reports(listener: AdminListener) -> list[Report]:
         return []
     if place.workers == 1:
         return [await report(account, place)]
-    others = await gather(await listener.inbox(), PATIENCE, place.group, place.workers)
+    others = await gather(await listener.inbox(), SIBLINGS_TIMEOUT, place.group, place.workers)
     return [*(one for one in others if one["id"] != account.services.identity.id), await report(account, place)]
 
 
 async def _states(listener: AdminListener) -> dict[str, JetStreamState]:
     """The state of JetStream in the account of each tenant."""
     account = listener.gateway.account
-    accounts = {} if account is None else account.accounts
+    accounts = {} if account is None else dict(account.accounts)
     states = (jetstream_state(one.services.nats, one.lease.registered) for one in accounts.values())
     return dict(zip(accounts, await asyncio.gather(*states), strict=True))
 
@@ -395,7 +423,6 @@ def _config(settings: Settings) -> dict[str, str]:
         "workers": str(settings.workers),
         "stream_replicas": str(settings.stream_replicas or "by the size of the cluster"),
         "message_retention": str(settings.message_retention),
-        "retention": settings.retention,
         "message_ids": settings.message_ids,
         "local_dispatch": str(settings.local_dispatch).lower(),
     }

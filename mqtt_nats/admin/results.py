@@ -117,6 +117,7 @@ class ConnectedClient(TypedDict):
     inflight: int
     window: int
     queued: int
+    unacknowledged_since: NotRequired[float | None]
     unread: int
     unread_since: float | None
     stalled: bool
@@ -219,6 +220,7 @@ class ClusterGateway(TypedDict):
     state: str
     listen: list[str]
     version: str
+    build: str
     started: float | None
     alive: float | None
     connections: int | None
@@ -294,6 +296,7 @@ class Plugin(TypedDict):
 
     name: str
     loaded: bool
+    error: NotRequired[str]
     package: str
     hooks: list[PluginHook]
 

@@ -72,7 +72,7 @@ class Callback:
 
         return commit
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Do nothing: there is no background work."""
 
     async def close(self) -> None:

@@ -2,12 +2,15 @@
 """Authenticator for users of nats-server: nats-server decides about the login, and its permissions restrict the client.
 
 For each login the gateway opens a connection to nats-server with the client's credentials, and closes it again. Over
-that connection it requests user, account and permissions, if the user is allowed to request them.
+that connection it requests user, account and permissions, if the user is allowed to request them: to publish to `ASK`,
+and to subscribe the subjects of its own log-ins (:func:`asked_on`). No payload of a client, and no reply to a gateway,
+is on these subjects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import secrets
 import ssl
@@ -24,10 +27,17 @@ from mqtt_nats.access.settings import ANY, NatsSettings
 from mqtt_nats.authenticators.admission_queue import Crowd
 from mqtt_nats.authenticators.subject_rules import SubjectRules, Subjects
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_streams.hashing import subject_token
 
 log = logging.getLogger("mqtt_nats.access")
 
 ASK: Final = b"$SYS.REQ.USER.INFO"
+
+LOG_IN: Final = "$MQTT.login."
+"""Prefix of the subjects on which nats-server's answers to `ASK` arrive; the next token is the user."""
+
+UNNAMED: Final = "_"
+"""That token for a login without user name."""
 
 # Most bytes of a protocol line, and of an answer.
 LINE_MOST: Final = 64 * 1024
@@ -70,6 +80,12 @@ class Info:
     expires: float | None
 
 
+class Untold(str):
+    """Why nats-server does not name the user and its permissions: the right that the user lacks."""
+
+    __slots__ = ()
+
+
 class NatsUsers:
     """Authenticator for user name and password of a user of nats-server, or a token or JWT of one as password."""
 
@@ -108,16 +124,12 @@ class NatsUsers:
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             why = f"nats-server cannot be asked: {type(error).__name__}"
             return Denied(why, ReasonCode.SERVER_UNAVAILABLE)
-        if info is None:
+        if isinstance(info, Untold):
             if wanted and account is None:
                 if "jwt" in login:  # nats-server has not compared the JWT with the user name of CONNECT
-                    return Denied(
-                        "nats-server does not name the user of the JWT, who may not publish to $SYS.REQ.USER.INFO"
-                    )
+                    return Denied(info)
                 return Allow(user or None)
-            return Denied(
-                "nats-server does not name the permissions of the user, who may not publish to $SYS.REQ.USER.INFO"
-            )
+            return Denied(info)
         if account is not None and info.account != account:
             return Denied(f"the user is of the account {info.account!r}, not of {account!r}")
         return Allow(info.user if "jwt" in login else user or None, rules=info.rules, expires=info.expires)
@@ -128,9 +140,9 @@ class NatsUsers:
             return None
         if self._account is None:
             login = self._access.login
-            info = None if login is None else await self._ask(login)
-            if info is None:
-                text = "the gateway's own user may not ask on $SYS.REQ.USER.INFO for its account: set `account`"
+            info = Untold("the gateway logs in by an nkey") if login is None else await self._ask(login)
+            if isinstance(info, Untold):
+                text = f"the gateway's own account is not known, set `account`: {info}"
                 log.error("authenticator %r: %s", self.name, text)
                 raise MqttError(text, ReasonCode.NOT_AUTHORIZED)
             self._account = info.account
@@ -153,8 +165,8 @@ class NatsUsers:
         log.error("authenticator %r: nats-server accepts any credentials, so it cannot authenticate clients", self.name)
         raise MqttError("nats-server accepts any credentials", ReasonCode.NOT_AUTHORIZED)
 
-    async def _ask(self, login: Mapping[str, str]) -> Info | None:
-        """Log in to the first server that answers, and return its answer; None: the user may not use `ASK`.
+    async def _ask(self, login: Mapping[str, str]) -> Info | Untold:
+        """Log in to the first server that answers, and return its answer.
 
         Raises:
             Refused: nats-server refuses the credentials.
@@ -168,7 +180,7 @@ class NatsUsers:
                 failure = error
         raise failure
 
-    async def _log_in(self, url: str, login: Mapping[str, str]) -> Info | None:
+    async def _log_in(self, url: str, login: Mapping[str, str]) -> Info | Untold:
         parts = urlsplit(url)
         host = parts.hostname or ""
         reader, writer = await asyncio.open_connection(host, parts.port or 4222, limit=LINE_MOST)
@@ -180,15 +192,16 @@ class NatsUsers:
                 context = self._access.tls or ssl.create_default_context()
                 await writer.start_tls(context, server_hostname=self._access.hostname or host)
             options = {"verbose": False, "pedantic": False, "lang": "python", "version": "1", "name": "mqtt-nats login"}
-            inbox = b"_INBOX." + secrets.token_hex(11).encode()
+            subject = asked_on(login)
+            inbox = subject.encode() + secrets.token_hex(11).encode()
             writer.write(b"CONNECT %b\r\nPING\r\n" % orjson.dumps({**options, **login}))
             await _pong(reader)
             writer.write(b"SUB %b 1\r\nPUB %b %b 0\r\n\r\nPING\r\n" % (inbox, ASK, inbox))
             try:
                 async with asyncio.timeout(ANSWERED):
-                    return await _answer(reader)
+                    return await _answer(reader, subject)
             except TimeoutError:
-                return None
+                return Untold(f"nats-server does not name the user's permissions within {ANSWERED:g} s")
         finally:
             writer.close()
             try:
@@ -205,7 +218,7 @@ class NatsUsers:
 
         return commit
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Do nothing: there is no background work."""
 
     async def close(self) -> None:
@@ -242,15 +255,17 @@ async def _pong(reader: asyncio.StreamReader) -> None:
             raise EOFError
 
 
-async def _answer(reader: asyncio.StreamReader) -> Info | None:
-    """Return nats-server's answer to `ASK`; None when the user may not ask."""
+async def _answer(reader: asyncio.StreamReader, inbox: str) -> Info | Untold:
+    """Return nats-server's answer to `ASK`, which is to arrive below ``inbox``."""
     while True:
         line = await reader.readline()
         if not line:
             raise EOFError
         if line.startswith(b"-ERR"):
+            if b"Permissions Violation for Subscription" in line:
+                return Untold(f"the NATS user may not subscribe to {inbox}*")
             if b"Permissions Violation" in line:
-                return None
+                return Untold(f"the NATS user may not publish to {ASK.decode()}")
             raise Refused  # disconnected after the login: revoked, or too many connections
         if line.startswith((b"MSG ", b"HMSG ")):
             size = int(line.split()[-1])
@@ -258,7 +273,7 @@ async def _answer(reader: asyncio.StreamReader) -> Info | None:
                 raise ValueError("the answer is too long")
             payload = await reader.readexactly(size)
             if line.startswith(b"HMSG "):  # "no responders": an old nats-server
-                return None
+                return Untold(f"nats-server does not answer to {ASK.decode()}")
             return parse_info(payload, time())
 
 
@@ -287,6 +302,22 @@ def _login(user: str, password: str) -> dict[str, str]:
     if password.startswith("eyJ") and password.count(".") == 2:
         return {"jwt": password, "sig": ""}
     return {"user": user, "pass": password} if user else {"auth_token": password}
+
+
+def asked_on(login: Mapping[str, str]) -> str:
+    """Return the prefix of the subjects on which answers about a login arrive: no other user needs a right on these.
+
+    A JWT names its user by the public key that it is for; nats-server has verified that.
+    """
+    name = login.get("user", "")
+    if "jwt" in login:
+        try:
+            claims = login["jwt"].split(".")[1]
+            found = orjson.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))
+            name = str(found["sub"])
+        except (ValueError, LookupError, TypeError):  # nats-server refuses such a JWT
+            name = ""
+    return f"{LOG_IN}{subject_token(name) if name else UNNAMED}."
 
 
 def own_login(url: str, user: str | None, password: str | None, token: str | None) -> dict[str, str]:

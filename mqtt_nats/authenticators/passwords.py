@@ -106,7 +106,7 @@ class PasswordFile:
 
         return commit
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Write replaced hashes to the file, those of `WRITE_PAUSE` at once."""
         said = False
         while True:

@@ -64,7 +64,7 @@ class FileKeys:
 
         return commit
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Do nothing: there is no background work."""
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class RemoteKeys:
         self._read = -PAUSE
         self._good = monotonic()
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Read the URL at intervals."""
         while True:
             self._reading = True
@@ -178,7 +178,7 @@ class Tokens:
             RemoteKeys(settings, changed) if "://" in settings.keys else FileKeys(settings)
         )
         self.reload = self._source.reload
-        self.keep = self._source.keep
+        self.keep_current = self._source.keep_current
         self.close = self._source.close
 
     async def check(self, credentials: Credentials) -> Allow | Ignore | Denied:

@@ -5,29 +5,30 @@ Each publish is a :class:`PendingStore`. Its frame is kept until the PubAck has 
 had no leader or the connection was lost: in the order of the first attempts, before new frames. A stream without a
 leader delays no other stream. A store that JetStream refuses ends its own operation only.
 
-The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever. A message whose id the stream
-may have forgotten is looked for first; see docs/internals/backbone.md#repeated-stores.
+The stream recognises a repeated message by its id (``Nats-Msg-Id``), but not for ever, and most messages of a stream
+without replicas have none. A message that the stream would not recognise is looked for before it is sent again; see
+docs/internals/backbone.md#repeated-stores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from mqtt_nats.backbone.frames import (
     ACKNOWLEDGEMENT,
     COMMON,
     MESSAGE,
-    MESSAGE_ID,
     MESSAGES,
     REQUEST,
     STORE,
     error_of,
     frame_group,
     group_of,
-    message_id,
+    has_id,
+    message_key,
     size_of,
     stream_of,
     subject_of,
@@ -35,7 +36,6 @@ from mqtt_nats.backbone.frames import (
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.pending_stores import (
     FULL,
-    FULL_CODES,
     FULL_MOST,
     OVERTAKEN,
     STALE,
@@ -44,16 +44,37 @@ from mqtt_nats.backbone.pending_stores import (
     PendingStores,
     Refusals,
     TooLarge,
+    lacks_room,
+    sequence,
 )
 from mqtt_nats.backbone.stream_outage import SILENCES, StreamOutage
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.logs import once, spoken
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.error_codes import STREAM_MISMATCH
+from mqtt_streams.gateway_subjects import new_inbox
 
 log = logging.getLogger("mqtt_nats.nats")
 
 # Seconds without an answer to a store after which its stream is taken to have no leader.
 ACK_TIMEOUT = 5.0
+
+FENCE = b"NATS/1.0\r\nNats-Expected-Stream:-\r\n\r\n"
+"""Headers of a message that a stream answers with `STREAM_MISMATCH`, in its turn, and does not store."""
+
+STORED_HERE = b'{"stream":"%b",' % MESSAGES
+"""First bytes of a PubAck of the stream of messages."""
+
+MARKS = 16
+"""Number of sequences that are kept, one a second: more than the seconds for which a store has no answer."""
+
+
+Find = Callable[[set[bytes], float, int], Awaitable[Mapping[bytes, int]]]
+"""``await find(keys, since, after)``: returns the sequences of stored messages by :func:`message_key`.
+
+None of the messages was stored before ``since`` (Unix time in seconds), or when the stream had the sequence ``after``
+(0 = not known).
+"""
 
 
 class AckedPublisher(PendingStores):
@@ -62,7 +83,7 @@ class AckedPublisher(PendingStores):
     def __init__(self, link: NatsConnection, on_pressure: Callable[[bool], None]) -> None:
         super().__init__(on_pressure)
         self.link = link
-        self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self.prefix = new_inbox()
         self.now = asyncio.get_running_loop().time()
         self.max_payload = link.max_payload
         self.resent = 0
@@ -78,8 +99,7 @@ class AckedPublisher(PendingStores):
         """
         self.trusted = 60.0
         """Seconds for which a stream certainly recognises a message by its id."""
-        self.find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]] | None = None
-        """``await find(since, ids)``: returns stored messages, sequence by id; ``since`` is Unix time in seconds."""
+        self.find: Find | None = None
         self.on_silent: Callable[[str], None] | None = None
         """``on_silent(stream)``: called when the stream again and again does not answer a request."""
         self._length = len(self.prefix)
@@ -93,12 +113,23 @@ class AckedPublisher(PendingStores):
         """Loop time in seconds since which no messages are sent."""
         self._uneven = 0.0
         """Loop time in seconds until which pending frames may not be in the order of their last attempts."""
+        self._answer = b""
+        """The last PubAck that has come."""
+        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+        """Loop times in seconds, with a sequence that the stream of messages had by then; none during an outage."""
+        self._fences: dict[bytes, asyncio.Future[ApiError | None]] = {}
+        """Fences without an answer, by token."""
         self._sid = link.subscribe_raw(self.prefix + b"*", self._arrived)
 
     @property
     def outages(self) -> list[str]:
         """Names of the streams that do not store."""
         return [outage.stream.decode(errors="replace") for outage in self._outages.values()]
+
+    @property
+    def count(self) -> int:
+        """Number of stores and requests so far: the token of the last one, as a number."""
+        return self._count
 
     @property
     def full(self) -> str:
@@ -110,7 +141,7 @@ class AckedPublisher(PendingStores):
         *,
         absent: Callable[[bytes], None],
         silent: Callable[[str], None],
-        find: Callable[[float, set[bytes]], Awaitable[Mapping[bytes, int]]],
+        find: Find,
     ) -> None:
         """Set whom to ask about stores in doubt: see :attr:`on_absent`, :attr:`on_silent` and :attr:`find`."""
         self.on_absent, self.on_silent, self.find = absent, silent, find
@@ -170,17 +201,21 @@ class AckedPublisher(PendingStores):
         token = subject[self._length :]
         op = self.pending.get(token)
         if op is None:
+            fence = self._fences.get(token) if self._fences else None
+            if fence is not None and not fence.done():
+                fence.set_result(error_of(payload))
             return
         if headers or b'"error"' in payload:
             error = error_of(payload)
             if error is None and op.optional and op.frame.startswith(ACKNOWLEDGEMENT):
                 self.on_absent(token)
                 return
-            if error is None or error.err_code in TRANSIENT or (error.err_code in FULL_CODES and op.waits()):
+            if error is None or error.err_code in TRANSIENT or (lacks_room(error) and op.waits()):
                 self._repeat_later(token, op, error)
                 return
             self._fail(token, op, error)
         else:
+            self._answer = payload
             self._end(token, op)
             op.stored(payload)
             for earlier, one in self.overtaking.overtaken(token, op):
@@ -201,16 +236,19 @@ class AckedPublisher(PendingStores):
                 self._attempt(op)
 
     def _repeat_later(self, token: bytes, op: PendingStore, error: ApiError | None) -> None:
-        """Keep a store that has no leader, or no room; while there is no room, for `FULL_MOST` seconds."""
+        """Keep a store that has no leader, or no room; there is a bound where publishers are not read from."""
+        if op.frame.startswith(MESSAGE) and not has_id(op.frame):
+            op.begin_anew(0.0)  # the only attempt is answered: the message is not stored
         group = frame_group(op.frame)
         outage = self._outages.get(group)
         if outage is not None:
             outage.refused(token)
-        full = error is not None and error.err_code in FULL_CODES
+        full = error is not None and lacks_room(error)
         if error is not None and full:
             self.refusals.no_room(error, self.now)
             self.overtaking.waits(token, op)
-        no_room = self.refusals.exhausted(self.now) if outage is not None and op.waits() else None
+        bounded = self._pressed and outage is not None and op.waits()
+        no_room = self.refusals.exhausted(self.now) if bounded else None
         if no_room is not None:
             self._give_up(no_room)
         elif full:
@@ -221,16 +259,8 @@ class AckedPublisher(PendingStores):
             self.note_outage(stream_of(op.frame), f"{reason}, on {subject_of(op.frame)}")
 
     def _give_up(self, error: ApiError) -> None:
-        """Fail stores that wait for room: maybe what makes room waits behind them.
-
-        Those that nobody would repeat go on waiting, unless so many wait that publishers are not read from.
-        """
-        waiting = [
-            (token, op)
-            for group in self._outages
-            for token, op in self._of(group)
-            if op.waits() and (self._pressed or not op.outlasts())
-        ]
+        """Fail stores that wait for room: so many wait that publishers are not read from."""
+        waiting = [(token, op) for group in self._outages for token, op in self._of(group) if op.waits()]
         log.warning("%s for %g s: %d stores are refused", FULL, FULL_MOST, len(waiting), extra=once(FULL))
         self.refusals.room()  # none waits any more; the next one that is refused waits as long again
         for token, op in waiting:
@@ -316,12 +346,29 @@ class AckedPublisher(PendingStores):
         for _, op in self._of(group) if full and had_no_leader and outage.looking is None else ():
             if not self._waits(op) and op not in self._withheld:  # it needs no room
                 self._send_again(op)
-        if not full and outage.begin_telling():
-            waiting = len(self._of(group))
-            log.warning("JetStream does not store: %s; %d publishes wait", reason, waiting, extra=spoken(reason))
-        elif not full:
-            log.warning("JetStream still does not store: %s", reason, extra=once(reason))
+        if not full:
+            self._tell(outage, group, reason)
         outage.later(self._probe)
+
+    def lacking_room(self, stream: bytes) -> ApiError | None:
+        """Return the last refusal for want of room if a store to ``stream`` waits for room; None = none waits."""
+        outage = self._outages.get(group_of(stream))
+        return self.refusals.last if outage is not None and outage.full else None
+
+    @property
+    def warned(self) -> bool:
+        """Whether the log has a warning of a present outage."""
+        return any(one.warned for one in self._outages.values())
+
+    def _tell(self, outage: StreamOutage, group: bytes, reason: str) -> None:
+        """Log an outage: one warning however many groups it concerns; further groups and reasons are details."""
+        warned = self.warned
+        if outage.begin_telling(warned=not warned):
+            text = "JetStream does not store: %s; %d publishes wait"
+            level = logging.INFO if warned else logging.WARNING
+            log.log(level, text, reason, len(self._of(group)), extra=spoken(reason))
+        else:
+            log.info("JetStream still does not store: %s", reason, extra=once(reason))
 
     def _add_outage(self, group: bytes, stream: bytes, *, full: bool = False) -> StreamOutage:
         outage = self._outages[group] = StreamOutage(stream)
@@ -365,12 +412,12 @@ class AckedPublisher(PendingStores):
         late = self.pending.get(outage.probed)
         if outage.unanswered and late is not None:
             reason = f"no answer for {outage.patience:g} s, on {subject_of(late.frame)}"
-            log.warning("JetStream still does not store: %s", reason, extra=once(reason))
+            log.info("JetStream still does not store: %s", reason, extra=once(reason))
             silences = outage.count_silence()
             if REQUEST.match(late.frame) and self.on_silent is not None and silences % SILENCES == 2:
                 self.on_silent(outage.stream.decode())
-        token = self._probe_of(outage.stream, outage.full)
         group = group_of(outage.stream)
+        token = self._room_probe_of(group, outage.probed) if outage.full else self._probe_of(outage.stream)
         if not token:
             self.refusals.room()
         if not token or (group == MESSAGES and self._doubtful()):
@@ -402,7 +449,8 @@ class AckedPublisher(PendingStores):
         if waited and not doubtful:
             where = f" to {outage.stream.decode()}" if outage is not None else ""
             extra = once(where) if outage is not None and outage.full else None
-            log.info("JetStream stores again%s; %d publishes are sent again", where, len(again), extra=extra)
+            level = logging.WARNING if outage is not None and outage.warned else logging.INFO
+            log.log(level, "JetStream stores again%s; %d publishes are sent again", where, len(again), extra=extra)
         stale = []
         for token, op in again:
             if op.stale():
@@ -439,7 +487,7 @@ class AckedPublisher(PendingStores):
         self.link.kick()
 
     def _doubtful(self) -> list[tuple[bytes, bytes, PendingStore]]:
-        """Return id, token and operation of messages that may be stored, and that the stream may not recognise.
+        """Return key, token and operation of messages that may be stored, and that the stream may not recognise.
 
         The retained copy of a message has the same id as the copy for subscribers: the search tells nothing about it.
         A repeated retained copy takes the place of the same message on its topic.
@@ -447,21 +495,26 @@ class AckedPublisher(PendingStores):
         if self.find is None:
             return []
         old = self.now - self.trusted
-        return [
-            (message_id(op.frame), token, op)
-            for token, op in self.pending.items()
-            if (op.begun or self._lost) < old
-            and op.frame.startswith(MESSAGE)
-            and MESSAGE_ID in op.frame
-            and (op.begun or COMMON.search(op.frame) is not None)
-        ]
+        found = []
+        for token, op in self.pending.items():
+            if not op.frame.startswith(MESSAGE) or not (op.begun or self._lost < old):
+                continue
+            key = message_key(op.frame)
+            if not key or not (op.begun or key.startswith(COMMON)):
+                continue
+            if not has_id(op.frame) or (op.begun or self._lost) < old:
+                found.append((key, token, op))
+        return found
 
     async def _look(self, outage: StreamOutage, doubtful: list[tuple[bytes, bytes, PendingStore]]) -> None:
         """End the operations whose messages are stored already; the rest may be sent again."""
         assert self.find is not None
-        since = natstime.now() - (self.now - min(op.begun or self._lost for _, _, op in doubtful))
+        begun = min(op.begun or self._lost for _, _, op in doubtful)
+        after = max((last for at, last in self._marks if at <= begun), default=0)
         try:
-            stored = await self.find(since, {name for name, _, _ in doubtful})
+            await self._fence(doubtful[0][2].frame)
+            left = {key for key, token, _ in doubtful if token in self.pending}
+            stored = await self.find(left, natstime.now() - (self.now - begun), after) if left else {}
         except Exception as error:
             if not isinstance(error, ApiError | NoResponders | RequestTimeout):
                 log.exception("unconfirmed stores cannot be checked")
@@ -469,18 +522,53 @@ class AckedPublisher(PendingStores):
             self.note_outage(MESSAGES, f"{str(error) or type(error).__name__}, when asked what is stored already")
             return
         outage.end_looking()
-        for name, token, op in doubtful:
-            if name not in stored:
-                op.begin_anew(self.now)  # the stream recognises repetitions of what is sent from now on
+        for key, token, op in doubtful:
+            if key not in stored:
+                # Without an id nothing was sent; else the stream recognises repetitions of what is sent from now on.
+                op.begin_anew(self.now if has_id(op.frame) else 0.0)
             elif token in self.pending:
                 self._end(token, op)
-                op.stored(b'{"seq":%d}' % stored[name])
+                op.stored(b'{"seq":%d}' % stored[key])
         if self.link.online:
             self._resume(MESSAGES)
+
+    async def _fence(self, frame: bytes) -> None:
+        """Wait until the stream of ``frame`` has handled what was sent to it on this connection before.
+
+        Whatever has no answer by then gets none: it was lost on its way, or its answer was.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: the stream does not store, or does not answer.
+        """
+        self._count = count = self._count + 1
+        token = b"%x" % count
+        fence = self._fences[token] = asyncio.get_running_loop().create_future()
+        target, size = frame[: frame.index(b" ", len(STORE)) + 1], len(FENCE)
+        self.link.out.append(b"%b%b%b %d %d\r\n%b\r\n" % (target, self.prefix, token, size, size, FENCE))
+        self.link.kick()
+        try:
+            async with asyncio.timeout(ACK_TIMEOUT):
+                error = await fence
+        except TimeoutError:
+            raise RequestTimeout(f"no answer for {ACK_TIMEOUT:g} s, on {subject_of(frame)}") from None
+        finally:
+            del self._fences[token]
+        if error is None:
+            raise NoResponders(subject_of(frame))
+        if error.err_code != STREAM_MISMATCH:
+            raise error
+
+    def _mark(self) -> None:
+        """Note a sequence that the stream of messages has."""
+        if self._answer.startswith(STORED_HERE) and not self._offline and MESSAGES not in self._outages:
+            last = sequence(self._answer)
+            if not self._marks or self._marks[-1][1] != last:
+                self._marks.append((self.now, last))
 
     def tick(self, now: float) -> None:
         """Check time-outs; called about once a second with loop time in seconds."""
         self.now = now
+        self._mark()
         self.overtaking.prune()
         self._send_held(self._overdue())
         if not self.pending or self._offline:

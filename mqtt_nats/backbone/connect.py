@@ -18,6 +18,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.backbone.link import CONNECT_TIMEOUT, Handler, NatsConnection
 from mqtt_nats.backbone.servers import Servers
 from mqtt_nats.base.server_clock import converted, elapsed
+from mqtt_streams.stored import is_answer
 
 log = logging.getLogger("mqtt_nats.nats")
 
@@ -50,7 +51,20 @@ class Reconnect:
         self._callbacks[phase].append(renew)
 
     def subscribe(self, subject: bytes, handler: Handler, phase: Phase = Phase.REQUESTS) -> None:
-        """Subscribe a subject now and on each further connection, until the gateway ends."""
+        """Subscribe a subject now and on each further connection, until the gateway ends.
+
+        Answers of nats-server that a reply subject has led there are left out: they are of nobody who may publish
+        there. Subjects on which the gateway awaits answers are for `subscribe_answers`.
+        """
+
+        def handled(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            if not is_answer(headers, payload):
+                handler(subject, reply, headers, payload)
+
+        self.subscribe_answers(subject, handled, phase)
+
+    def subscribe_answers(self, subject: bytes, handler: Handler, phase: Phase = Phase.REQUESTS) -> None:
+        """Do the same as :meth:`subscribe`, for every message."""
         sid = self._link.subscribe_raw(subject, handler)
         self.register(phase, partial(self._link.renew, sid, subject))
 
@@ -92,6 +106,8 @@ class NatsLinks:
         """Whether the gateway stood still, and does not know yet which sessions have moved."""
         self.gaps: dict[NatsConnection, float] = {}
         """Unix time of nats-server in seconds since which a connection may have missed messages, by connection."""
+        self.lost_count = 0
+        """Number of gaps until now."""
         self.crowded_until = 0.0
         """Loop time in seconds until which every deliver subject is assumed to have its own listener."""
         self._repairing = 0
@@ -115,6 +131,7 @@ class NatsLinks:
     def lost(self, link: NatsConnection) -> None:
         """Note a gap: messages that the server sent after the last read are lost with the connection."""
         self.gaps.setdefault(link, converted(link.heard))
+        self.lost_count += 1
 
     def begin_repair(self) -> None:
         """Count a gap that is being repaired."""

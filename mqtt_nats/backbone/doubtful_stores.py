@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import consumer_info, parse_ack
-from mqtt_streams.repeats import find_ids
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
+from mqtt_streams.repeats import find_stored_keys
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-STREAM_NOT_FOUND: Final = 10059
 
 PAUSE: Final = 0.25
 """Seconds between two attempts."""
@@ -108,8 +108,8 @@ class DoubtfulStores:
             log.debug("the leader of stream %s stays: %s", stream, error)
 
 
-async def find_stored(inbox: RequestInbox, since: float, ids: set[bytes]) -> dict[bytes, int]:
-    """Return the sequences of stored messages by id; no message was stored before Unix time ``since`` (seconds).
+async def find_stored(inbox: RequestInbox, keys: set[bytes], since: float, after: int = 0) -> dict[bytes, int]:
+    """Return the sequences of stored messages by key; for the arguments see :func:`find_stored_keys`.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -117,8 +117,8 @@ async def find_stored(inbox: RequestInbox, since: float, ids: set[bytes]) -> dic
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CATCH_UP
     while True:
-        found, complete = await find_ids(inbox, since, ids)
+        found, complete = await find_stored_keys(inbox, keys, since, after)
         if complete or loop.time() > deadline:
-            log.info("%d of %d messages without an acknowledgement were stored", len(found), len(ids))
+            log.info("%d of %d messages without an acknowledgement were stored", len(found), len(keys))
             return found
         await asyncio.sleep(PAUSE)

@@ -12,6 +12,7 @@ import orjson
 from mqtt_streams import messages, qos2, retained
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import parse_ack
+from mqtt_streams.repeats import search_key
 
 MESSAGE_ID: Final = b"\r\nNats-Msg-Id:"
 
@@ -23,13 +24,13 @@ STORE: Final = b"HPUB "
 """First bytes of frames of messages to be stored."""
 
 MESSAGE: Final = b"HPUB $MQTT.msgs."
-"""First bytes of frames of messages with ids, for which the stream can be searched."""
+"""First bytes of frames of messages, for which their stream can be searched."""
 
 RETAINED_COPY: Final = b"HPUB $MQTT.rmsgs."
 """First bytes of frames of retained copies."""
 
-COMMON: Final = re.compile(rb"\r\nNats-Msg-Id:(?:q2|will)-")
-"""Ids under which other gateways store, too: the release of a held publish, and a will."""
+COMMON: Final = (b"q2-", b"will-")
+"""First bytes of ids under which other gateways store, too: the release of a held publish, and a will."""
 
 REQUEST: Final = re.compile(rb"PUB \S+\.STREAM\.")
 """Requests to a stream: removals."""
@@ -42,10 +43,20 @@ _STORED: Final = b"$MQTT."
 _DENIED: Final = re.compile(rb'permissions violation for (publish|subscription) to ("(?:[^"\\]|\\.)*")', re.IGNORECASE)
 
 
-def message_id(frame: bytes) -> bytes:
-    """Return the id of a message; the frame must have one."""
-    start = frame.index(MESSAGE_ID) + len(MESSAGE_ID)
-    return frame[start : frame.index(b"\r\n", start)].strip()
+def _block(frame: bytes) -> bytes:
+    """Return the header block of an HPUB frame."""
+    end = frame.index(b"\r\n")
+    return frame[end + 2 : end + 2 + int(frame[:end].split(b" ")[-2])]
+
+
+def has_id(frame: bytes) -> bool:
+    """Return whether the stream recognises a repetition of the message of an HPUB frame, for some time."""
+    return MESSAGE_ID in _block(frame)
+
+
+def message_key(frame: bytes) -> bytes:
+    """Return the key by which the message of an HPUB frame is found in its stream; empty = it has none."""
+    return search_key(_block(frame), _subject(frame))
 
 
 def size_of(frame: bytes) -> int:

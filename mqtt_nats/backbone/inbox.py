@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from mqtt_nats.backbone.frames import stream_of
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
-from mqtt_streams.gateway_subjects import GATEWAYS
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
+from mqtt_streams.gateway_subjects import GATEWAYS, new_inbox
 
 Waiter = Callable[[bytes, bytes], None]
 """``waiter(headers, payload)``: called once for the reply."""
@@ -27,7 +27,7 @@ DELIVERY = b"$JS.ACK."
 """Beginning of the reply subject of a consumer's message."""
 
 NO_RESPONDERS = b"NATS/1.0 503"
-STREAM_NOT_FOUND = b'"err_code":10059,'
+_NOT_FOUND = b'"err_code":%d,' % STREAM_NOT_FOUND
 
 # Precision of request time-outs in seconds.
 SWEEP = 0.1
@@ -35,6 +35,9 @@ SWEEP = 0.1
 # Requests that may be carried out twice: they read, or set a consumer to what they say. The group is the stream, or
 # the stream and its consumer.
 REPEATABLE = re.compile(r"\S+?\.(?:STREAM\.INFO|STREAM\.MSG\.GET|CONSUMER\.INFO|CONSUMER\.(?:DURABLE\.)?CREATE)\.(.+)")
+
+# Requests that change a consumer, and may not be carried out twice. The group is the stream and its consumer.
+CHANGES = re.compile(r"\S+?\.CONSUMER\.(?:DELETE|RESET|PAUSE)\.(.+)")
 
 # Seconds in which a former leader's answer still arrives after the election of the next.
 GRACE = 0.25
@@ -117,14 +120,14 @@ class _Replies:
 class RequestInbox:
     """Inbox for replies to requests, over one subscription of a :class:`NatsConnection`.
 
-    The class implements :class:`mqtt_streams.api.JetStream`.
+    The class implements :class:`mqtt_streams.api.TellingJetStream`.
     """
 
     def __init__(self, link: NatsConnection, api_prefix: str = "$JS.API") -> None:
         self.link = link
         self.api_prefix = api_prefix
         self._max_ack_pending = 0
-        self.prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self.prefix = new_inbox()
         self.waiters: dict[bytes, Waiter] = {}
         self.unheard = False
         """Whether a request had no responders: its stream has no leader, or is gone. The flag's reader resets it."""
@@ -251,9 +254,14 @@ class RequestInbox:
         if answer.headers.startswith(NO_RESPONDERS) and not answer.payload:
             self.unheard = self.unheard or not subject.startswith(GATEWAYS)
             raise NoResponders(subject)
-        if STREAM_NOT_FOUND in answer.payload[:200]:
+        if _NOT_FOUND in answer.payload[:200]:
             self.unheard = True
         return answer
+
+    def tell(self, subject: bytes, payload: bytes) -> None:
+        """Publish a message that nobody answers."""
+        self.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+        self.link.kick()
 
     def _sweep(self) -> None:
         """Fail the requests whose time-out has passed; one timer serves all requests, since most are answered."""
@@ -278,8 +286,11 @@ class RequestInbox:
             name = known[1] if known is not None else stream_of(request.frame).decode()
             if known is not None and ((waited > REPEAT and now < self._unsettled) or name in self._elected):
                 self.link.out.append(request.repeat(now))
-            elif known is None and request.sent <= self._elected.get(name, -1.0):
-                request.end(now)
+            elif known is None:
+                changed = CHANGES.match(request.subject)
+                consumer = changed[1] if changed is not None else ""
+                if request.sent <= max(self._elected.get(name, -1.0), self._elected.get(consumer, -1.0)):
+                    request.end(now)
         self.link.kick()
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:

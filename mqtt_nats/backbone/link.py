@@ -95,6 +95,8 @@ class NatsConnection(Client):
         self.writable = True
         self.online = False
         self.on_writable: Callable[[bool], None] | None = None
+        self.on_wire: list[Callable[[bool], None]] = []
+        """``on_wire(up)``: frames are sent from now on (True), or are dropped (False); in this order."""
         self.on_denied: Callable[[bool, bytes], None] | None = None
         """``on_denied(publish, subject)``: the server does not allow a publish (True) or a subscription (False)."""
         self.scheduled = False
@@ -119,6 +121,14 @@ class NatsConnection(Client):
         """Set whom to tell that the server denies a subject, or takes no more data (False) and takes data again."""
         self.on_denied, self.on_writable = denied, writable
 
+    def call_on_wire(self, changed: Callable[[bool], None]) -> None:
+        """Call ``changed(True)`` before the first frame on a new connection, ``changed(False)`` when it is lost."""
+        self.on_wire.append(changed)
+
+    def _tell_wire(self, up: bool) -> None:
+        for changed in self.on_wire:
+            changed(up)
+
     def call_on_standstill(self, noticed: Callable[[], None]) -> None:
         """Call ``noticed`` after a standstill longer than `STANDSTILL`, before anything is handled or sent."""
         self.on_standstill = noticed
@@ -141,6 +151,7 @@ class NatsConnection(Client):
         """Note that a transport is closed."""
         if self.wire is wire:
             self.wire = None
+            self._tell_wire(False)
 
     def hold_frames(self) -> None:
         """Send nothing until :meth:`go_on`."""
@@ -408,6 +419,7 @@ class NatsConnection(Client):
         early: bytearray = reader._buffer
         self.wire = wire
         self.writable = True
+        self._tell_wire(True)
         if self._foreign is None:
             self._foreign = asyncio.Queue()
             self._foreign_task = asyncio.create_task(self._pump_foreign(self._foreign), name="nats-py messages")
@@ -427,6 +439,8 @@ class NatsConnection(Client):
             await self._process_op_err(error if error is not None else UnexpectedEOF())
 
     def _lose_wire(self) -> None:
+        if self.wire is not None:
+            self._tell_wire(False)
         self.wire = None
         self.online = self.stopped = False
         self.out.clear()

@@ -12,21 +12,25 @@ from mypy_extensions import mypyc_attr
 
 from mqtt_nats.backbone.frames import MESSAGE, RETAINED_COPY, frame_group, stream_of
 from mqtt_streams.api import ApiError
+from mqtt_streams.error_codes import (
+    INSUFFICIENT_RESOURCES,
+    MAXIMUM_BYTES_TEXT,
+    MAXIMUM_PER_SUBJECT_TEXT,
+    MESSAGE_TOO_LARGE,
+    NO_STORAGE,
+    STORE_FAILED,
+    WRONG_LAST_SEQUENCE,
+)
+from mqtt_streams.error_codes import TRANSIENT as TRANSIENT
 
 # Above these limits the gateway stops reading from publishers until half of them is acknowledged.
 MAX_PENDING = 32_768
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 
-TRANSIENT: Final = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
-"""JetStream's error codes that pass: system unavailable, no cluster, no leader, more requests than it queues."""
-
 FULL: Final = "JetStream storage is full"
 
-FULL_CODES: Final = frozenset({10002, 10023, 10047})
-"""JetStream's error codes: the account's limit, the server's resources, or the server's storage is used up."""
-
 FULL_MOST: Final = 30.0
-"""Seconds for which stores wait for room while JetStream's storage is full; then they are refused."""
+"""Seconds for which stores wait for room while so many wait that publishers are not read from; then they fail."""
 
 SILENT: Final = 0.05
 """Seconds without an answer to a message after which no further one is sent; longer than a turn of the event loop."""
@@ -37,23 +41,19 @@ SILENT_MOST: Final = 1.0
 REASONS: Final = ("storage_full", "stream_limit", "too_large", "not_permitted", "other")
 """Names of the reasons: the values of a metric's label."""
 
-_CODES: Final = {10077: "stream_limit", 10054: "too_large"}
+_CODES: Final = {STORE_FAILED: "stream_limit", MESSAGE_TOO_LARGE: "too_large"}
 """Reasons by JetStream's error code."""
 
 _STATUS: Final = {403: "not_permitted", 413: "too_large"}
 """Reasons by the status of errors that have no code of JetStream."""
 
-_EXPECTED: Final = frozenset({10071, 10164})
-"""JetStream's error codes for a store that is conditional on a sequence."""
-
-_EXPECTED_TEXTS: Final = frozenset({"maximum messages per subject exceeded"})
-"""JetStream's text for a held publish whose packet identifier is in use; the code is that of other limits, too."""
-
 STALE = ApiError(408, 0, "the time limit for the store has passed")
 """Error of a store that is not sent again because it is too late."""
 
 
-OVERTAKEN = ApiError(503, 10023, "there was no room for the message, and a later one of its publisher is stored")
+OVERTAKEN = ApiError(
+    503, INSUFFICIENT_RESOURCES, "there was no room for the message, and a later one of its publisher is stored"
+)
 """Error of a store that has waited for room, and would now be stored out of order."""
 
 ANYBODY: Final = object()
@@ -119,10 +119,6 @@ class PendingStore:
 
     def waits(self) -> bool:
         """Return whether the store waits for room while JetStream's storage is full; otherwise it fails at once."""
-        return False
-
-    def outlasts(self) -> bool:
-        """Return whether the store goes on waiting for room after `FULL_MOST`: nobody would repeat it."""
         return False
 
     def publisher(self) -> object | None:
@@ -228,6 +224,13 @@ class PendingStores:
         """Call ``timed`` with the duration of a store in seconds; one store at a time is measured."""
         self.on_timed = timed
 
+    def oldest_message(self) -> int:
+        """Return the token of the oldest message that is being stored, as a number; 0 = none."""
+        for token, op in self.pending.items():
+            if op.frame.startswith(MESSAGE):
+                return int(token, 16)
+        return 0
+
     def acknowledged_by(self, token: bytes) -> bytes:
         """Return the subject of a pending acknowledgement; empty when the acknowledgement has ended."""
         op = self.pending.get(token)
@@ -259,17 +262,32 @@ class PendingStores:
         """Return the pending stores of a group, or all (None), with tokens and in order."""
         return [item for item in self.pending.items() if group is None or frame_group(item[1].frame) == group]
 
-    def _probe_of(self, stream: bytes, full: bool) -> bytes:
-        """Return the token of the oldest store whose answer can tell that a stream stores again, or empty bytes.
-
-        ``full``: the stream had no room.
-        """
+    def _probe_of(self, stream: bytes) -> bytes:
+        """Return the token of the oldest store whose answer can tell that a stream stores again, or empty bytes."""
         for token, op in self.pending.items():
-            if stream_of(op.frame) != stream or (full and not op.waits()):
-                continue
-            if not (op.optional or op in self._withheld or op.stale()):
+            if stream_of(op.frame) == stream and not (op.optional or op in self._withheld or op.stale()):
                 return token
         return b""
+
+    def _room_probe_of(self, group: bytes, before: bytes) -> bytes:
+        """Return the token of the next store that may find room, or empty bytes; ``before``: the last probe.
+
+        Publishers and subjects take turns, each with its oldest store: one that is too large does not keep the others
+        waiting.
+        """
+        first = b""
+        found: set[tuple[object, bytes]] = set()
+        for token, op in self.pending.items():
+            if frame_group(op.frame) != group or not op.waits() or op in self._withheld or op.stale():
+                continue
+            key = op.publisher() or op, op.frame.split(b" ", 2)[1]
+            if key in found:
+                continue
+            found.add(key)
+            if not before or _number(token) > _number(before):
+                return token
+            first = first or token
+        return first
 
     def _silence_of(self, op: PendingStore) -> Silence | None:
         """Return the silence of an operation's stream; None = the order of its stores does not matter."""
@@ -447,6 +465,11 @@ class Refusals:
         self._no_room = None
 
     @property
+    def last(self) -> ApiError | None:
+        """The last refusal of a store that waits for room; None while none waits."""
+        return self._no_room
+
+    @property
     def full(self) -> str:
         """Reason for which the storage is full, in one line; empty while no store waits for room."""
         return "" if self._no_room is None else f"{FULL}: {self._no_room}"
@@ -459,10 +482,19 @@ class Refusals:
         return self._no_room
 
 
+def lacks_room(error: ApiError) -> bool:
+    """Whether JetStream refuses a store since its storage, or that of the stream, is full.
+
+    A number of messages, such as `max_retained`, is a rule and not a want of room: what is above it is refused at once.
+    """
+    return error.err_code in NO_STORAGE or error.description == MAXIMUM_BYTES_TEXT
+
+
 def reason_of(error: ApiError) -> str:
     """Return which of `REASONS` an error is; empty for a refusal that is part of the gateways' own protocol."""
-    if error.err_code in FULL_CODES:
+    if error.err_code in NO_STORAGE:
         return "storage_full"
-    if error.err_code in _EXPECTED or error.description in _EXPECTED_TEXTS:
+    # The packet identifier of a held publish is in use: the code is that of other limits, too.
+    if error.err_code in WRONG_LAST_SEQUENCE or error.description == MAXIMUM_PER_SUBJECT_TEXT:
         return ""
     return _CODES.get(error.err_code) or _STATUS.get(error.code, "other")

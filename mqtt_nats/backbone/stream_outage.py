@@ -27,7 +27,7 @@ class StreamOutage:
 
     __slots__ = (
         *("_delay", "_elected", "_probe", "full", "looking", "patience", "probed", "silences", "stream", "told"),
-        "unanswered",
+        *("unanswered", "warned"),
     )
 
     def __init__(self, stream: bytes) -> None:
@@ -45,6 +45,8 @@ class StreamOutage:
         """Whether the last store was refused for want of room, and not for want of a leader."""
         self.told = False
         """Whether the outage was logged."""
+        self.warned = False
+        """Whether the outage was logged as a warning: its end is one, too."""
         self.looking: asyncio.Task[None] | None = None
         """Task that looks for messages stored already, before any is sent again; None = no such task."""
         self._delay = PROBE_FIRST
@@ -78,14 +80,15 @@ class StreamOutage:
         probe(self)
 
     def note_full(self, full: bool) -> bool:
-        """Note whether a store was refused for want of room; return whether that is new."""
+        """Note whether a store was refused for want of room; return whether that is new, and the caller warns of it."""
         new = full and not self.full
-        self.full = full
+        self.full, self.warned = full, self.warned or full
         return new
 
-    def begin_telling(self) -> bool:
-        """Return whether the outage has not been logged yet; the caller logs it."""
+    def begin_telling(self, *, warned: bool) -> bool:
+        """Return whether the outage has not been logged yet; the caller logs it, as a warning if ``warned``."""
         first, self.told = not self.told, True
+        self.warned = self.warned or (first and warned)
         return first
 
     def count_silence(self) -> int:

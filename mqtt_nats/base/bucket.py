@@ -147,7 +147,7 @@ class Share:
         self.used += size
         self._budget.count(self, size, 0)
 
-    def keep(self, size: int) -> bool:
+    def count_kept(self, size: int) -> bool:
         """Count bytes that cannot be dropped; return False, and count nothing, where there is no room for them.
 
         Args:
@@ -172,4 +172,4 @@ class Share:
     def end(self) -> None:
         """Return all bytes of the share to the budget."""
         self.forget()
-        self.keep(-self.kept)
+        self.count_kept(-self.kept)

@@ -117,6 +117,8 @@ PER_LISTENER: Final = (
     "receive_maximum",
     "max_qos",
     "durable_sessions",
+    "carried_messages",
+    "temporary_refusals",
 )
 """Settings that a listener may override."""
 
@@ -217,6 +219,11 @@ class ClientLimits(BaseModel):
         default=10_000,
         description="Sessions that outlive their connections, of one user in the whole cluster, or of the anonymous "
         "clients of one address (IPv6: one /64).",
+    )
+    session_rate: Rate | None = Field(
+        default=500.0,
+        description="Such sessions that are begun per second for one user or address, in each worker. Clients beyond "
+        "`rate_burst` wait for up to four seconds, and are refused where that is not enough.",
     )
     max_durable_consumers: Count | None = Field(
         default=10_000,

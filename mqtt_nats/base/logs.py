@@ -115,6 +115,15 @@ def log_failure(
         log.log(level, text, *args, extra={**(extra or {}), "kind": kind}, stacklevel=2)
 
 
+def plain(text: str) -> str:
+    """Return a text on one line; characters that are not printable, such as terminal controls, are escaped."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(one: str) -> str:
+    return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
+
+
 def shorten(text: str, length: int = NAME_LENGTH) -> str:
     """Return a client's text for the log; of one longer than ``length`` its beginning and its length."""
     return text if len(text) <= length else f"{text[:length]}... ({len(text)} characters)"
@@ -147,13 +156,13 @@ class Text(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s %(name)s{number}: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line without a traceback."""
+        """Return the line without a traceback: one line, also where a name in it has a line feed."""
         line = super().formatMessage(record)
         fields = fields_of(record)
         fields.pop("client", None)
-        if not fields:
-            return line
-        return f"{line} [{' '.join(f'{name}={value}' for name, value in fields.items())}]"
+        if fields:
+            line = f"{line} [{' '.join(f'{name}={value}' for name, value in fields.items())}]"
+        return plain(line)
 
 
 class Json(logging.Formatter):
@@ -303,7 +312,8 @@ def _shortened(record: logging.LogRecord) -> logging.LogRecord:
     if isinstance(record.args, tuple):
         changes["args"] = tuple(map(_short_argument, record.args))
     if record.exc_info:
-        traceback = logging.Formatter().formatException(record.exc_info)
+        lines = logging.Formatter().formatException(record.exc_info).split("\n")
+        traceback = "\n".join(map(plain, lines))  # an error's text may have controls that a terminal obeys
         half = TRACEBACK_LENGTH // 2
         cut = f"{traceback[:half]}\n...\n{traceback[-half:]}"
         changes["exc_text"] = traceback if len(traceback) <= TRACEBACK_LENGTH else cut

@@ -50,14 +50,25 @@ class Tasks:
         if self._ended:
             work.close()
             return asyncio.get_running_loop().create_task(_nothing(), name=name)
-        task = self._group.create_task(_guard(work), name=name)
+        task = self._begin(_guard(work), work, name)
         self._spawned.add(task)
         task.add_done_callback(self._spawned.discard)
         return task
 
     def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work``, which lets no exception out; :meth:`cancel` does not concern it."""
-        return self._group.create_task(rooted(work), name=name)
+        return self._begin(rooted(work), work, name)
+
+    def _begin(self, root: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run ``root``, which awaits ``work``; run neither when the group ends because of an error."""
+        try:
+            task = self._group.create_task(root, name=name)
+        except RuntimeError:
+            root.close()
+            work.close()
+            return asyncio.get_running_loop().create_task(_nothing(), name=name)
+        task.add_done_callback(lambda _: work.close())  # `root` may be cancelled before it awaits `work`
+        return task
 
     def await_at_end(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         """Have the end of the gateway wait for the last job of a client."""

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from mqtt_nats.client.kept_messages import KeptMessages
 
 if TYPE_CHECKING:
     from mqtt_nats.access.acl import Rules
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from mqtt_nats.lifecycle.readiness import Readiness
     from mqtt_nats.lifecycle.will import Wills
     from mqtt_nats.messages.copies import Copies
+    from mqtt_nats.messages.live_copies import LiveCopies
     from mqtt_nats.observability.presence import Presence
+    from mqtt_nats.pubsub.backfill import Gaps
+    from mqtt_nats.pubsub.beginnings import Beginnings
     from mqtt_nats.sessions.services import Registry, Services
     from mqtt_nats.sessions.takeover import Claims
 
@@ -51,13 +56,19 @@ class Account:
     readiness: Readiness
     banning: Banning
     copies: Copies
+    live_copies: LiveCopies
+    gaps: Gaps
+    beginnings: Beginnings
     rules: ClientRules
     accounts: Mapping[str, Account]
     """All accounts of the gateway by tenant, this one included; the gateway's own has the empty name."""
+    refused: Mapping[str, str]
+    """Why other tenants are not served; empty in the account of a tenant."""
     fit: Callable[[Client], None]
     """Function that puts hooks between a client and its connection after the client has moved to this account."""
     welcomes: dict[tuple[int, ...], bytes]
     """CONNACK packets of most 5.0 connections, by Session Present and limits."""
+    kept: KeptMessages = field(default_factory=KeptMessages)
 
     @property
     def tenant(self) -> str:

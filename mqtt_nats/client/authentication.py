@@ -33,6 +33,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.hooks.points import CLIENT_AUTHORIZE
 from mqtt_nats.lifecycle.connection_hooks import ask_hooks_about_connect, verdict_of_hooks
 from mqtt_nats.sessions.guard import AskingGuard, Guard
+from mqtt_nats.transport.client_trust import end_of
 from mqtt_nats.transport.connection import Hold
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ TURN: Final = WAIT + AUTHENTICATION
 
 # Largest number of messages of a client in one exchange. SCRAM needs two, Kerberos three.
 ROUNDS_MOST: Final = 8
+
+UNSERVED: Final = "the client's tenant is not served at present"
 
 T = TypeVar("T")
 
@@ -108,7 +111,7 @@ def _log_denial(client: Client, client_id: str, verdict: Denied) -> None:
 
 
 def admit(client: Client, granted: Allow) -> None:
-    """Let an authenticated client in; its connection ends when its credentials expire.
+    """Let an authenticated client in; its connection ends when its credentials or its certificate expire.
 
     Raises:
         NotAuthorized: the client has gone, or its credentials are already invalid or expired.
@@ -118,8 +121,9 @@ def admit(client: Client, granted: Allow) -> None:
     if not granted.valid():  # the access files were reloaded during the authentication
         raise NotAuthorized("the credentials are no longer valid")
     client.admit(granted)
-    if granted.expires is not None:
-        left = granted.expires - time()
+    ends = [one for one in (granted.expires, end_of(client.connection.transport)) if one is not None]
+    if ends:
+        left = min(ends) - time()
         if left <= 0:
             raise NotAuthorized("the credentials have expired")
         expired = MqttError("the credentials have expired", ReasonCode.MAXIMUM_CONNECT_TIME)
@@ -307,11 +311,14 @@ async def hand_over(client: Client, client_id: str) -> None:
 
     Raises:
         NotAuthorized: the listener is for another tenant, or the client's tenant does not exist.
+        MqttError: the client's tenant is not served at present.
     """
     former, tenant = client.account, client.granted.tenant
     if tenant is None or tenant == former.tenant:
         return
     account = former.accounts.get(tenant)
+    if tenant in former.refused and account is None:
+        raise MqttError(UNSERVED, ReasonCode.SERVER_UNAVAILABLE)
     if former.tenant or not tenant or account is None:
         here = f"this listener is for tenant {former.tenant!r}" if former.tenant else "there is no such tenant"
         text = "client %r from %s is of tenant %r: %s"

@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.client.authentication import identify
 from mqtt_nats.client.subscribe import withdraw
 from mqtt_nats.codec import NotAuthorized
 from mqtt_nats.lifecycle.will import drop_will, may_publish
 from mqtt_nats.sessions.guard import denied_subscriptions
+from mqtt_nats.transport.client_trust import certificate_of
 from mqtt_streams.hashing import registered_as
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.access.acl import Rules
+    from mqtt_nats.access.authenticator import Door
     from mqtt_nats.client.account import Account
     from mqtt_nats.client.client import Client
+
+SLICE: Final = 100
+"""Number of certificates that are looked at before other tasks have a turn."""
 
 
 def change_rules(account: Account, rules: Rules) -> None:
@@ -44,6 +52,22 @@ def revoke(account: Account) -> None:
     for client in list(account.registry.connections):
         if client.alive and not client.granted.valid():
             client.end(NotAuthorized("the credentials are no longer valid"))
+
+
+async def distrust(account: Account, door: Door, accepts: Callable[[bytes], bool]) -> None:
+    """Disconnect the clients of a listener whose certificates are not accepted any more.
+
+    Args:
+        door: of the listener.
+        accepts: tells whether a certificate (DER) is accepted.
+    """
+    for number, client in enumerate(list(account.registry.connections)):
+        if client.alive and client.access is door:
+            certificate = certificate_of(client.connection.transport)
+            if certificate is not None and not accepts(certificate):
+                client.end(NotAuthorized("the certificate is no longer trusted"))
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
 
 
 def _check(client: Client) -> None:

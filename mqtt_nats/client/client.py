@@ -14,6 +14,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from mqtt_nats.access.acl import of_presence
 from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refusal, refuse, terms
@@ -29,6 +30,7 @@ from mqtt_nats.codec import (
     Disconnect,
     MqttError,
     Packet,
+    PacketTooLarge,
     PingReq,
     ProtocolError,
     Publish,
@@ -40,6 +42,7 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.wire import PUBREL
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.ingress.carried import publish_carried
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
 from mqtt_nats.lifecycle.will import publish_or_delay_will
 from mqtt_nats.messages.message import Message
@@ -47,8 +50,9 @@ from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
 from mqtt_nats.messages.terms import UNLIMITED
 from mqtt_nats.protocol.transient_sender import Late, TransientSender
 from mqtt_nats.pubsub.routing_table import Choice
+from mqtt_nats.sessions.groups.subscribe import acknowledged
+from mqtt_nats.sessions.guard import hears_presence
 from mqtt_nats.sessions.session import State
-from mqtt_nats.sessions.shared_subscribe import acknowledged
 from mqtt_nats.transport.connection import Connection, Handler, Hold
 from mqtt_streams.api import ApiError
 
@@ -71,11 +75,12 @@ class Client(JobRunner):
         "__weakref__",
         "access",
         "asked",
+        "tenant_served",
         "waiting_since",
         "warned",
     )
 
-    def __init__(self, account: Account, connection: Connection, access: Door) -> None:
+    def __init__(self, account: Account, connection: Connection, access: Door, tenant_served: bool = True) -> None:
         super().__init__(account, connection)
         self.asked = ""
         """Client id in CONNECT, for the log: the client may have it, as ``client_id``, after its authentication."""
@@ -83,6 +88,8 @@ class Client(JobRunner):
         """The log has a warning that limits refuse filters of this client."""
         self.access = access
         """The authentication of the listener."""
+        self.tenant_served = tenant_served
+        """Whether the tenant of the listener is served; otherwise CONNECT is refused."""
         self.waiting_since = 0.0
         """Loop time in seconds since which CONNECT waits for NATS or a place; 0 = the beginning, infinite = neither."""
 
@@ -163,6 +170,7 @@ class Client(JobRunner):
             return
         path = self.path
         table = path.table
+        carries = self.connection.settings.carried_messages
         for at, packet in enumerate(packets):
             if isinstance(packet, PublishRun):
                 publish_run(self, packet)
@@ -173,7 +181,8 @@ class Client(JobRunner):
                     self.wait(packets[at:])
                     break
                 if self.version == 5:
-                    publish5(self, packet)
+                    if not (carries and publish_carried(self, packet)):
+                        publish5(self, packet)
                     continue
                 route = table.routes.get(packet.key)
                 if route is None or route.version != table.version:
@@ -307,14 +316,14 @@ class Client(JobRunner):
         gate = self.gates.get(choice.found) if self.gates else None
         if gate is None:
             self.deliver(choice, message)
-        elif self.checks_each and self.withheld(message.key, choice.qos, message.identity):
+        elif self._withheld(choice, message):
             return
-        elif not gate.keep(choice, message, known):
+        elif not gate.keep_back(choice, message, known):
             self.end(QuotaExceeded("too many messages while retained messages are being sent"))
 
     def deliver(self, choice: Choice, message: Message) -> None:
         """Send a message that core NATS or local dispatch has brought."""
-        if self.checks_each and self.withheld(message.key, choice.qos, message.identity):
+        if self._withheld(choice, message):
             return
         aged = message.retain and message.expiry >= 0
         plain = not (self.checks_each or choice.ids or aged or (choice.kept and message.kept))
@@ -333,6 +342,12 @@ class Client(JobRunner):
             self.write_buffer.offer(data, 1)
         elif data:
             self.write_buffer.write(data)
+
+    def _withheld(self, choice: Choice, message: Message) -> bool:
+        """Whether the rules withhold a message; presence is counted only where each message is checked."""
+        if self.checks_each and self.withheld(message.key, choice.qos, message.identity):
+            return True
+        return of_presence(message.key) and not hears_presence(self, choice.found.text, message.key, choice.qos)
 
     def _encoded(self, choice: Choice, message: Message, qos: int) -> Callable[[int], bytes]:
         return encode_for_subscriber(self, message, qos, choice.qos, choice.ids, kept=choice.kept)
@@ -372,12 +387,25 @@ class Client(JobRunner):
         kind = error.reason.name.lower()
         if self.greeted:  # the end of an accepted connection has a record of its own: `disconnected`
             FAILURES[kind] += 1
+            if isinstance(error, PacketTooLarge):
+                self._tell_of_limits(error)
         else:
             level = logging.DEBUG if self.state is State.NEW else logging.INFO
             log_failure(log, level, kind, "%s from %s is refused: %s", self, self.connection.peer, error)
         self.why = error
         self.say_goodbye(error)
         self.close()
+
+    def _tell_of_limits(self, error: PacketTooLarge) -> None:
+        """Log which settings refuse a packet: a 3.1.1 client learns nothing, and sends it at each connection."""
+        log.warning(
+            "%s is disconnected: %s. Limits in bytes: max_packet_size %d of the gateway, max_payload %d of nats-server",
+            self,
+            error,
+            self.connection.settings.max_packet_size,
+            self.path.store.max_payload,
+            extra=once(f"too large {self.client_id}"),
+        )
 
     def say_goodbye(self, error: MqttError) -> None:
         """Send a 5.0 client DISCONNECT with the reason [MQTT-3.14.0-1] [MQTT-3.14.4-1] [MQTT-3.14.4-2] (5.0)."""

@@ -10,10 +10,11 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.pending_stores import lacks_room
 from mqtt_nats.backbone.retry import TimedPermit
 from mqtt_nats.base.admission import Verdict
 from mqtt_nats.base.logs import about, log_failure
-from mqtt_nats.client.authentication import authenticate
+from mqtt_nats.client.authentication import UNSERVED, authenticate
 from mqtt_nats.client.subscribe import withdraw
 from mqtt_nats.codec import (
     Connack,
@@ -25,6 +26,7 @@ from mqtt_nats.codec import (
     Properties,
     ReasonCode,
     UnsupportedProtocolVersion,
+    UseAnotherServer,
     connack_code,
     encode,
 )
@@ -34,6 +36,7 @@ from mqtt_nats.lifecycle.connection_hooks import connected
 from mqtt_nats.lifecycle.will import admit_will
 from mqtt_nats.messages.terms import TERMS, TERMS_OLD, UNLIMITED, Terms
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import FOR
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -55,6 +58,20 @@ CLIENT_COPIES: Final = 12
 SMALLEST: Final = 1024
 """Smallest Maximum Packet Size of CONNACK, in bytes."""
 
+TEMPORARY: Final = frozenset(
+    {
+        ReasonCode.SERVER_UNAVAILABLE,
+        ReasonCode.SERVER_BUSY,
+        ReasonCode.SERVER_SHUTTING_DOWN,
+        ReasonCode.KEEP_ALIVE_TIMEOUT,
+        ReasonCode.SESSION_TAKEN_OVER,
+        ReasonCode.QUOTA_EXCEEDED,
+        ReasonCode.USE_ANOTHER_SERVER,
+        ReasonCode.CONNECTION_RATE_EXCEEDED,
+    }
+)
+"""Reasons that pass: the same CONNECT may be accepted later. Some clients never connect again after such a CONNACK."""
+
 _IN_CONNACK: Final = frozenset((*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F))
 _CONNACK_INSTEAD: Final = {
     ReasonCode.SERVER_SHUTTING_DOWN: ReasonCode.SERVER_UNAVAILABLE,
@@ -72,9 +89,12 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         return
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         ids = about(client=connect.client_id, connection=client.connection.number)
+        if isinstance(error, RequestTimeout | NoResponders):
+            client.services.records.note_silence(error)
         text = "client %r cannot be served: %s"
         log_failure(log, logging.WARNING, "connect", text, connect.client_id, error, extra=ids)
-        refuse(client, MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+        full = client.account.lease.full or (isinstance(error, ApiError) and lacks_room(error))
+        refuse(client, MqttError(str(error), ReasonCode.QUOTA_EXCEEDED if full else ReasonCode.SERVER_UNAVAILABLE))
         return
     if client.ending:
         return
@@ -87,14 +107,14 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         if client.durable_side is not None and present:
             # CONNACK leaves when all subscriptions are live: the client may rely on that, as after SUBACK.
             client.write_buffer.clog()
-            denied, gates = await resubscribe(client)
+            resubscribed = await resubscribe(client)
             client.write_buffer.unclog()
             if is_large(client) or client.delivery.resumes.locked():
                 client.resuming()
             client.begin_waiting()
             async with TimedPermit(client.delivery.resumes):
                 client.end_waiting()
-                idle = await resume(client, client.durable_side, denied, partial(withdraw, client), gates)
+                idle = await resume(client, client.durable_side, resubscribed, partial(withdraw, client))
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
@@ -112,15 +132,17 @@ async def handle_connect(client: Client, connect: Connect) -> None:
 def refuse(client: Client, error: MqttError) -> None:
     """Answer CONNECT with a return code or reason code and close the connection, unless it ends already.
 
+    A refusal that passes has no answer, unless the setting `temporary_refusals` wants one.
+
     [MQTT-3.1.3-9] [MQTT-3.2.2-4] [MQTT-3.2.2-5] (3.1.1), [MQTT-3.1.3-8] [MQTT-3.1.4-2] [MQTT-4.13.2-1] (5.0)
     """
     if client.ending:
         return
     client.services.counters.refuse(error.reason.name.lower())
-    if client.version == 5:
-        client.write_buffer.write(_connack_error(error, client.terms))
-    else:
-        client.write_buffer.write(encode(Connack(False, connack_code(error.reason)), 4))
+    if error.reason not in TEMPORARY or client.connection.settings.temporary_refusals == "connack":
+        old = client.version != 5
+        answer = encode(Connack(False, connack_code(error.reason)), 4) if old else _connack_error(error, client.terms)
+        client.write_buffer.write(answer)
     client.end(error)
 
 
@@ -128,6 +150,8 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     """Authenticate the client and claim its session; returns Session Present and properties for CONNACK."""
     if client.services.registry.closing:
         raise MqttError("the gateway is shutting down", ReasonCode.SERVER_SHUTTING_DOWN)
+    if not client.tenant_served:
+        raise MqttError(UNSERVED, ReasonCode.SERVER_UNAVAILABLE)
     if not connect.client_id and not connect.clean_start and connect.protocol_level != 5:  # [MQTT-3.1.3-8]
         raise InvalidClientId("an empty client id needs a clean session")
     # [MQTT-3.1.3-6] (3.1.1, 5.0) [MQTT-3.1.3-7] (5.0)
@@ -138,7 +162,7 @@ async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | No
     if connect.will is not None:
         connect = replace(connect, will=await admit_will(client, connect.will))
     wills, lease = client.account.wills, client.account.lease
-    await announce_claim(client, wills.claims, lease)
+    await announce_claim(client, connect, wills.claims, lease)
     client.begin_waiting(asyncio.get_running_loop().time())
     place = TimedPermit(client.delivery.claims)
     async with place:
@@ -242,6 +266,7 @@ def _welcome(client: Client, connect: Connect, present: bool, more: Properties |
         connect.client_id
         and client.connection.keepalive == connect.keepalive
         and more is None
+        and not settings.carried_messages
         and (settings.response_information is None or not client.terms.response_information)
     )
     # section 3.2.2.3.2
@@ -270,6 +295,8 @@ def _welcome(client: Client, connect: Connect, present: bool, more: Properties |
     if settings.response_information is not None and client.terms.response_information:
         # [MQTT-3.1.2-28] (5.0)
         properties["response_information"] = settings.response_information.replace("%c", client.client_id)
+    if settings.carried_messages:
+        properties["user_property"] = [(FOR, "")]
     if more is not None:  # [MQTT-4.12.0-6] (5.0)
         properties |= more
     data = encode(Connack(present, 0, properties), 5)
@@ -300,7 +327,10 @@ def _connack_error(error: MqttError, agreed: Terms) -> bytes:
     reason = _CONNACK_INSTEAD.get(error.reason, error.reason)
     if reason not in _IN_CONNACK:
         reason = ReasonCode.UNSPECIFIED_ERROR
-    data = encode(Connack(False, reason, {"reason_string": str(error)[:1000]}), 5)
+    needed: Properties = {}
+    if isinstance(error, UseAnotherServer):
+        needed = {"server_reference": error.reference}
+    data = encode(Connack(False, reason, {**needed, "reason_string": str(error)[:1000]}), 5)
     if len(data) > agreed.maximum_packet_size:  # [MQTT-3.2.2-19] (5.0)
-        data = encode(Connack(False, reason), 5)
+        data = encode(Connack(False, reason, needed or None), 5)
     return data if len(data) <= agreed.maximum_packet_size else b""

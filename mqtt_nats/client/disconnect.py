@@ -7,10 +7,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore
+from mqtt_nats.backbone.retry import retry_in_background
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client.connect import bounded_expiry, refuse
 from mqtt_nats.codec import Disconnect, MqttError, Properties, ProtocolError, ReasonCode, UseAnotherServer, encode
@@ -18,13 +20,13 @@ from mqtt_nats.delivery.position_handover import leave_position
 from mqtt_nats.delivery.pubrels import note
 from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.hooks.session_notices import session
-from mqtt_nats.ingress.retained_replay import drop_gates
+from mqtt_nats.ingress.retained.replay import drop_gates
 from mqtt_nats.lifecycle.connection_hooks import disconnected
 from mqtt_nats.lifecycle.deadline import set_deadline
 from mqtt_nats.lifecycle.will import Done, drop_will, set_late_will_timer
-from mqtt_nats.sessions.record import claimed, save_record
+from mqtt_nats.sessions.groups.subscribe import detach, leave_at_end
+from mqtt_nats.sessions.record import claimed, save_record, stored_part
 from mqtt_nats.sessions.session import State
-from mqtt_nats.sessions.shared_subscribe import detach, leave_at_end
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import backstop, update_consumer
@@ -32,6 +34,7 @@ from mqtt_streams.hashing import registered_as
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.qos2 import held_up_to
 from mqtt_streams.sessions import Conflict
+from mqtt_streams.stored import up_to
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
@@ -143,7 +146,7 @@ def fall_silent(client: Client) -> None:
     if client.alive:
         return
     for binding in side.bindings.values():
-        if not binding.source.end:
+        if not binding.source.ended:
             client.path.link.unsubscribe_raw(binding.sid)
 
 
@@ -151,9 +154,12 @@ def leave(client: Client) -> None:
     """Forget a client's state in this gateway and leave its session; the last step of a client."""
     client.services.registry.leave(client)
     client.services.registry.unchecked.discard(client)
+    client.services.unrecorded.pop(client, None)
     others = client.account.claims.leave(client)
     client.path.table.leave(client)
     detach(client)
+    if client.ended_shares is not None:
+        client.ended_shares.take_acknowledged()  # while the sender knows what is in flight
     client.receipts.clear()
     client.release_memory()
     side = client.durable_side
@@ -197,8 +203,50 @@ def _close_session(client: Client, will: Done | None) -> None:
         else:
             _take_leave(client, _end(client, will), f"end of the session of {client.client_id}")
     else:
-        set_deadline(client, None if client.expiry is None else natstime.now() + client.expiry)
+        end = None if client.expiry is None else natstime.now() + client.expiry
+        if client.ended_shares is not None and client.ended_shares.unwritten:
+            _take_leave(client, _save_and_wait(client, end), f"record of {client.client_id}")
+        else:
+            set_deadline(client, end)
     client.path.link.kick()
+
+
+async def _save_and_wait(client: Client, end: float | None) -> None:
+    """Write the record of a session whose connection has ended, then set its deadline ``end``, as `set_deadline`."""
+    try:
+        await retry_in_background(client.services.nats.online, partial(_save_once, client, set()))
+    except Conflict:
+        return  # the session goes on elsewhere
+    except ApiError as error:  # the messages come once more
+        log.warning("%s: its record was not written at the end of its connection: %s", client, error)
+    set_deadline(client, end)
+    client.path.link.kick()
+
+
+async def _save_once(client: Client, nonces: set[str]) -> None:
+    """Write the session record; an earlier attempt, or a write that the end has cancelled, may be stored, also late.
+
+    Args:
+        nonces: of the writes of this connection whose outcome is not known; one is added.
+
+    Raises:
+        Conflict: another connection has claimed the session.
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    _, v5 = claimed(client.record)
+    while True:
+        nonces.add(v5.nonce)
+        present, sequence = await stored_part(client)
+        own = present is not None and present.nonce in nonces
+        if own:
+            client.claim(sequence)
+        try:
+            await save_record(client, client.epoch)
+        except Conflict:
+            if not own:
+                raise
+        else:
+            return
 
 
 def _take_leave(client: Client, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -228,10 +276,10 @@ async def _end(client: Client, will: Done | None) -> None:
 
 
 def _delete_record(client: Client) -> None:
-    """Delete the session record by its sequence: a newer record under the subject stays."""
-    client.path.store.call(
-        client.services.streams.delete_session, b'{"seq":%d,"no_erase":true}' % client.epoch, IgnoredStore()
-    )
+    """Remove the session record up to its sequence: a newer record under the subject stays."""
+    streams = client.services.streams
+    request = up_to(streams.sessions.subject(client.hash), client.epoch)
+    client.path.store.call(streams.purge_sessions, request, IgnoredStore())
 
 
 def end_silent(registry: Registry[Client], now: float) -> None:

@@ -16,7 +16,7 @@ from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.resume import leave_shared_reader, set_options
-from mqtt_nats.ingress.retained_replay import Replay
+from mqtt_nats.ingress.retained.replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
@@ -84,13 +84,18 @@ async def grant(
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     await client.services.quotas.pace(client.hash)
-    if came is None and await _may_join(client, side, others):
-        put = partial(_put_served, side, others, replays, _Starts(side, position))
-        await client.delivery.feed.subscribe(client, position, put)
+    in_records = client.delivery.feed.without_consumers(client)
+    joins = came is None and _may_join(client, side, others)
+    if not (joins and in_records):
+        client.services.stream.count_consumers(sum(1 for _ in _new_keys(client, others)))
+        if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
+            await retry_until_answered(client, partial(attach_pubrels, side))
+    if joins:
+        put = partial(_put_served, side, others, replays, _Starts(side, position), in_records=in_records)
+        added = await client.delivery.feed.subscribe(client, position, put)
+        if not in_records:
+            await retry_until_answered(client, partial(_create_dormant, client, added))
         return set()
-    client.services.stream.count_consumers(sum(1 for _ in _new_keys(client, others)))
-    if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-        await retry_until_answered(client, partial(attach_pubrels, side))
     created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
     await save_record(client, client.epoch)
     if created:
@@ -102,12 +107,10 @@ async def grant(
     return set(failed)
 
 
-async def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
-    """Whether the shared reader serves the new ones of these subscriptions, so that they need no consumers."""
+def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
+    """Whether the shared reader serves the new ones of these subscriptions."""
     feed = client.delivery.feed
     if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
-        return False
-    if not (await feed.announce() and feed.takes(client, side)):
         return False
     if side.position_writer is None:
         side.store_position_with(PositionWriter(client, NO_POSITION))
@@ -122,12 +125,18 @@ def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:
 
 
 def _put_served(
-    side: DurableDelivery, wanted: dict[str, Wish], replays: dict[str, Replay], start_of: Callable[[str], int]
+    side: DurableDelivery,
+    wanted: dict[str, Wish],
+    replays: dict[str, Replay],
+    start_of: Callable[[str], int],
+    *,
+    in_records: bool,
 ) -> list[ConsumerBinding]:
     """Put subscriptions into the session record; return those that the shared reader is to serve from the start."""
-    _, v5 = claimed(side.client.record)
-    v5.move_to_records()
-    return [one for _, one in _put(side, wanted, replays, start_of, side.add_removed)]
+    if in_records:
+        claimed(side.client.record)[1].move_to_records()
+    add = partial(side.add_removed, removed=in_records)
+    return [one for _, one in _put(side, wanted, replays, start_of, add)]
 
 
 def _keys(subjects: tuple[str, ...]) -> tuple[str, ...]:
@@ -206,7 +215,7 @@ class _Starts:
         self._later = [
             (one.consumer.filter_subject.removeprefix(STORED_PREFIX), brought)
             for one in side.bindings.values()
-            if (brought := min(one.source.last, one.source.end or EVER)) > position
+            if (brought := min(one.source.last, one.source.end if one.source.ended else EVER)) > position
         ]
 
     def __call__(self, subject: str) -> int:
@@ -219,11 +228,20 @@ async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> 
     return await in_turn([partial(_create_one, client, *one) for one in wanted])
 
 
+async def _create_dormant(client: Client, added: list[ConsumerBinding]) -> None:
+    """Create consumers that lie dormant; one that JetStream refuses is created when it is needed."""
+    named = [(one.consumer.filter_subject, one) for one in added]
+    for one, error in zip(added, await _create(client, named), strict=True):
+        if error is not None and not one.removed:
+            one.remove()
+            client.services.stream.count_consumers(-1)
+
+
 async def _create_one(client: Client, topic_filter: str, binding: ConsumerBinding) -> ApiError | None:
     try:
         await create_consumer(client.services.nats.inbox, MESSAGES, binding.consumer)
     except ApiError as error:
-        log_failure(log, logging.DEBUG, "subscribe", "%s: subscribing to %r failed: %s", client, topic_filter, error)
+        log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of %r: %s", client, topic_filter, error)
         return error
     return None
 

@@ -55,7 +55,7 @@ class JobRunner(Receiver):
         """Enhanced authentication; None = CONNECT names no authentication method."""
         self._order: PacketOrder | None = None
         self._idle: bool | None = None
-        """Whether the task waits for the connection to NATS; None = the task has not begun and must not be cancelled:
+        """Whether the task waits for NATS or JetStream; None = the task has not begun and must not be cancelled:
         its cleanup would not run."""
         self._jobs: deque[Coroutine[Any, Any, None]] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -266,10 +266,17 @@ class JobRunner(Receiver):
     async def connected(self) -> None:
         """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
         if not self.services.nats.online.is_set():
-            self._idle = True
-            try:
-                if self._order is not None and self._order.gone:
-                    self.lost()
-                await self.services.nats.online.wait()
-            finally:
-                self._idle = False
+            await self.idle(self.services.nats.online.wait())
+
+    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for NATS or JetStream; in a job of the client, the end of the client cancels the wait."""
+        if self._task is not asyncio.current_task():
+            await waiting
+            return
+        self._idle = True
+        try:
+            if self._order is not None and self._order.gone:
+                self.lost()
+            await waiting
+        finally:
+            self._idle = False

@@ -52,7 +52,7 @@ from mqtt_nats.ingress.publish import (
     route_for,
 )
 from mqtt_nats.ingress.publish_properties import described, extras, unalias
-from mqtt_nats.ingress.retained_store import may_retain
+from mqtt_nats.ingress.retained.store import may_retain
 from mqtt_nats.ingress.server_publish import LoggedStore, check_size, inject
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks, lost, set_delivery_hooks
 from mqtt_nats.sessions.session import State

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
@@ -34,6 +35,7 @@ from mqtt_nats.codec import (
     ReasonCode,
     Suback,
     Subscribe,
+    TopicFilterInvalid,
     Unsuback,
     Unsubscribe,
     encode,
@@ -44,16 +46,18 @@ from mqtt_nats.delivery.draining import drain
 from mqtt_nats.delivery.resume import keep_taken, leave_reader_unless_wholly_live
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
-from mqtt_nats.ingress.retained_replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
+from mqtt_nats.ingress.retained.replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
+from mqtt_nats.ingress.retained.waiting_copies import let_copies_pass
 from mqtt_nats.lifecycle import connection_hooks
 from mqtt_nats.pubsub.routing_table import Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import parse_shared
+from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.groups.subscribe import subscribe_shared, unsubscribe_shared
 from mqtt_nats.sessions.guard import may_subscribe
 from mqtt_nats.sessions.message_stream import Mark, mark
 from mqtt_nats.sessions.record import claimed, save_record
-from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
-from mqtt_nats.sessions.shared_subscribe import subscribe_shared, unsubscribe_shared
+from mqtt_nats.sessions.unrecorded import when_room
 from mqtt_nats.transport.turns import in_steps
 from mqtt_streams.api import ApiError
 from mqtt_streams.sessions import Conflict, SharedSubscription, second_sid
@@ -66,6 +70,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 FAILURE: Final = 0x80
+
+NOT_SERVED: Final = ("$exclusive/", "$queue/")
+"""Beginnings of filters that other brokers serve, and whose messages would never come here."""
 
 JOINS_AT_ONCE: Final = 32
 """Filters that a SUBSCRIBE packet adds to the routing table before the next packet is handled."""
@@ -100,6 +107,9 @@ class Subscribing:
         self._judge(room, refused)
         self.fresh = [text for text in self.shares if text not in (client.shares or ())]
         self.replays = replays_of(client, self.wanted)
+        for replay in self.replays:
+            if replay.filter not in self.present:
+                replay.copies.begin_anew(0)
 
     def _judge(self, room: Room, refused: Mapping[int, int]) -> None:
         client = self.client
@@ -171,6 +181,7 @@ class Subscribing:
         # same connection, so their replies confirm the subscriptions at this nats-server; the other servers of a
         # cluster confirm them by an echo only.
         await retry_until_answered(client, partial(_first_pages, replays))
+        await self._await_copies()
         if not self.lowering:
             client.in_force()
         if not replays or client.services.nodes.others:
@@ -187,6 +198,29 @@ class Subscribing:
             self.guard = client.guarded
             self.lost |= await _hold_again(client, wanted, self.shares, replays)
 
+    async def _await_copies(self) -> None:
+        """Wait for the copies of retained messages that change just now: they come as new messages, too.
+
+        Where a consumer brings the copies, the retained messages are read once more, behind a mark in the stream: the
+        window of the consumer may be full of messages from before the mark, which are passed over.
+
+        Raises:
+            ApiError: JetStream refuses a request.
+        """
+        client, nats = self.client, self.client.services.nats
+        stored = [one for one in self.replays if one.stored and one.copies.new and one.recent]
+        if stored:
+            position = await retry_until_answered(client, partial(mark(nats).position, nats.inbox))
+            for replay in stored:
+                replay.copies.begin_anew(position)
+            await retry_until_answered(client, partial(_first_pages, stored))
+        recent = [one for one in self.replays if one.recent]
+        if recent:
+            last = await retry_until_answered(client, partial(let_copies_pass, client))
+            for replay in recent:
+                replay.wait_at(self.gates[replay.filter])
+            await in_turn([partial(replay.await_copies, last) for replay in recent])
+
     async def _grant(self) -> set[str]:
         """Write the record of a durable session, create its consumers; returns the filters that JetStream refuses."""
         client, keys = self.client, {replay.key: replay for replay in self.replays}
@@ -196,7 +230,7 @@ class Subscribing:
         await raising.drain()
         raising.change()
         await self._join_all(higher=True)
-        await raising.look()
+        await raising.read_second_mark()
         return await grant(client, self.wanted, keys, raising.place, raising.has_come)
 
     async def undo(self) -> bool:
@@ -313,11 +347,12 @@ async def _abandon(client: Client, wanted: dict[str, Wish], replays: list[Replay
 
     Raises:
         Conflict: the session belongs to another connection.
+        ApiError: they have not ended, and both have them still.
     """
     if refused:
+        await _end(client, refused)
         for topic_filter in refused:
             del wanted[topic_filter]
-        await _end(client, refused)
         _drop(replays, refused)
 
 
@@ -361,6 +396,8 @@ def _subjects(client: Client, topic_filter: str) -> tuple[tuple[str, ...] | None
     try:
         if topic_filter.startswith(SHARED):
             topic_filter = parse_shared(topic_filter, client.services.settings.max_topic_levels)[1]
+        if topic_filter.startswith(NOT_SERVED):
+            raise TopicFilterInvalid("exclusive subscriptions and queues of EMQX are not served")
         settings = client.services.settings
         validate_topic_filter(topic_filter, settings.max_topic_levels, settings.max_topic_length)
         return filter_to_subjects(topic_filter), 0
@@ -431,9 +468,14 @@ async def _end(client: Client, filters: Set[str]) -> None:
     gone = _forget(client, filters)
     side = client.durable_side
     if side is not None and filters:
-        await keep_taken(client)
-        await save_record(client, client.epoch)
+        await when_room(client, partial(_keep_ends, client), client.in_force)
         await retry_until_answered(client, partial(side.remove, gone))
+
+
+async def _keep_ends(client: Client) -> None:
+    """Store what the session has taken, and its record without the ended subscriptions."""
+    await keep_taken(client)
+    await save_record(client, client.epoch)
 
 
 async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.draining import lower, meeting, watch
-from mqtt_nats.ingress.retained_replay import close_gate, open_gate
+from mqtt_nats.ingress.retained.replay import close_gate, open_gate
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
@@ -192,7 +192,7 @@ class Raising:
         self._joined = mark(self._client.services.nats)
         self._came = self._copies.before()
 
-    async def look(self) -> None:
+    async def read_second_mark(self) -> None:
         """Read the stream sequence of the second mark."""
         assert self._joined is not None
         self._until = await retry_until_answered(
@@ -256,7 +256,7 @@ async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str
     parting = Parting(client.path.table, client, ending)
     try:
         await retry_until_answered(client, partial(_passed, client))
-        parting.keep()
+        parting.keep_filter()
         await retry_until_answered(client, partial(_passed, client))
         await end(client, filters)
         parting.end()

@@ -37,7 +37,7 @@ class Part(Authenticator, Protocol):
     def reload(self) -> Callable[[], None]:
         """Read the files again; the returned function puts them in force. Raises StartupError."""
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Run background work while the gateway runs."""
 
     async def close(self) -> None:
@@ -119,9 +119,9 @@ class AccessControl:
     def _changed(self) -> None:
         self._on_revoked()
 
-    async def keep(self) -> None:
+    async def keep_current(self) -> None:
         """Run the background work of the authenticators while the gateway runs."""
-        await asyncio.gather(*(part.keep() for part in self._parts.values()))
+        await asyncio.gather(*(part.keep_current() for part in self._parts.values()))
 
     async def close(self) -> None:
         """Close the authenticators."""

@@ -79,6 +79,11 @@ class AccountSettings(BaseModel):
     nats_tls_hostname: str | None = Field(
         default=None, description="Name expected in the certificate of nats-server, where it is not the URL's."
     )
+    jetstream_domain: Annotated[str, Field(pattern=r"^[^\s.*>]+$")] | None = Field(
+        default=None,
+        description="JetStream domain that has the streams, where it is not that of the nats-server of `nats`: behind "
+        "a leafnode, the domain of the hub.",
+    )
     mappings: Annotated[dict[str, str], AfterValidator(_check_mappings)] = Field(
         default={},
         description="The subject mappings of the NATS account, as nats-server has them: `old.*` to "
@@ -144,8 +149,8 @@ class TenantSettings(AccountSettings):
     def over(self, general: AccountSettings, urls: tuple[str, ...]) -> dict[str, Any]:
         """Return the changes to the gateway's settings for this tenant. The login always comes from the tenant.
 
-        URLs, authorities and host name of nats-server, and the requirement of TLS, are the gateway's unless the tenant
-        sets them.
+        URLs, authorities and host name of nats-server, the requirement of TLS and the JetStream domain are those of the
+        gateway, unless the tenant sets them, or other URLs.
 
         Args:
             urls: URLs of the gateway's nats-servers.
@@ -153,8 +158,8 @@ class TenantSettings(AccountSettings):
         changes = {name: getattr(self, name) for name in AccountSettings.model_fields}
         if self.nats_tls_ca is None:
             changes["nats_tls_ca"] = general.nats_tls_ca
-        if self.nats_tls_hostname is None and self.nats is None:
-            changes["nats_tls_hostname"] = general.nats_tls_hostname
+        for name in ("nats_tls_hostname", "jetstream_domain") if self.nats is None else ():
+            changes[name] = getattr(self, name) or getattr(general, name)
         if self.nats is not None:
             return changes | {"nats": self.nats}
         if general.nats_tls_cert is not None:  # the tenant has no use of it, but inherits the requirement of TLS

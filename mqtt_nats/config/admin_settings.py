@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FilePath, SecretStr, field_validator
 
 from mqtt_nats.access.settings import is_loopback
+from mqtt_nats.transport.every_address import EVERY
 from mqtt_nats.transport.listener_settings import Address, parse_address
 
 TOKEN_LEAST: Final = 16
@@ -80,6 +81,11 @@ class AdminSettings(BaseModel):
         description="PEM file with certificate authorities; the admin listener accepts only clients with a "
         "certificate of one of them.",
     )
+    admin_tls_crl_file: FilePath | None = Field(
+        default=None,
+        description="PEM file with the lists of revoked certificates of the authorities in `admin_tls_client_ca`, of "
+        "all of them.",
+    )
 
     @field_validator("admin_token")
     @classmethod
@@ -105,6 +111,10 @@ class AdminSettings(BaseModel):
             raise ValueError("admin_tls_cert and admin_tls_key need each other")
         if self.admin_tls_client_ca is not None and self.admin_tls_cert is None:
             raise ValueError("admin_tls_client_ca needs admin_tls_cert and admin_tls_key")
+        if parse_address(listen)[0] == EVERY:
+            raise ValueError("admin_listen has one address: 0.0.0.0 for IPv4, [::] for IPv6")
+        if self.admin_tls_crl_file is not None and self.admin_tls_client_ca is None:
+            raise ValueError("admin_tls_crl_file needs admin_tls_client_ca")
         if parse_address(listen)[1] and listen in taken:
             raise ValueError(f"admin_listen has the address of an MQTT listener, {listen}")
         if not self.admin_is_proved and not self.admin_is_near:

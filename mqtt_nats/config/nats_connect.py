@@ -11,10 +11,13 @@ from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
 from mqtt_nats.backbone.connect import open_link
+from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.backbone.link import CONNECT_TIMEOUT, NatsConnection
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.nats_keys import creds_login, nkey_file
 from mqtt_nats.config.settings import Settings
+from mqtt_streams.api import api_prefix
+from mqtt_streams.gateway_subjects import INBOX
 
 if TYPE_CHECKING:
     from mqtt_nats.authenticators.nats_users import NatsAccess
@@ -53,6 +56,32 @@ async def connect_link(
             ) from None
         reason = "no server answers" if isinstance(error, NoServersError) else text
         raise StartupError(f"cannot connect to nats-server at {urls}: {reason}; start it or set --nats") from None
+
+
+async def open_inbox(settings: Settings, link: NatsConnection) -> RequestInbox:
+    """Subscribe the inbox for requests over a connection, to the JetStream of the settings.
+
+    Raises:
+        StartupError: the NATS user may not subscribe it, or nats-server does not answer.
+    """
+    refused: list[bytes] = []
+
+    def denied(publish: bool, subject: bytes) -> None:
+        if not publish and subject.startswith(INBOX.encode()):
+            refused.append(subject)
+
+    link.report(denied)
+    inbox = RequestInbox(link, api_prefix(settings.jetstream_domain))
+    try:
+        await link.fence()
+    except TimeoutError:
+        raise StartupError(f"nats-server at {settings.nats_display} does not answer") from None
+    if refused:
+        raise StartupError(
+            f"the NATS user may not subscribe to {INBOX}>, where answers arrive: permit it to this user "
+            "(not to MQTT devices) in the configuration of nats-server; see docs/upgrading.md"
+        )
+    return inbox
 
 
 def nats_options(settings: Settings) -> dict[str, Any]:

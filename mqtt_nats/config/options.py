@@ -32,7 +32,6 @@ NATS: Final = (
     *AccountSettings.model_fields,
     "stream_replicas",
     "message_retention",
-    "retention",
     "message_ids",
     "gateway_lease",
 )

@@ -63,7 +63,9 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     )
 
     listen: Address = Field(
-        default="127.0.0.1:1883", description="Address for MQTT over TCP, HOST:PORT; port 0 takes a free one."
+        default="127.0.0.1:1883",
+        description="Address for MQTT over TCP, HOST:PORT; the host `*` is all addresses, IPv4 and IPv6; port 0 takes "
+        "a free one.",
     )
     listeners: tuple[ListenerSettings, ...] = Field(
         default=(),
@@ -147,12 +149,6 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         le=MOST_SECONDS,
         description="Seconds for which QoS 1 and 2 messages are stored (max_age of `$MQTT_msgs`).",
     )
-    retention: Literal["limits", "interest"] = Field(
-        default="limits",
-        description="`limits` stores messages for `message_retention`; `interest` only until every durable "
-        "session has them, as nats-server's own listener does (nats-server 2.15.1 can lose such a "
-        "stream when consumers are deleted at the same time).",
-    )
     stream_replicas: int | None = Field(
         default=None,
         ge=1,
@@ -172,8 +168,7 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
     shared_reader: Annotated[Literal["auto", "always", "never"], BeforeValidator(_lower)] = Field(
         default="auto",
         description="Whether one consumer for each gateway reads the messages of its durable sessions that keep up. "
-        "`auto`: unless an older gateway without it runs, or nats-server's own MQTT listener has clients. No effect if "
-        "`$MQTT_msgs` has the retention `interest`.",
+        "`auto`: unless nats-server's own MQTT listener has clients.",
     )
     session_positions: Annotated[Literal["auto", "consumers", "records"], BeforeValidator(_lower)] = Field(
         default="auto",
@@ -233,8 +228,6 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
             )
         if self.session_positions == "records" and self.shared_reader == "never":
             raise ValueError("session_positions = records needs the shared reader: shared_reader must not be never")
-        if self.session_positions == "records" and self.retention == "interest":
-            raise ValueError("session_positions = records needs retention = limits: nobody else keeps the messages")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:

@@ -9,7 +9,7 @@ import os
 import socket
 from typing import Final
 
-PATIENCE_S: Final = 1.0
+MANAGER_TIMEOUT: Final = 1.0
 """Seconds that a service manager with a full queue is waited for."""
 
 
@@ -21,7 +21,7 @@ def notify(state: str) -> None:
     address = "\0" + name[1:] if name.startswith("@") else name
     # A service manager that does not listen any more is no reason to end.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.settimeout(PATIENCE_S)
+        sender.settimeout(MANAGER_TIMEOUT)
         sender.sendto(state.encode(), address)
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger("mqtt_nats.audit")
 HEARD: Final = 5.0
 """Seconds after which a gateway reports that a request is still in progress."""
 
-PATIENCE: Final = 20.0
+KICK_RENEWAL_TIMEOUT: Final = 20.0
 """Seconds without renewal by the requester after which a gateway stops disconnecting clients."""
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
@@ -67,6 +67,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
     now = time.time()
     back = now - control.account.services.clock.now
     inflight, queued, window = load(client)
+    kept = control.account.kept.age(client)
     return {
         "client": client.client_id,
         "user": client.user,
@@ -82,6 +83,7 @@ def brief(control: Control, client: Client) -> dict[str, Any]:
         "inflight": inflight,
         "window": window,
         "queued": queued,
+        "unacknowledged_since": None if kept is None else now - kept,
         "unread": write_buffer.held,
         "unread_since": now - (time.monotonic() - write_buffer.since) if write_buffer.clogged else None,
         "stalled": client.durable_side is not None and client.durable_side.stalled,
@@ -216,12 +218,12 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncGenerator[An
     why = str(question.get("reason") or "disconnected by an administrator")
     error = MqttError(why, ReasonCode.ADMINISTRATIVE_ACTION)
     pause = float(question.get("over") or 0.0) / max(len(found), 1)
-    name = str(question.get("kick") or "") if pause else ""  # older command lines send no name and no renewals
+    name = str(question.get("kick") or "") if pause else ""
     clock = asyncio.get_running_loop().time
     if found:
         log.warning("%d clients are disconnected: %s", len(found), why)
     if name:
-        control.kicks[name] = clock() + PATIENCE
+        control.kicks[name] = clock() + KICK_RENEWAL_TIMEOUT
     try:
         for number, client in enumerate(found, 1):
             if client.alive:
@@ -247,7 +249,7 @@ async def _kicking(control: Control, question: dict[str, Any]) -> AsyncGenerator
     name = str(question.get("kick"))
     known = name in control.kicks
     if known:
-        control.kicks[name] = 0.0 if question.get("stop") else asyncio.get_running_loop().time() + PATIENCE
+        control.kicks[name] = 0.0 if question.get("stop") else asyncio.get_running_loop().time() + KICK_RENEWAL_TIMEOUT
     yield {"known": known}
 
 

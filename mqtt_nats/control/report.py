@@ -36,7 +36,7 @@ def reported(
 
 async def report(account: Account, place: WorkerIdentity) -> dict[str, Any]:
     """Return the counters of the gateway and its tenants, its group and its worker number."""
-    tenants = {name: await snapshot(other) for name, other in account.accounts.items() if name}
+    tenants = {name: await snapshot(other) for name, other in list(account.accounts.items()) if name}
     return {
         **await snapshot(account),
         "group": place.group,

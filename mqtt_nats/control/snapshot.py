@@ -10,10 +10,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats.base.logs import FAILURES, left_out
+from mqtt_nats.config.build_info import build_and_reason
 
 if TYPE_CHECKING:
     from mqtt_nats.client.account import Account
     from mqtt_nats.client.client import Client
+    from mqtt_nats.client.kept_messages import KeptMessages
 
 SLICE: Final = 1000
 """Number of clients after which `snapshot` gives way to other tasks."""
@@ -66,17 +68,20 @@ async def snapshot(account: Account) -> dict[str, Any]:
         "tasks": len(asyncio.all_tasks()),
         "draining": account.registry.closing,
         "obstacle": account.readiness.reason,
+        "refused_tenants": dict(account.refused),
     }
-    return found | await _of_clients(list(account.registry.connections))
+    return found | {"build": build_and_reason()} | await _of_clients(list(account.registry.connections), account.kept)
 
 
-async def _of_clients(clients: list[Client]) -> dict[str, Any]:
+async def _of_clients(clients: list[Client], kept: KeptMessages) -> dict[str, Any]:
     durable = regular = inflight = queued = receipts = subscriptions = stalled = clogged = 0
+    oldest = 0.0
     for start in range(0, len(clients), SLICE):
         for client in clients[start : start + SLICE]:
             subscriptions += len(client.filters) + len(client.shares or ())
             receipts += len(client.receipts)
             clogged += client.write_buffer.clogged
+            oldest = max(oldest, kept.age(client) or 0.0)
             side = client.durable_side
             if side is not None:
                 durable += 1
@@ -98,4 +103,5 @@ async def _of_clients(clients: list[Client]) -> dict[str, Any]:
         "subscriptions": subscriptions,
         "slow": clogged,
         "stalled": stalled,
+        "oldest_unacknowledged": oldest,
     }

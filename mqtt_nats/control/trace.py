@@ -34,11 +34,12 @@ from mqtt_nats.hooks.points import (
 )
 from mqtt_nats.messages.delivery_hooks import DeliveryHooks
 from mqtt_nats.sessions.session import State
+from mqtt_streams.gateway_subjects import INBOX
 
 if TYPE_CHECKING:
     from mqtt_nats.control.server import Control
 
-PATIENCE: Final = 20.0
+TRACE_RENEWAL_TIMEOUT: Final = 20.0
 """Seconds without renewal after which a trace ends."""
 
 TRACES_MOST: Final = 16
@@ -82,7 +83,7 @@ class Trace:
         self.control = control
         self.name = name
         self.to = to
-        self._ending = loop.call_later(PATIENCE, self.end)
+        self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end)
         self._limit = loop.call_later(LASTS_MOST, self._over, "its time is over")
         self._events: deque[bytes] = deque()
         self._budget = Bucket(EVENTS_PER_SECOND, WAITING_MOST, time.monotonic())
@@ -142,7 +143,7 @@ class Trace:
     def renew(self) -> None:
         """Postpone the end of the trace: its viewer is there."""
         self._ending.cancel()
-        self._ending = asyncio.get_running_loop().call_later(PATIENCE, self.end)
+        self._ending = asyncio.get_running_loop().call_later(TRACE_RENEWAL_TIMEOUT, self.end)
 
 
 class ClientTrace(Trace):
@@ -296,7 +297,7 @@ async def _trace(control: Control, question: dict[str, Any]) -> AsyncGenerator[A
         return
     if len(control.traces) >= TRACES_MOST:
         raise Refusal(f"{TRACES_MOST} traces are running already")
-    if not to.startswith("_INBOX.") or not to.isascii() or any(sign.isspace() for sign in to):
+    if not to.startswith(INBOX) or not to.isascii() or any(sign.isspace() for sign in to):
         raise Refusal("events are sent to an inbox only")
     trace: Trace
     if client := question.get("client"):

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.ctl.records import AT_ONCE, STREAM_NOT_FOUND, Found, consumers, pages
+from mqtt_nats.ctl.records import AT_ONCE, Found, consumers, pages
 from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import positions, stored
 from mqtt_streams.api import ApiError, NoResponders, call
 from mqtt_streams.consumers import ConsumerRef, consumer_info
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import Position, position_subject
 
@@ -42,7 +43,7 @@ class Load(NamedTuple):
 
     @classmethod
     def told(cls, item: Mapping[str, Any]) -> Load | None:
-        """Return the numbers in a gateway's answer about a connected client; None from an older gateway."""
+        """Return the numbers in a gateway's answer about a connected client; None: they were not requested."""
         return cls(item["inflight"], item["queued"], item["taken"]) if "taken" in item else None
 
 
@@ -100,7 +101,7 @@ class Waiting:
         """Stream sequence of the oldest stored message."""
 
     @classmethod
-    async def look(cls, inbox: RequestInbox, some: Sequence[Found] | None = None) -> Waiting:
+    async def read_queues(cls, inbox: RequestInbox, some: Sequence[Found] | None = None) -> Waiting:
         """Read the states of all sessions, or of some. Raises ApiError, NoResponders, RequestTimeout."""
         if some is None:
             states, found = await queues(inbox), await _positions(inbox, "*")

@@ -17,17 +17,17 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ASK, WHO
 from mqtt_streams.gateways import GatewayStore
 
-PATIENCE: Final = 10.0
+SILENCE_TIMEOUT: Final = 10.0
 """Seconds without any answer after which waiting for the remaining gateways ends."""
 
 UNKNOWN: Final = 1.0
-"""Seconds as of `PATIENCE`, where the number of gateways is not known, because JetStream does not answer."""
+"""Seconds as of `SILENCE_TIMEOUT`, where the number of gateways is not known, because JetStream does not answer."""
 
 PRESENT: Final = 3.0
-"""Seconds as of `PATIENCE`, for the question which gateways run."""
+"""Seconds as of `SILENCE_TIMEOUT`, for the question which gateways run."""
 
 WORKING: Final = 25.0
-"""Seconds as of `PATIENCE`, for reloading files or loading a plugin."""
+"""Seconds as of `SILENCE_TIMEOUT`, for reloading files or loading a plugin."""
 
 LISTS: Final = "`mqtt-nats ctl cluster status` lists them"
 
@@ -179,7 +179,7 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
     # Without a valid lease, gateways may run that cannot renew their leases.
     wanted = {gateway} if gateway else there.live if there is not None and there.live else None
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
-    pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else PATIENCE)
+    pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else SILENCE_TIMEOUT)
     if not pages:
         raise Refused(f"{f'gateway {gateway} does not answer' if gateway else 'no gateway answers'}: {LISTS}", 503)
     refused = sorted({page["error"] for each in pages.values() for page in each if page.get("error")})
@@ -197,7 +197,7 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
 
 
 def _total(pages: list[dict[str, Any]]) -> int:
-    """Return the number of items that a gateway has; an older one answers all, and does not say how many."""
+    """Return the number of items that a gateway has; where it does not say how many, it answers all."""
     counts = [page["of"] for page in pages if page.get("of") is not None]
     return counts[-1] if counts else sum(len(page["items"]) for page in pages)
 

@@ -12,7 +12,7 @@ import orjson
 
 from mqtt_nats.backbone.inbox import NO_RESPONDERS, RequestInbox
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.config.nats_connect import connect_link
+from mqtt_nats.config.nats_connect import connect_link, open_inbox
 from mqtt_nats.config.settings import Settings
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 
@@ -29,8 +29,11 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
         return
 
     async def online() -> None:
-        inbox.renew()
+        if inbox is not None:
+            inbox.renew()
         link.go_online()
+
+    inbox: RequestInbox | None = None
 
     try:
         link = await connect_link(settings, name="mqtt-nats ctl", no_echo=False, on_online=online, on_offline=offline)
@@ -38,12 +41,16 @@ async def connected(settings: Settings) -> AsyncIterator[RequestInbox]:
         if "nats" in settings.model_fields_set or "--data" in str(error):
             raise
         raise StartupError(f"{error}, or --data to the directory of an embedded one") from None
-    inbox = RequestInbox(link)
     try:
+        inbox = await open_inbox(settings, link)
         yield inbox
     except NoResponders:
+        domain = settings.jetstream_domain
+        which, hint = f" of the domain {domain!r} (jetstream_domain)", ""
+        if not domain:
+            which, hint = "", "; if this nats-server is a leafnode, set jetstream_domain to the domain of the hub"
         raise StartupError(
-            f"JetStream does not answer at {settings.nats_display}, or no gateway has run there yet"
+            f"JetStream{which} does not answer at {settings.nats_display}, or no gateway has run there yet{hint}"
         ) from None
     except (ApiError, RequestTimeout) as error:
         raise StartupError(f"JetStream refuses the request: {' '.join(str(error).split())}") from None

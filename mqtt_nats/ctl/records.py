@@ -15,6 +15,7 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.ctl.gateway_requests import progress
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, call
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.pages import pages_of
 from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord, decode
@@ -32,8 +33,6 @@ PART: Final = 1024
 
 PART_NAMES: Final = 100_000
 """Characters of client ids at which a part ends: a question to gateways may name them all."""
-
-STREAM_NOT_FOUND: Final = 10059
 
 
 class Found(NamedTuple):
@@ -64,9 +63,9 @@ class Entry(NamedTuple):
 
 
 async def pages(inbox: RequestInbox, stream: str, subject: str) -> AsyncGenerator[stored.StoredMessage, None]:
-    """Yield the messages of a subject (with wildcards), oldest first. Raises ApiError, NoResponders, RequestTimeout."""
+    """Yield the last message of each subject, oldest first. Raises ApiError, NoResponders, RequestTimeout."""
     done = 0
-    async with aclosing(pages_of(inbox, stream, subject)) as every:
+    async with aclosing(pages_of(inbox, stream, subject, newest=True)) as every:
         async for page in every:
             if done:
                 progress(done)
@@ -166,7 +165,7 @@ async def records_of(inbox: RequestInbox, some: Sequence[Entry]) -> list[Found]:
 
 async def count(inbox: RequestInbox) -> int:
     """Return the number of session records. Raises ApiError, NoResponders, RequestTimeout."""
-    return int((await call(inbox, f"STREAM.INFO.{STREAM}"))["state"]["messages"])
+    return stored.records_in((await call(inbox, f"STREAM.INFO.{STREAM}"))["state"])
 
 
 async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, float]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Final
 
+from mqtt_nats.base.logs import plain
+
 CELL: Final = 60
 """Most characters of a name in a table."""
 
@@ -113,23 +115,14 @@ def quantity(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
-def plain(text: str) -> str:
-    """Return a name on one line; characters that are not printable, such as terminal controls, are escaped."""
-    return "".join(map(_seen, text))
-
-
 def cell(text: str) -> str:
     """Return a name as `plain`, shortened for a table."""
-    parts = list(map(_seen, text[: CELL + 1]))
+    parts = list(map(plain, text[: CELL + 1]))
     if sum(map(len, parts)) <= CELL:
         return "".join(parts)
     while sum(map(len, parts)) >= CELL:
         parts.pop()
     return "".join(parts) + "…"
-
-
-def _seen(one: str) -> str:
-    return one if one.isprintable() else f"\\u{{{ord(one):x}}}"
 
 
 def rest(shown: int, total: int) -> list[str]:

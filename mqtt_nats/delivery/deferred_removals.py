@@ -34,7 +34,7 @@ UNDER_WAY: Final = IN_TIME_NS / 1e9 + 1.0
 """Seconds in which another member may claim a message that was delivered to it again."""
 
 UNKNOWN: Final = ACK_WAIT_NS / 1e9 + UNDER_WAY
-"""Seconds as of `UNDER_WAY`, where an older gateway wrote no acknowledgement subject: AckWait has to pass first."""
+"""Seconds as of `UNDER_WAY`, where a record has no acknowledgement subject: AckWait has to pass first."""
 
 LOOK: Final = 1.0
 """Seconds between two looks at a group's consumer that may have yet to deliver a message again."""

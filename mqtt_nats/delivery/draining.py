@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import matches
-from mqtt_nats.ingress.retained_replay import close_gate
+from mqtt_nats.ingress.retained.replay import close_gate
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.sessions.record import claimed, save_record
+from mqtt_nats.sessions.record import claimed
+from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -61,7 +62,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     if others:
         side.machine.end_up_to(max(source.last, *binding.handover_limits.values()))
     for former in side.bindings.values():  # messages that this one left to `former`, others had left to this one
-        limit = former.handover_limits.get(source, 0) if former.source.end and not former.drained else 0
+        limit = former.handover_limits.get(source, 0) if former.source.ended and not former.drained else 0
         for heir in former.handover_limits.keys() & binding.handover_limits.keys() if limit else ():
             former.handover_limits[heir] = max(former.handover_limits[heir], min(heir.last, limit))
 
@@ -105,7 +106,7 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
     side.machine.lower(source, end, retained)
     binding.lowered(list(gates))
     binding.stand_before(side.overlap.after(binding))
-    qos = max(source.qos, source.was_qos)
+    qos = max(source.qos, source.was_qos) if source.end else 0  # at 0 the stream has no message for the consumer
     v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True))
     return binding
 
@@ -288,7 +289,7 @@ def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bo
                 side.machine.ask(delivery.id)
             return False
         return True
-    if not (dup or source.end or source is side.past) or side.overlap.matching(message.subject, EVER, False):
+    if not (dup or source.ended or source is side.past) or side.overlap.matching(message.subject, EVER, False):
         return True
     if any(member.source is source for member in (client.shares or {}).values()):
         return True
@@ -307,7 +308,7 @@ def finished(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether the consumer of an ended subscription has no message left, and all of its messages are complete."""
     source = binding.source
     come = binding.drained and not (binding.redelivering or binding.missed)
-    return bool(source.end) and come and is_passed(side, binding) and not side.machine.holds(source)
+    return source.ended and come and is_passed(side, binding) and not side.machine.holds(source)
 
 
 def finish(side: DurableDelivery, binding: ConsumerBinding) -> None:
@@ -321,6 +322,6 @@ async def _remove(side: DurableDelivery, binding: ConsumerBinding) -> None:
     if side.bindings.get(name) is binding and finished(side, binding):
         await retry_until_answered(side.client, partial(side.remove, [name]))
         try:
-            await save_record(side.client, side.client.epoch)
+            await save_when_room(side.client)
         except Conflict:
             side.client.taken_over()

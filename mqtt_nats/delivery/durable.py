@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_until_answered
+from mqtt_nats.base.logs import log_failure
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import (
     finish,
@@ -27,7 +28,7 @@ from mqtt_nats.delivery.draining import (
     was_sent,
 )
 from mqtt_nats.delivery.position_recovery import WINDOW
-from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.position_writer import PositionWriter, begin_position
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
 from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
 from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
@@ -41,12 +42,13 @@ from mqtt_nats.sessions.consumer_attach import take
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_consumer, parse_ack
+from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_for_good, parse_ack
 from mqtt_streams.headers import get_int
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
+from mqtt_streams.stored import is_answer
 from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class DurableDelivery(StatefulDelivery):
         message: Stored = delivery.body
         client = self.client
         qos = delivery.qos
+        if message.withheld_from(client.client_id):
+            return False
         if client.guarded is not None and not may_have(self, delivery, message, dup):
             return False
         own = message.timed or message.identifier != delivery.id
@@ -166,6 +170,26 @@ class DurableDelivery(StatefulDelivery):
             store_record(self.client, identifier, sequence)
         else:
             self.client.do(store_first(self.client, self, identifier, sequence))
+
+    def allocate(self, sequence: int, identifier: int) -> None:
+        """Store that a message has another packet identifier than its own, in the session's position."""
+        if self.position_writer is None:
+            self.client.do(begin_position(self.client, self))
+        else:
+            self.position_writer.ledger.allocate(sequence, identifier)
+            self.position_writer.hurry()
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        """Remove a message's allocated packet identifier from the position."""
+        if self.position_writer is None:  # it is not stored yet
+            self.machine.allocation_removed(identifier)
+        else:
+            self.position_writer.ledger.end_allocation(sequence, identifier)
+
+    def report_no_identifier(self) -> None:
+        """Count and log that a message waits for its packet identifier."""
+        text = "%s: messages wait, since their packet identifiers are in use: the client keeps too many messages"
+        log_failure(log, logging.WARNING, "identifiers", text, self.client)
 
     def pubrel_stored(self, identifier: int, mark: bytes = b"") -> None:
         """Send PUBREL once it is stored for every identifier whose PUBREC came before [MQTT-4.6.0-4].
@@ -279,14 +303,14 @@ class DurableDelivery(StatefulDelivery):
             self.settle()
         message = client.path.recent.message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
         sequence = ack.stream_seq
-        if source.end and not source.whole:
+        if source.ended and not source.whole:
             granted = (inherited if ack.delivered == 1 else was_sent)(self, binding, message, sequence)
         else:
             granted = source.granted(sequence)
         own = bool(client.bridge or client.options) and message.sender == client.client_id
         unwanted = (
             not message.qos
-            or (source.end and (sequence > source.end or not granted))
+            or (source.ended and (sequence > source.end or not granted))
             or (wild and not visible_to_wildcard(message.subject))
             or (own and (client.bridge or (source.no_local and len(self.bindings) == 1)))
             or (
@@ -295,7 +319,7 @@ class DurableDelivery(StatefulDelivery):
                 and not self.machine.begun_with(sequence)
             )
         )
-        if not unwanted and len(self.bindings) > 1 and (source.whole or not source.end):
+        if not unwanted and len(self.bindings) > 1 and (source.whole or not source.ended):
             owner, granted = self.overlap.owner(message.subject, sequence, own)
             unwanted = owner is not binding
         if ack.delivered == 1:
@@ -306,14 +330,14 @@ class DurableDelivery(StatefulDelivery):
             self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
         if not self.machine.open or ack.delivered > 1:
             self._progress.set()
-        if source.end:
+        if source.ended:
             handle_delivery(self, binding, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle a delivery of the consumer of PUBREL records."""
         self.pubrels_come += 1
         identifier = get_int(headers, "Nmqtt-PubRel")
-        if identifier is None:
+        if identifier is None or is_answer(headers, payload):
             self.ack(reply)
             return
         self.machine.pubrel_delivered(identifier, get_int(headers, "Nmqtt-Seq") or 0, RECORD + reply)
@@ -323,6 +347,8 @@ class DurableDelivery(StatefulDelivery):
             if binding.source is delivery.source:
                 finish(self, binding)
                 return
+        if self.client.ended_shares is not None:
+            self.client.ended_shares.acknowledged(delivery.source)
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -369,7 +395,7 @@ class DurableDelivery(StatefulDelivery):
         consumer, source = binding.consumer, binding.source
         self.bindings[consumer.durable_name] = binding
         self.machine.sources.append(source)
-        if source.whole or not source.end:
+        if source.whole or not source.ended:
             self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), binding, source)
         return binding
 
@@ -379,6 +405,8 @@ class DurableDelivery(StatefulDelivery):
         """Add a subscription for readers after its start and a restored position; ``removed``: it has no consumer."""
         binding = self._bind(ConsumerBinding(key, consumer, source))
         binding.go_on(max(self.resumed_from, source.start - 1), removed=removed)
+        if not removed:
+            self.client.services.registry.attached[consumer.durable_name] = self.client
         return binding
 
     async def attach(self, binding: ConsumerBinding) -> None:
@@ -443,7 +471,7 @@ class DurableDelivery(StatefulDelivery):
                 services.stream.count_consumers(-(not binding.removed))
         # Before the next message comes: the shared reader now gives the remaining subscription all of the messages.
         self.client.delivery.feed.refresh(self.client)
-        await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
+        await asyncio.gather(*(delete_for_good(services.nats.inbox, MESSAGES, name) for name in names))
         _, v5 = claimed(self.client.record)
         v5.forget_draining(names)
         if self.position_writer is not None:

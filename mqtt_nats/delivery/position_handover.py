@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.services import Services
-    from mqtt_streams.consumers import ConsumerRef
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -135,14 +134,14 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     machine = side.machine
     most = max(machine.most, position_writer.ledger.reached) if machine.begun else machine.most
     position_writer.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
-    consumers = [one.consumer for one in side.dormant if not one.removed]
+    consumers = [(one.consumer.durable_name, one.source.start) for one in side.dormant if not one.removed]
     # Begun at once: in the task, a write of changed positions might come before it.
     work = _farewell(client, position_writer, consumers, position_writer.begin_flush())
     client.delivery.handover.add(client.hash, services.tasks.spawn(work, f"position of {client.client_id}"))
 
 
 async def _farewell(
-    client: Receiver, position_writer: PositionWriter, consumers: list[ConsumerRef], flushed: asyncio.Future[bool]
+    client: Receiver, position_writer: PositionWriter, consumers: list[tuple[str, int]], flushed: asyncio.Future[bool]
 ) -> None:
     try:
         written = asyncio.get_running_loop().time()
@@ -156,13 +155,14 @@ async def _farewell(
 
 
 async def _for_listener(
-    client: Receiver, position_writer: PositionWriter, consumers: list[ConsumerRef], deadline: float
+    client: Receiver, position_writer: PositionWriter, consumers: list[tuple[str, int]], deadline: float
 ) -> None:
     """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
 
     Consumers of a session that has none while the shared reader serves it are deleted.
 
     Args:
+        consumers: names of the consumers, each with the first stream sequence of its subscription.
         deadline: loop time in seconds after which consumers are not set any more.
     """
     services, inbox = client.services, client.services.nats.inbox
@@ -184,12 +184,12 @@ async def _for_listener(
             fresh = await _ours(client)
         if fresh is None or asyncio.get_running_loop().time() > deadline:
             return
-        names = [one.durable_name for one in some]
         if consumerless:
-            await all_done(delete_consumer(inbox, MESSAGES, name) for name in names)
-            position_writer.miss_consumers(names)
+            await all_done(delete_consumer(inbox, MESSAGES, name) for name, _ in some)
+            position_writer.miss_consumers(name for name, _ in some)
         else:
-            await all_done(call(inbox, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": start}) for name in names)
+            resets = ((f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": max(start, first)}) for name, first in some)
+            await all_done(call(inbox, *reset) for reset in resets)
     if consumerless and consumers:
         await position_writer.flush()
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.batch import all_done, parts
+from mqtt_nats.backbone.batch import all_done, in_turn, parts
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
@@ -33,7 +34,9 @@ from mqtt_streams.consumers import (
     ConsumerRef,
     backstop,
     consumer_info,
+    create_consumer,
     delete_consumer,
+    existing_consumer,
     update_consumer,
 )
 from mqtt_streams.hashing import registered_as
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.messages.message import Stored
+    from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.positions import Position
     from mqtt_streams.sessions import V5, SessionRecord
@@ -55,6 +60,9 @@ SETTING: Final = 30.0
 """Seconds after the write of a clean position in which the gateway that wrote it may set the consumers.
 
 Other gateways allow for twice as long, since clocks may differ by as much."""
+
+RENEWED_NS: Final = 1_000_000_000
+"""Nanoseconds by which a renewal changes the inactive threshold of a dormant consumer."""
 
 UNHEARD: Final = ".new"
 """Appended to the deliver subject of a consumer that is not attached yet."""
@@ -191,12 +199,39 @@ async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
     threshold = backstop(v5.expiry)
     for one in list(side.bindings.values()):
         if threshold and one.source.live and one.sid == b"" and not one.removed:
-            other = threshold if one.consumer.inactive_threshold != threshold else threshold + 1_000_000_000
+            other = threshold if one.consumer.inactive_threshold != threshold else threshold + RENEWED_NS
             one.reconfigure(replace(one.consumer, inactive_threshold=other))
             try:
                 await update_consumer(client.services.nats.inbox, MESSAGES, one.consumer)
             except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
                 log.debug("consumer %s: %s", one.consumer.durable_name, error)  # created again when it is needed
+
+
+async def check_dormant(client: Receiver, side: DurableDelivery) -> None:
+    """Give the dormant consumers of a resumed session its present expiry; create those again that are gone."""
+    _, v5 = claimed(client.record)
+    threshold = backstop(v5.expiry)
+    kept = [one for one in side.dormant if not one.removed]
+    await in_turn([partial(_check, client, side, one, threshold) for one in kept])
+
+
+async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, threshold: int) -> None:
+    inbox, name = client.services.nats.inbox, one.consumer.durable_name
+    if not (client.alive and one.source.live and side.bindings.get(name) is one):
+        return  # the subscription has ended meanwhile, or its consumer is to deliver
+    found = await existing_consumer(inbox, MESSAGES, name, client.client_id)
+    if found is None:
+        side.settle()
+        wanted = replace(one.consumer, start_seq=one.source.last + 1, inactive_threshold=threshold)
+        with suppress(ConsumerExists):
+            await create_consumer(inbox, MESSAGES, wanted)
+    elif found.inactive_threshold not in (threshold, threshold + RENEWED_NS):
+        wanted = replace(found, inactive_threshold=threshold)
+        with suppress(ConsumerNotFound):
+            await update_consumer(inbox, MESSAGES, wanted)
+    else:
+        return
+    side.reconfigure(one, wanted)
 
 
 async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) -> bool:
@@ -340,7 +375,7 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
     else:
         raise RequestTimeout("another connection writes the position of the session")
     writer.end_restore()
-    _owe(side, position, valid)
+    _take_identifiers(side, position, valid)
     went = {record.cons[key].durable_name for key in live}
     if went:
         side.resume_from(reached)
@@ -358,8 +393,9 @@ def _begin_without_position(client: Receiver, side: DurableDelivery) -> set[str]
     return set()
 
 
-def _owe(side: DurableDelivery, position: Position, valid: int) -> None:
-    """Owe the PUBRELs that the position names."""
+def _take_identifiers(side: DurableDelivery, position: Position, valid: int) -> None:
+    """Take the packet identifiers that the position names: those allocated to messages, and those of owed PUBRELs."""
+    side.machine.restore_identifiers({one: to for one, to in position.identifiers.items() if one <= valid})
     for identifier, owed in position.released.items():
         side.machine.owe(identifier, owed, owed > valid)
         side.machine.keep(identifier, OWED + b"%d" % identifier)
@@ -429,6 +465,7 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
     services = client.services
     machine = side.machine
     known = {delivery.sequence: delivery for delivery in machine.on_their_way()}
+    unsent = machine.unsent()
     missing = []
     for sequence, qos in sorted(position_writer.ledger.pending.items()):
         if sequence in known:  # a consumer has brought the message, too
@@ -451,4 +488,13 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
                     machine.suspect(sequence, sequence)
                 position_writer.ledger.done(sequence)
             else:
-                machine.arrived(side.past, sequence, 2, TAKEN + b"%d" % sequence, message, qos)
+                source = side.past
+                if sequence in unsent:
+                    source = _behind_replay(side, sequence, message) or source
+                machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, message, qos)
+
+
+def _behind_replay(side: DurableDelivery, sequence: int, message: Stored) -> SubscriptionState | None:
+    """Return a message's subscription if its retained messages are still being sent: they come first."""
+    owner, _ = side.overlap.owner(message.subject, sequence)
+    return owner.source if owner is not None and owner.source.replaying else None

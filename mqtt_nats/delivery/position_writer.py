@@ -18,16 +18,18 @@ from mqtt_nats.backbone.pending_stores import sequence as stored_sequence
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.protocol.ack_tokens import OWED
 from mqtt_nats.protocol.position import SessionPosition, Step
-from mqtt_nats.sessions.record import claimed
+from mqtt_nats.sessions.record import claimed, name_position
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.positions import Position, expected_block, position_subject
-from mqtt_streams.sessions import WRONG_LAST_SEQUENCE
+from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mqtt_nats.backbone.link import NatsConnection
+    from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -63,6 +65,10 @@ class PositionOp(PendingStore):
     def stored(self, ack: bytes) -> None:
         """Do the steps that depend on the stored position."""
         self.position_writer.stored(stored_sequence(ack))
+
+    def waits(self) -> bool:
+        """Return True: the session goes on, and its steps that depend on the position wait."""
+        return True
 
     def failed(self, error: ApiError) -> None:
         """Handle a refusal: another connection has written the position, or JetStream cannot store it."""
@@ -136,7 +142,8 @@ class PositionWriter:
             sent: stream sequence up to which the previous owner may have sent messages.
         """
         pending = {one: qos for one, qos in position.pending.items() if one <= valid}
-        self.ledger.restore(min(position.reached, valid), pending, position.released)
+        identifiers = {sequence: one for sequence, one in position.identifiers.items() if sequence <= valid}
+        self.ledger.restore(min(position.reached, valid), pending, position.released, identifiers)
         self.strict = True
         self.perhaps = min(sent, valid)
         record, v5 = claimed(self.client.record)
@@ -211,7 +218,7 @@ class PositionWriter:
         if side is not None and side.live and side.position_writer is self:
             ledger.reach(self.client.delivery.feed.reached(side))
         self.look_back()
-        reached, pending, released = ledger.begin()
+        reached, pending, released, identifiers = ledger.begin()
         position = Position(
             self._id,
             self._generation,
@@ -225,6 +232,7 @@ class PositionWriter:
             services.identity.id,
             self.most if self.clean else -1,
             sorted(self.present),
+            identifiers,
         ).encode()
         self._writing = position
         self._begun = Fresh(services.nats.link)
@@ -256,8 +264,12 @@ class PositionWriter:
                 side.pubrel_stored(identifier, OWED + b"%d" % identifier)
             elif step is Step.CONFIRM:
                 machine.confirmed(identifier)
-            else:
+            elif step is Step.FREE:
                 machine.free_packet_id(identifier)
+            elif step is Step.ALLOCATED:
+                machine.allocation_stored(identifier)
+            else:
+                machine.allocation_removed(identifier)
         self._tell(True)
         if self._again or self._waiters or self.ledger.urgent:
             self.write()
@@ -342,6 +354,27 @@ class PositionWriter:
         for waiter in served:
             if not waiter.done():
                 waiter.set_result(done)
+
+
+async def begin_position(client: Receiver, side: DurableDelivery) -> None:
+    """Give a session its first position: it has nothing but packet identifiers that are allocated to messages."""
+    try:
+        await name_position(client)
+    except Conflict:
+        client.taken_over()
+        return
+    except ApiError as error:
+        client.refused(error)
+        return
+    if client.durable_side is not side or not client.alive:
+        return
+    if side.position_writer is None:
+        side.store_position_with(PositionWriter(client, NO_POSITION))
+    assert side.position_writer is not None
+    known = side.position_writer.ledger.identifiers
+    for sequence, identifier in side.machine.allocated.items():
+        if sequence not in known:
+            side.allocate(sequence, identifier)
 
 
 class PositionWriters:

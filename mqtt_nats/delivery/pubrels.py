@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.unsequenced import retained_id
 from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.headers import REPLACING
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import pubrel_block, pubrel_subject
 from mqtt_streams.retained import STREAM as RETAINED
@@ -137,11 +137,10 @@ def note(client: Receiver, side: DurableDelivery) -> None:
     services = client.services
     if sequences:
         target = b"HPUB %b " % halfway_subject(client.hash).encode()
-        services.nats.store.put(
-            target, b"NATS/1.0\r\n\r\n", b",".join(b"%d" % one for one in sequences), IgnoredStore()
-        )
+        services.nats.store.put(target, REPLACING, b",".join(b"%d" % one for one in sequences), IgnoredStore())
     elif side.noted:
-        services.drop_assignment(b"%d" % side.noted, IgnoredStore())
+        request = stored.up_to(halfway_subject(client.hash), side.noted)
+        services.nats.store.call(services.streams.purge_shared, request, IgnoredStore())
     else:
         return
     services.nats.link.kick()
@@ -170,7 +169,7 @@ async def gone(client: Receiver, side: DurableDelivery, found: HalfWay | None) -
         side.machine.suspect(sequence, sequence)
     replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]
     others = {retained_id(sequence) for sequence in replaced} - _owned(side.machine)
-    return [packet_id(sequence) for sequence in lost] + sorted(others)
+    return [side.machine.identifier_of(sequence) for sequence in lost] + sorted(others)
 
 
 async def _comes(client: Receiver, sequence: int) -> bool:
@@ -188,7 +187,7 @@ def missing(machine: DurableSender, sequences: list[int]) -> list[int]:
     """
     come = {delivery.sequence for delivery in machine.queued}
     taken = _owned(machine)
-    return [one for one in sequences if one not in come and packet_id(one) not in taken]
+    return [one for one in sequences if one not in come and machine.identifier_of(one) not in taken]
 
 
 def _owned(machine: DurableSender) -> set[int]:

@@ -14,7 +14,7 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 from mqtt_nats.transport.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover
@@ -39,24 +39,10 @@ class SharedFeed:
     def __init__(self) -> None:
         self.allowed = False
         """Whether positions may be stored."""
-        self._announce: Callable[[], Awaitable[None]] | None = None
 
     def allow(self, allowed: bool) -> None:
         """Allow that positions are stored, or forbid it."""
         self.allowed = allowed
-
-    def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
-        """Announce records of sessions without consumers by a function, which raises TimeoutError."""
-        self._announce = announce
-
-    async def announce(self) -> bool:
-        """Return whether other gateways know that this one may write records of sessions without consumers."""
-        try:
-            if self._announce is not None:
-                await self._announce()
-        except TimeoutError:
-            return False
-        return self._announce is not None
 
     def reached(self, side: DurableDelivery) -> int:
         """Return the stream sequence up to which a session has been given every message."""
@@ -78,17 +64,24 @@ class SharedFeed:
         """Try soon to make subscriptions of a session live."""
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
-        """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
+        """Return whether the shared reader serves new subscriptions of a session from the start."""
         return False
 
-    async def subscribe(self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]) -> None:
-        """Begin new subscriptions without consumers, and store the session's position, then its record.
+    def without_consumers(self, client: Receiver) -> bool:
+        """Return whether the new subscriptions of a session are to have no consumers."""
+        return False
+
+    async def subscribe(
+        self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]
+    ) -> list[ConsumerBinding]:
+        """Begin new subscriptions, and store the session's position, then its record; return the new ones.
 
         Args:
             client: the session.
             place: stream sequence after which the session begins, if no subscription of it is served yet.
             put: puts the subscriptions into the session and its record; returns them.
         """
+        return []
 
     def wants_records(self, client: Receiver) -> bool:
         """Return whether a session is to have no consumers while the shared reader serves it (`session_positions`)."""
@@ -99,7 +92,7 @@ class SharedFeed:
         return False
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        """Serve a session without consumers from its position on; nothing is done for any other session."""
+        """Serve a session from its position on; nothing is done for one that its consumers serve."""
 
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""

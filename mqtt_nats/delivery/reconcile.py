@@ -17,7 +17,7 @@ from mqtt_nats.delivery.draining import finish, note_redelivered
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import outstanding
-from mqtt_nats.sessions.shared_subscribe import ask_groups_again
+from mqtt_nats.sessions.groups.subscribe import ask_groups_again
 from mqtt_streams.consumers import ConsumerInfo, consumer_info
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX

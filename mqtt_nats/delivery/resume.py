@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.batch import AT_ONCE, in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
@@ -35,32 +35,40 @@ from mqtt_nats.delivery.position_recovery import (
 from mqtt_nats.delivery.pubrels import gone
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.held_takeover import take_over_held
-from mqtt_nats.ingress.retained_replay import Replay, close_gate, open_gate, start_replays
+from mqtt_nats.ingress.retained.replay import Replay, close_gate, open_gate, start_replays
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import RETURN, attach_pubrels, bring_back
+from mqtt_nats.sessions.groups.ended_shares import resend_unacknowledged
+from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.groups.subscribe import begin_shared, rejoin_shared, resend
 from mqtt_nats.sessions.guard import denied_subscriptions
-from mqtt_nats.sessions.record import claimed, save_record
-from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
-from mqtt_nats.sessions.shared_subscribe import rejoin_shared, resend
+from mqtt_nats.sessions.record import claimed
+from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.turns import STEP
 from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.sessions import Conflict, SubscriptionOptions
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_nats.sessions.groups.member import Membership
     from mqtt_streams.sessions import V5, Draining, SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
+
+ROOM_LOOK_S: Final = 0.25
+"""Seconds between two looks whether a position that is being stored waits for room."""
 
 ATTEMPTS: Final = 3
 """Times that a consumer is made to send its pending messages again before it is attached once more."""
@@ -80,12 +88,20 @@ def set_options(source: SubscriptionState, options: SubscriptionOptions) -> None
     source.take_options(no_local=options.nl, kept=options.rap, identifier=options.id)
 
 
-async def resubscribe(client: Receiver) -> tuple[set[str], list[Gate]]:
-    """Subscribe a session's filters in core NATS again, except those that the rules deny.
+class Resubscribed(NamedTuple):
+    """A session's subscriptions in core NATS.
 
-    Returns:
-        Denied filters, shared ones included; and gates for messages at QoS 0 of lowered subscriptions, whose consumers
-        may still bring older messages.
+    `denied`: filters that the rules deny, shared ones included. `members`: those of shared subscriptions that take
+    part. `gates`: for messages at QoS 0 of lowered subscriptions, whose consumers may still bring older messages.
+    """
+
+    denied: set[str]
+    members: list[Membership]
+    gates: list[Gate]
+
+
+async def resubscribe(client: Receiver) -> Resubscribed:
+    """Subscribe a session's filters in core NATS again, shared ones included, except those that the rules deny.
 
     Raises:
         TimeoutError: NATS does not answer.
@@ -95,8 +111,12 @@ async def resubscribe(client: Receiver) -> tuple[set[str], list[Gate]]:
     await client.path.round.turns.run(_joining(client, record, v5, denied))
     lowered = [entry.filter_subject.removeprefix(STORED_PREFIX) for entry in v5.draining if entry.whole]
     gates = [open_gate(client, found) for found in meeting(client, lowered)]
-    await client.services.nodes.fence_filters(client.filters)
-    return denied, gates
+    members = begin_shared(client, denied)
+    services = client.services
+    await services.nodes.fence_filters(client.filters)
+    if members:
+        await services.nodes.fence(services.nats.shared)
+    return Resubscribed(denied, members, gates)
 
 
 def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) -> Iterator[None]:
@@ -117,7 +137,7 @@ async def write_changed_record(client: Receiver, side: DurableDelivery) -> None:
     """Write the session record if it has changed; nats-server's listener needs the deliver subjects of consumers."""
     if side.take_record_change():
         try:
-            await save_record(client, client.epoch)
+            await save_when_room(client)
         except Conflict:
             client.taken_over()
 
@@ -125,26 +145,28 @@ async def write_changed_record(client: Receiver, side: DurableDelivery) -> None:
 async def resume(
     client: Receiver,
     side: DurableDelivery,
-    denied: Set[str],
+    resubscribed: Resubscribed,
     withdraw: Callable[[Set[str]], Awaitable[None]],
-    gates: list[Gate],
 ) -> list[ConsumerBinding]:
     """Continue a durable session: owed PUBRELs, then messages that were in flight, then new messages.
 
-    Subscriptions in ``denied`` end before a new message of them is sent; these and ``gates`` come from `resubscribe`.
+    Denied subscriptions end before a new message of them is sent.
 
     Returns:
         Consumers without messages for the client, which :func:`attach_idle` attaches.
     """
     record, v5 = claimed(client.record)
+    denied, members, gates = resubscribed
     continue_in_stream(client, side)
     if v5.q2:
         await take_over_held(client, side.former, record)
     owed = await _owe_pubrels(client, side)
     in_records = _stays_in_records(client)
-    went = await restore_position(client, side, may_stay=in_records and _may_stay(client, side, denied))
+    went = await restore_position(client, side, may_stay=_may_stay(client, side, denied, in_records=in_records))
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
-    await rejoin_shared(client)
+    await rejoin_shared(client, members)
+    if v5.ended:
+        await resend_unacknowledged(client, {one.packet_id for one in assignments})
     shares = {text for text in denied if text.startswith(SHARED)}
     if shares:
         await withdraw(shares)
@@ -181,19 +203,23 @@ def _stays_in_records(client: Receiver) -> bool:
     return wanted
 
 
-def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str]) -> bool:
-    """Whether a session may go on without consumers: nothing is left that only consumers can bring."""
+def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str], *, in_records: bool) -> bool:
+    """Whether readers may bring the messages: nothing is left that only consumers can bring.
+
+    Args:
+        in_records: the session has no consumers, and is to have none.
+    """
     _, v5 = claimed(client.record)
-    left = denied or v5.draining or v5.replay or side.replaced is not None
+    left = denied or v5.draining or v5.replay or side.replaced is not None or v5.consumerless != in_records
     # Only a consumer says how many messages exceed the limit.
     unlimited = client.services.settings.max_backlog is None
     return unlimited and not left and client.delivery.feed.admit()
 
 
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
-    """Whether consumers are about to bring QoS 2 messages; a session without consumers owes PUBREL by its position."""
+    """Whether the session needs the consumer of PUBREL records; one without consumers owes PUBREL by its position."""
     earlier = [entry.qos for entry in v5.draining] + [qos for qos, _ in v5.was.values()]
-    stays = side.position_writer is not None and bool(side.position_writer.live)
+    stays = v5.consumerless and side.position_writer is not None and bool(side.position_writer.live)
     return not stays and (bool(side.machine.releases) or 2 in record.subs.values() or 2 in earlier)
 
 
@@ -254,7 +280,7 @@ async def _start(
     limit_in_flight(side)
     side.start()
     client.delivery.feed.go_on(client, side)
-    if any(not one.removed for one in side.dormant):
+    if claimed(client.record)[1].consumerless and any(not one.removed for one in side.dormant):
         await remove_dormant(client, side)
     if machine.resent:
         log.debug("%s: %d messages sent again", client, machine.resent)
@@ -303,9 +329,8 @@ async def _add_sources(
                 unfinished[-1].hold(source)
                 side.machine.replayed(source, cursor)
             if side.position_writer is not None and consumer.durable_name in side.position_writer.live:
-                side.add_removed(
-                    key, consumer, source, removed=consumer.durable_name not in side.position_writer.present
-                )
+                removed = v5.consumerless and consumer.durable_name not in side.position_writer.present
+                side.add_removed(key, consumer, source, removed=removed)
             else:
                 bindings.append(side.add(key, consumer, source))
 
@@ -408,14 +433,14 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
     if not side.bindings or any(not one.source.live for one in side.bindings.values()):
         side.point_anew()
         try:
-            await save_record(client, client.epoch)
+            await save_when_room(client)
         except Conflict:
             client.taken_over()
             return
     if side.has_pubrels:
         await retry_until_answered(client, partial(attach_pubrels, side))
     for binding in list(side.bindings.values()):
-        if side.stalled and not binding.source.end:
+        if side.stalled and not binding.source.ended:
             binding.source.drop_reason(SubscriptionState.RETURNING)
             continue  # it is attached when the client reads
         if binding.source.live:
@@ -483,16 +508,28 @@ async def leave_shared_reader(client: Receiver) -> None:
         await store_positions_in_consumers(client, side)  # the consumers are attached when the client reads again
 
 
+async def _flush_at_once(client: Receiver, position_writer: PositionWriter) -> bool:
+    """Write the position as `flush`, but do not wait for room. Raises ApiError: there is no room."""
+    done = position_writer.begin_flush()
+    while not done.done():
+        await asyncio.wait([done], timeout=ROOM_LOOK_S)
+        refusal = client.path.store.lacking_room(POSITIONS.encode())
+        if refusal is not None and not done.done():
+            raise refusal
+    return done.result()
+
+
 async def keep_taken(client: Receiver) -> None:
     """Store the session's position, with all messages taken, before consumers of live subscriptions are deleted.
 
     Raises:
         Conflict: the session has another owner.
+        ApiError: JetStream has no room for the position, which waits.
         QuotaExceeded: the position cannot be stored.
     """
     side = client.durable_side
     position_writer = side.position_writer if side is not None else None
-    if position_writer is not None and position_writer.live and not await position_writer.flush():
+    if position_writer is not None and position_writer.live and not await _flush_at_once(client, position_writer):
         if position_writer.moved:
             raise Conflict(client.client_id)
         raise QuotaExceeded("the position of the session cannot be stored")

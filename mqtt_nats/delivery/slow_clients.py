@@ -28,11 +28,11 @@ from mqtt_nats.delivery.position_recovery import (
 )
 from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
-from mqtt_nats.ingress.retained_replay import pages_of
+from mqtt_nats.ingress.retained.replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import bring_back
-from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.shared_subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
+from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import BACKSTOP_S, consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -152,7 +152,7 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
         side.begin_stall(SlowClient())
     link = client.path.link
     for binding in side.bindings.values():
-        if not binding.source.end:
+        if not binding.source.ended:
             link.unsubscribe_raw(binding.sid)
     if client.write_buffer.clogged and machine.inflight:
         _take_back(client, side)
@@ -162,7 +162,7 @@ def stall_session(client: Receiver, side: DurableDelivery) -> None:
 def _listens(side: DurableDelivery) -> bool:
     """Whether a consumer of a stalled session was attached since."""
     handlers = side.client.path.link.handlers
-    return any(one.sid in handlers and not one.source.end for one in side.bindings.values())
+    return any(one.sid in handlers and not one.source.ended for one in side.bindings.values())
 
 
 def _take_back(client: Receiver, side: DurableDelivery) -> None:
@@ -231,7 +231,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         return
     side.point_anew()
     try:
-        await save_record(client, client.epoch)
+        await save_when_room(client)
         bindings = [one for one in side.bindings.values() if one.key in record.cons]
         for one in bindings:
             side.add(one.key, record.cons[one.key], one.source)
@@ -255,7 +255,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
     limit_in_flight(side)
     side.machine.go_on()
     for name, one in side.bindings.items():
-        if one.source.end and (one.missed or one.redelivering):
+        if one.source.ended and (one.missed or one.redelivering):
             client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
     ask_again(client)
     client.connection.release(Hold.JOBS)
@@ -305,7 +305,7 @@ async def pass_over(side: DurableDelivery, binding: ConsumerBinding) -> None:
     client = side.client
     services = client.services
     most = services.settings.max_backlog
-    if most is None or binding.source.end or side.state is DeliveryState.REATTACHING:
+    if most is None or binding.source.ended or side.state is DeliveryState.REATTACHING:
         return
     info = await consumer_info(services.nats.inbox, MESSAGES, binding.consumer.durable_name)
     left = 0 if info is None else info.num_pending - most

@@ -11,13 +11,12 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.inbox import RequestInbox
@@ -26,19 +25,20 @@ from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
 from mqtt_nats.client.disconnect import end_silent
-from mqtt_nats.config.nats_connect import check_version, connect_link
+from mqtt_nats.config.nats_connect import check_version, connect_link, open_inbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.server import Powers
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.gateway.broker import Broker, Place
+from mqtt_nats.gateway.fleet_pause import FleetPause
 from mqtt_nats.gateway.reconnect import recover, recover_wild, register
-from mqtt_nats.ingress.retained_deferral import withhold
+from mqtt_nats.ingress.retained.deferral import withhold
 from mqtt_nats.lifecycle.pause_detection import tick, watch
 from mqtt_nats.lifecycle.timers import take_timers
-from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.message_log import follow
 from mqtt_nats.pubsub.fanout import SEEN_FOR
-from mqtt_nats.sessions.shared_subscribe import look_after, recover_queues
+from mqtt_nats.sessions import paused_consumers
+from mqtt_nats.sessions.groups.subscribe import look_after, recover_queues
 from mqtt_nats.shared_reader import eligibility as company
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -48,7 +48,9 @@ from mqtt_streams.definitions import (
     NotAnswering,
     StillThere,
     StreamSetupError,
+    check_own_streams,
     ensure_streams,
+    kept_single,
     shown,
     with_ids,
 )
@@ -79,8 +81,15 @@ REMOVED: Final = 2.5
 GROWN: Final = 30.0
 """Seconds between two checks whether the cluster has become large enough for more replicas."""
 
+WRITERS: Final = 1.0
+"""Number of gateways that look between two such checks for programs that do not roll records up, on average."""
+
 RELEASE: Final = 20.0
 """Seconds after which the gateway again frees the memory of routes that are no longer used."""
+
+
+class SameAccount(StartupError):
+    """Two tenants have the same NATS account."""
 
 
 def _not_here() -> list[str]:
@@ -93,11 +102,13 @@ class Tenant:
     Args:
         name: name of the tenant; empty for the gateway's own account.
         settings: settings of the gateway, with the connection settings of this account.
+        begin_pause: called when all gateways of the account are to pause.
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, begin_pause: Callable[[], None]) -> None:
         self.name = name
         self.settings = settings
+        self._pause = FleetPause(begin_pause)
         self.identity = name_hash(secrets.token_hex(16))
         self.link = NatsConnection()
         self.wild = NatsConnection()
@@ -112,6 +123,8 @@ class Tenant:
         """Configurations of the streams, by stream name."""
         self._company: company.PositionSupport | None = None
         """Check whether positions may be stored; None = this gateway does not keep positions."""
+        self._single: dict[str, str] = {}
+        """Streams that keep one message per subject, and why: see `kept_single`."""
         self._ending = False
         self._looking = False
         """Whether streams are being checked and restored."""
@@ -122,19 +135,19 @@ class Tenant:
 
     # -- NATS -----------------------------------------------------------------------------------
 
-    async def connect(self) -> None:
-        """Connect to NATS and prepare the streams.
+    async def connect(self, stop: anyio.Event) -> bool:
+        """Connect to NATS and prepare the streams; return False when ``stop`` was set during a pause.
 
         Raises:
             StartupError: one line with the problem.
         """
         GATEWAY.set(self.speaker)
         try:
-            await self._connect()
+            return await self._connect(stop)
         except StartupError as error:
             raise StartupError(f"{self._of}{error}") from None
 
-    async def _connect(self) -> None:
+    async def _connect(self, stop: anyio.Event) -> bool:
         urls = self.settings.nats_display
         name = f"mqtt-nats {self.identity}"
         self.link = await connect_link(
@@ -159,9 +172,11 @@ class Tenant:
             no_echo=False,
         )
         check_version(self.link, urls)
-        self.inbox = RequestInbox(self.link)
+        self.inbox = await open_inbox(self.settings, self.link)
         try:
-            report = await self._first_look(self.inbox)
+            report = await self._first_look(self.inbox, stop)
+            if report is not None and self.settings.jetstream_domain:
+                await check_own_streams(self.inbox, report.domain)
         except StreamSetupError as error:
             raise StartupError(" ".join(str(error).split())) from None
         except (NoResponders, RequestTimeout, ApiError) as error:
@@ -169,17 +184,25 @@ class Tenant:
                 f"nats-server at {urls} does not serve JetStream ({' '.join(str(error).split())}): "
                 "enable it (jetstream {} in its configuration, or nats-server -js)"
             ) from None
+        if report is None:
+            return False
         for line in report.kept:
             log.warning("%s%s", self._of, line)
         self._tell_limits(report)
         self._tell_lost(report.lost)
         self._tell(report)
         self.domain = report.domain
+        return True
 
-    async def _first_look(self, inbox: RequestInbox) -> EnsureReport:
-        """Prepare the streams; wait for a cluster that is just being started to elect its leaders."""
+    async def _first_look(self, inbox: RequestInbox, stop: anyio.Event) -> EnsureReport | None:
+        """Prepare the streams when no pause is in force; None = ``stop`` was set meanwhile.
+
+        A cluster that is just being started has time to elect its leaders.
+        """
         begun = asyncio.get_running_loop().time()
         while True:
+            if not await self._pause.wait(inbox, stop, self._of):
+                return None
             try:
                 return await self._ensure_streams(inbox)
             except NotAnswering as error:
@@ -212,6 +235,15 @@ class Tenant:
 
     def _tell(self, report: EnsureReport) -> None:
         """Log the changes of the streams."""
+        if report.single != self._single:
+            self._single = report.single
+            for why in dict.fromkeys(report.single.values()):
+                log.info(
+                    "%s%s: what is removed from %s may come back after a kill of nats-server",
+                    self._of,
+                    why,
+                    ", ".join(stream for stream, one in report.single.items() if one == why),
+                )
         if report.created:
             replicas = report.configs[report.created[0]].get("num_replicas", 1)
             log.info("%screated %d streams, replicas: %d", self._of, len(report.created), replicas)
@@ -233,9 +265,8 @@ class Tenant:
             inbox,
             replicas=settings.stream_replicas,
             message_retention=settings.message_retention,
-            retention=settings.retention,
             message_ids=settings.message_ids,
-            positions=settings.shared_reader != "never",
+            positions=True,  # also without the shared reader: packet identifiers that are allocated to messages
             max_retained=settings.max_retained,
         )
         if report.created:  # nats-server flushes definitions to the disk only with `sync_interval: always`
@@ -267,7 +298,8 @@ class Tenant:
     async def _offline(self) -> None:
         if self._ending:
             return
-        log.warning("%sthe connection to NATS is lost", self._of)
+        known = self.store is not None and self.store.warned
+        log.log(logging.INFO if known else logging.WARNING, "%sthe connection to NATS is lost", self._of)
         if self.broker is not None and self.store is not None:
             nats, registry = self.broker.account.services.nats, self.broker.account.registry
             nats.lost(self.link)
@@ -280,7 +312,7 @@ class Tenant:
         if broker is None or store is None or inbox is None:
             self.link.go_online()
             return
-        log.info("%sconnected to NATS again", self._of)
+        log.warning("%sconnected to NATS again", self._of)
         (account := broker.account).services.counters.reconnect()
         account.services.nats.relink()  # before anybody sees that NATS is there: records must not be removed now
         # The inbox is subscribed before any request is sent again, so that replies arrive.
@@ -318,15 +350,14 @@ class Tenant:
         tasks: asyncio.TaskGroup,
         reload: Callable[[], list[str]],
         powers: Powers,
-        accounts: Mapping[str, Account],
-        rules: Rules | None,
+        place: Place,
     ) -> Broker:
         """Make the broker; clients are not served yet.
 
         Args:
-            accounts: all accounts of the gateway by tenant, as their brokers are made.
             reload: reads files again, for requests in the gateway's own account.
             powers: actions that may be requested there; a gateway cannot be stopped from a tenant's account.
+            place: the account among those of the gateway.
         """
         assert self.inbox is not None
         self.store = AckedPublisher(self.link, self._pressure)
@@ -338,15 +369,18 @@ class Tenant:
             NatsLinks(self.link, self.wild, self.shared, self.inbox, self.store),
             Streams(self.inbox, self.domain),
             tasks,
-            Place(Identity(self.identity, self.name, self.domain), accounts, rules),
-            positions=company.is_wanted(self.settings, self._configs[MESSAGES]),
+            place,
+            positions=company.is_wanted(self.settings),
             reload=_not_here if self.name else reload,
+            pause=self._pause,
             powers=powers,
         )
         follow(broker.account.services.hooks)
         self._recognise(broker.account.services)
         register(broker.account, broker.live)
         watch(broker.account.services)
+        broker.account.services.nats.reconnect.subscribe(company.CREATED, self._listener_begun)
+        paused_consumers.watch(broker.account.services)
         stalling.watch(broker.account.delivery)
         self.link.report(partial(self._denied, self.link), self._writable)
         self.wild.report(partial(self._denied, self.wild))
@@ -370,13 +404,15 @@ class Tenant:
             text = " ".join(str(error).split())
             raise StartupError(f"{self._of}the gateway cannot be registered in NATS: {text}") from None
         await broker.account.banning.begin()
+        broker.account.services.tasks.spawn(broker.account.gaps.store_barrier.introduce(), "other gateways")
         await broker.fleet.begin()
 
-    async def look_for(self, others: Sequence[Tenant]) -> None:
+    async def look_for(self, others: Iterable[Tenant]) -> None:
         """Check that no other tenant has the same NATS account: the two tenants would meet in it.
 
         Raises:
-            StartupError: another tenant has it, or the check failed.
+            SameAccount: another tenant has it.
+            StartupError: the check failed.
         """
         assert self.broker is not None
         try:
@@ -385,8 +421,10 @@ class Tenant:
             raise StartupError(f"{self._of}gateways cannot be read: {' '.join(str(error).split())}") from None
         for other in others:
             if other is not self and other.identity in there:
-                names = [f"tenant {one.name!r}" if one.name else "the gateway" for one in (self, other)]
-                raise StartupError(
+                order = ["", *self.settings.tenants]  # whichever was served first, the text is the same
+                both = sorted((other.name, self.name), key=order.index)
+                names = [f"tenant {name!r}" if name else "the gateway" for name in both]
+                raise SameAccount(
                     f"{' and '.join(names)} have the same NATS account: give each tenant credentials of its own account"
                 )
 
@@ -398,11 +436,14 @@ class Tenant:
         return [
             tasks.create_task(self._tick(broker.account), name="clock"),
             tasks.create_task(take_timers(broker.account.wills, broker.account.lease.watches), name="timers"),
-            tasks.create_task(broker.account.lease.keep(), name="lease"),
-            tasks.create_task(broker.account.readiness.keep(), name="readiness"),
-            tasks.create_task(broker.account.banning.keep(), name="bans"),
-            tasks.create_task(broker.account.ingress.system.keep(), name="$SYS"),
-            tasks.create_task(broker.fleet.keep(), name="fleet"),
+            tasks.create_task(broker.account.lease.keep_lease(), name="lease"),
+            tasks.create_task(broker.account.readiness.watch_jetstream(), name="readiness"),
+            tasks.create_task(broker.account.banning.follow_bans(), name="bans"),
+            tasks.create_task(broker.account.ingress.system.publish_topics(), name="$SYS"),
+            tasks.create_task(broker.fleet.follow_wishes(), name="fleet"),
+            tasks.create_task(
+                broker.account.kept.watch_clients(broker.account.registry.connections), name="kept messages"
+            ),
             tasks.create_task(look_after(broker.account.services), name="shared subscriptions"),
             *company.start_tasks(broker.account.delivery, broker.live, self._company, tasks),
         ]
@@ -459,11 +500,13 @@ class Tenant:
             logs.tick()
             tick(services)
             services.nats.store.tick(now)
+            account.live_copies.tick(now)
             services.nodes.tick(now)
             stalling.look_after(account.delivery)
             if now - rotated > SEEN_FOR / 2 and services.nats.steady:
                 rotated = now
                 services.path.fanout.rotate()
+                account.beginnings.rotate()
             unheard = services.nats.inbox.unheard or services.nats.store.unheard
             if unheard and not self._looking and services.nats.online.is_set():
                 self._looking = True
@@ -475,13 +518,33 @@ class Tenant:
                 looked = now
                 if self._may_have_grown():
                     services.tasks.spawn(self._restore(services), "replicas")
+                elif account.lease.watches(WRITERS) and services.nats.online.is_set():
+                    services.tasks.spawn(self._look_at_writers(services), "writers of records")
             end_silent(account.registry, now)
 
     def _may_have_grown(self) -> bool:
         """Return whether the streams have fewer replicas than the announced servers allow."""
         known = self.link.known
         few = self.settings.stream_replicas is None and self._configs[MESSAGES].get("num_replicas", 1) < BY_SIZE
-        return few and known is not None and known.size >= BY_SIZE and not self._looking
+        # The servers of another domain are not announced.
+        enough = self.settings.jetstream_domain or (known is not None and known.size >= BY_SIZE)
+        return few and bool(enough) and not self._looking
+
+    def _listener_begun(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Look at once: nats-server's own MQTT listener serves clients from now on."""
+        if self.broker is not None and not self._ending:
+            services = self.broker.account.services
+            services.tasks.spawn(self._look_at_writers(services), "writers of records")
+
+    async def _look_at_writers(self, services: Services) -> None:
+        """Change the streams when programs that do not roll records up have come or gone."""
+        try:
+            if await kept_single(services.nats.inbox, self.settings.max_retained) == self._single:
+                return
+        except (StreamSetupError, NoResponders, RequestTimeout, ApiError) as error:
+            log.debug("%swriters of records: %s", self._of, error)
+            return
+        await self._restore(services)
 
     async def _restore(self, services: Services) -> None:
         """Create streams that were deleted, and raise replicas where the cluster allows it."""
@@ -489,6 +552,8 @@ class Tenant:
         services.nats.inbox.forget_unheard()
         services.nats.store.forget_unheard()
         try:
+            if await self._pause.forbids(services.nats.inbox):
+                raise NotAnswering("the gateways are paused while the streams are replaced")
             report = await self._ensure_streams(services.nats.inbox)
             self._tell_lost(report.created)
             self._tell(report)

@@ -13,6 +13,7 @@ from mqtt_nats.access.acl import Rules
 from mqtt_nats.backbone.batch import SharedRequest
 from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.doubtful_stores import DoubtfulStores, find_stored
+from mqtt_nats.backbone.store_barrier import StoreBarrier
 from mqtt_nats.base.bucket import MemoryBudget
 from mqtt_nats.base.tasks import Tasks
 from mqtt_nats.client.account import Account, ClientRules
@@ -30,7 +31,7 @@ from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
 from mqtt_nats.ingress.publish import Ingress
 from mqtt_nats.ingress.request_reply import Replying
-from mqtt_nats.ingress.retained_store import RetainedStores
+from mqtt_nats.ingress.retained.store import RetainedStores
 from mqtt_nats.lifecycle.cluster_bans import Banning
 from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.readiness import Readiness
@@ -38,21 +39,24 @@ from mqtt_nats.lifecycle.will import Wills
 from mqtt_nats.messages.copies import Copies
 from mqtt_nats.messages.identity import Identity
 from mqtt_nats.messages.ids import MessageIds
+from mqtt_nats.messages.live_copies import LiveCopies
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.observability.nats_service import Service, Statistics
 from mqtt_nats.observability.presence import Presence
 from mqtt_nats.observability.sys_topics import System
 from mqtt_nats.plugins.manager import Plugins
+from mqtt_nats.pubsub.backfill import Gaps
+from mqtt_nats.pubsub.beginnings import Beginnings
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
-from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
+from mqtt_nats.sessions.groups.subscribe import LateAssignments
+from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity, mark
 from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.services import Registry, Services
-from mqtt_nats.sessions.shared_subscribe import LateAssignments
-from mqtt_nats.sessions.takeover import Claims
+from mqtt_nats.sessions.takeover import Claims, RecordReads
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_nats.transport.connection import Clock
 from mqtt_nats.transport.write_buffer import FlushRound
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
     from mqtt_nats.control.server import Powers
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.gateway.fleet_pause import FleetPause
     from mqtt_nats.ingress.publish import Publisher
     from mqtt_nats.sessions.session import Session
 
@@ -77,7 +82,9 @@ class Place(NamedTuple):
     identity: Identity
     """The gateway in this account."""
     accounts: Mapping[str, Account]
-    """All accounts of the gateway by tenant, this one included once its broker is made."""
+    """All accounts of the gateway by tenant, this one included once it is served."""
+    refused: Mapping[str, str]
+    """Why the other tenants are not served; empty in the account of a tenant."""
     rules: Rules | None
     """Access rules; None = every client may publish and subscribe on every topic."""
 
@@ -92,6 +99,7 @@ class Broker:
         place: which of the gateway's accounts it is.
         positions: whether the shared reader may be used.
         reload: reads files again; returns the problems, one line each.
+        pause: the account's pause of all gateways.
         powers: actions that may be requested in this account.
     """
 
@@ -105,6 +113,7 @@ class Broker:
         *,
         positions: bool,
         reload: Callable[[], list[str]],
+        pause: FleetPause,
         powers: Powers,
     ) -> None:
         registry: Registry[Client] = Registry()
@@ -126,7 +135,7 @@ class Broker:
         """The services of the account for its clients."""
         services.hooks.call_on_change(partial(changed, self.account))
         self.plugins = Plugins(self.account, settings.plugins)
-        self.fleet = Fleet(services, self.plugins, reload)
+        self.fleet = Fleet(services, self.plugins, reload, pause)
         self.control = Control(self.account, self.plugins, own_place(), powers)
         about = self.account.lease.info
         self.service = Service(nats, services.identity, services.tasks, about, self._statistics, self.snapshot)
@@ -178,6 +187,7 @@ def _services(
         stream=StreamIdentity(nats, identity, tasks, registry),
         quotas=Quotas(settings, QuotaStore(nats.inbox), streams.sessions, store, counters.limit),
         late_assignments=LateAssignments(nats, registry),
+        records=RecordReads(nats, streams.sessions, tasks),
     )
 
 
@@ -187,6 +197,9 @@ def _account(place: Place, registry: Registry[Client], ingress: Ingress, deliver
     settings, nats, identity = services.settings, services.nats, services.identity
     copies = Copies(nats.link, nats.inbox, nats.store, nats.online, services.tasks.spawn, services.counters.drop)
     services.path.fanout.begin_looking(copies.suspect, copies.doubt)
+    store_barrier = StoreBarrier(nats, services.tasks)  # before the live copies, which leave after its subscriptions
+    beginnings = Beginnings(nats, services.tasks, lambda: mark(nats).position(nats.inbox))
+    services.path.table.call_on_joined(beginnings.begin)
     claims = Claims(nats, services.streams.sessions, identity.domain, identity.id)
     wills = Wills(ingress, claims)
     presence = Presence(services.path, identity, wanted=settings.presence)
@@ -201,10 +214,14 @@ def _account(place: Place, registry: Registry[Client], ingress: Ingress, deliver
         presence=presence,
         lease=lease,
         readiness=Readiness(nats, lease),
-        banning=Banning(services, place.accounts),
+        banning=Banning(services),
         copies=copies,
+        live_copies=LiveCopies(nats.link, nats.store, services.counters.drop),
+        gaps=Gaps(nats, services.path, services.nodes, services.head, store_barrier),
+        beginnings=beginnings,
         rules=ClientRules(place.rules),
         accounts=place.accounts,
+        refused=place.refused,
         fit=fit,
         welcomes={},
     )

@@ -21,6 +21,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.limit_settings import with_unit
 from mqtt_nats.config.settings import ENV_PREFIX, TABLES, Settings, env_name, gather
 from mqtt_nats.ctl.tables import table
+from mqtt_nats.gateway.payload_limits import advice
 
 DEFAULT: Final = "default"
 
@@ -28,9 +29,9 @@ LEASE_LEAST: Final = 20
 """Least seconds of `gateway_lease` that are safe in a cluster."""
 
 OTHERS: Final = frozenset(
-    f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "BENCH_PASSWORD", "CLIENT_PASSWORD")
+    f"{ENV_PREFIX}{name}" for name in ("SPARK_PASSWORD", "SPARK_TOKEN", "CLIENT_PASSWORD", "BUILD")
 )
-"""Environment variables of the other commands: `mqtt-nats spark`, `bench`, `pub`, `sub` and `request`."""
+"""Environment variables of `mqtt-nats spark`, `pub`, `sub` and `request`, and of `pip install`."""
 
 _KUBERNETES: Final = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)")
 """Environment variables that Kubernetes makes for services whose names begin with the gateway's prefix."""
@@ -129,7 +130,7 @@ def _access_parts(settings: Settings) -> Iterator[Settings]:
 
 
 def _unsafe(settings: Settings) -> Iterator[str]:
-    """Yield a warning for each setting that is valid and that the documentation calls unsafe."""
+    """Yield a warning for each setting that is valid, and unsafe or of no use without another program's setting."""
     for one in settings.all_listeners:
         if settings.exposes_passwords(one):
             yield f"listener {one.listen}: passwords are sent without encryption: use TLS"
@@ -143,8 +144,8 @@ def _unsafe(settings: Settings) -> Iterator[str]:
         yield f"nats {settings.nats_display}: the login is sent without encryption: use tls://"
     if settings.gateway_lease < LEASE_LEAST:
         yield f"gateway_lease: less than {LEASE_LEAST} s is not safe in a cluster, where a leader has to be elected"
-    if settings.retention == "interest":
-        yield "retention = interest: nats-server can lose the stream when consumers are deleted at the same time"
+    if text := advice(settings):
+        yield text
 
 
 def _plugin(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from mqtt_nats.backbone.connect import Phase
-from mqtt_nats.plugins.manager import PluginError, Plugins
+from mqtt_nats.plugins.manager import Plugins
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.fleet import PREFIX, FleetStore, Wish, read_wish
 from mqtt_streams.gateway_subjects import RELOAD
 
 if TYPE_CHECKING:
+    from mqtt_nats.gateway.fleet_pause import FleetPause
     from mqtt_nats.sessions.services import Services
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -39,12 +40,16 @@ class Fleet:
 
     Args:
         reload: reads files again; returns the problems, one line each.
+        pause: is told of what the bucket says of a pause.
     """
 
-    def __init__(self, services: Services, plugins: Plugins, reload: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, services: Services, plugins: Plugins, reload: Callable[[], list[str]], pause: FleetPause
+    ) -> None:
         self._services = services
         self._plugins = plugins
         self._reload = reload
+        self._pause = pause
         self._store = FleetStore(services.nats.inbox)
         self._done: dict[tuple[str, str], str] = {}
         """Id of the last wish that was applied, by kind and name."""
@@ -59,18 +64,19 @@ class Fleet:
         """Load the plugins of the configuration and of the wishes, before any client may connect.
 
         Raises:
-            StartupError: a plugin cannot be loaded.
+            StartupError: a plugin of the configuration cannot be loaded.
         """
         wishes: list[Wish] = []
         try:
             wishes = await self._store.all()
+            await self._pause.look_for_pause(self._store)
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.warning("requests to all gateways cannot be read yet: %s", error)
         for wish in wishes:
             self._done[wish.kind, wish.name] = wish.identity
         await self._plugins.start({wish.name: wish.loaded for wish in wishes if wish.kind == "plugin"})
 
-    async def keep(self) -> None:
+    async def follow_wishes(self) -> None:
         """Apply wishes for as long as the gateway runs."""
         wait = EVERY
         while True:
@@ -84,6 +90,7 @@ class Fleet:
             heard, self._heard = self._heard, []
             try:
                 wishes = await self._store.all()
+                await self._pause.look_for_pause(self._store)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("requests to all gateways: %s", error)
                 wishes, wait = [], SOON
@@ -93,6 +100,7 @@ class Fleet:
                 await self._do(wish)
 
     def _arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        self._pause.heard(payload)
         wish = read_wish(payload)
         if wish is not None:
             self._heard.append(wish)
@@ -106,11 +114,7 @@ class Fleet:
             self._read_again(wish.identity)
             return
         self._done[about] = wish.identity
-        try:
-            if wish.loaded != self._plugins.has(wish.name):
-                await (self._plugins.load if wish.loaded else self._plugins.unload)(wish.name)
-        except PluginError as error:
-            log.error("%s", error)
+        await self._plugins.fulfil(wish.name, wish.loaded)
 
     def _read_again(self, identity: str) -> None:
         if self._done.get(("reload", "")) != identity:

@@ -43,7 +43,7 @@ class FullDisk:
         self.full = False
         """Whether the disk was full since nats-server was started."""
 
-    def look(self) -> bool:
+    def check_disk(self) -> bool:
         """Return whether nats-server has to be restarted: the disk was full, and has room again."""
         room, total = self._room()
         if not self.full and (room < FULL_BYTES or self._has_failed()):

@@ -13,10 +13,9 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
 from mqtt_nats.delivery.resume import rebind_consumers
-from mqtt_nats.pubsub.backfill import expect_gap, repair
-from mqtt_nats.sessions.record import save_record
-from mqtt_nats.sessions.shared_subscribe import recover_inboxes
+from mqtt_nats.sessions.groups.subscribe import recover_inboxes
 from mqtt_nats.sessions.takeover import still_owner
+from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -42,7 +41,7 @@ def register(account: Account, live: SharedReaderSessions | None) -> None:
     A consumer of a connected client that is deleted is created again at once.
     """
     link, register = account.services.nats.link, account.services.nats.reconnect.register
-    register(Phase.ROUTES, partial(expect_gap, account.services.nats, account.services.path, link))
+    register(Phase.ROUTES, partial(account.gaps.expect, link))
     register(Phase.ROUTES, partial(account.services.path.table.renew, link))
     register(Phase.ROUTES, partial(recover_inboxes, account.services))
     register(Phase.SESSIONS, account.presence.flush)
@@ -84,7 +83,7 @@ async def _mend(client: Client, side: DurableDelivery) -> None:
             anew = True
     if anew:
         try:
-            await save_record(client, client.epoch)
+            await save_when_room(client)
         except Conflict:
             client.taken_over()
             return
@@ -98,7 +97,7 @@ async def recover(account: Account, link: NatsConnection) -> None:
         return
     account.services.nats.online.set()
     account.services.nats.reconnect.renew(Phase.SESSIONS)
-    await repair(account.services.nats, account.services.path, link)
+    await account.gaps.repair(link)
 
 
 def _check_all(account: Account) -> None:
@@ -135,11 +134,11 @@ async def _passed(link: NatsConnection) -> bool:
 async def recover_wild(account: Account, link: NatsConnection) -> None:
     """Recover the filters that start with a wildcard."""
     account.services.nodes.renew(link)
-    expect_gap(account.services.nats, account.services.path, link)
+    account.gaps.expect(link)
     account.services.path.table.renew(link)
     if not await _passed(link):
         return
-    await repair(account.services.nats, account.services.path, link)
+    await account.gaps.repair(link)
 
 
 async def _check(client: Client) -> None:

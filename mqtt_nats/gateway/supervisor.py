@@ -28,6 +28,7 @@ from pydantic import BaseModel, SecretStr
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings, cannot_listen
 from mqtt_nats.gateway.sighup import ReloadSignal
+from mqtt_nats.transport.every_address import expand
 from mqtt_nats.transport.listener_settings import Bound, join_address, parse_address
 
 log = logging.getLogger("mqtt_nats.workers")
@@ -79,7 +80,7 @@ async def supervise(
                 found.append(Bound(*parse_address(settings.admin_listen), "admin"))
             on_ready(found)
             async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(worker.keep()) for worker in workers]
+                keepers = [tasks.create_task(worker.keep_running()) for worker in workers]
                 keepers.append(tasks.create_task(_end_with(keepers[:], stop)))
                 await stop.wait()
                 for keeper in keepers:
@@ -121,23 +122,36 @@ def reserve(settings: Settings) -> tuple[Settings, list[socket.socket]]:
 
 
 def _reserve(listen: str, held: list[socket.socket]) -> str:
-    """Reserve an address by a socket; return the address with its port."""
+    """Reserve an address by a socket of each family; return the address with its port."""
     host, port = parse_address(listen)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:  # not shared: the bind fails if the port is in use
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            port = probe.getsockname()[1]
-            probe.listen(1)
-        one = socket.socket(family, kind)
-        held.append(one)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger there
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        one.bind((address[0], port))
+        for each in expand(host):
+            port = _hold(each, port, held)
     except OSError as error:
         raise StartupError(cannot_listen(listen, error)) from None
     return join_address(host, port)
+
+
+def _hold(host: str, port: int, held: list[socket.socket]) -> int:
+    """Bind a socket that others may share, add it to ``held``, and return its port; raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with _bindable(family, kind) as probe:  # not shared: the bind fails if the port is in use
+        probe.bind(address)
+        port = probe.getsockname()[1]
+        probe.listen(1)
+    one = _bindable(family, kind)
+    held.append(one)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind((address[0], port))
+    return port
+
+
+def _bindable(family: int, kind: int) -> socket.socket:
+    one = socket.socket(family, kind)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections may linger there
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return one
 
 
 class Worker:
@@ -211,7 +225,7 @@ class Worker:
         if self._ready:
             self._signal(signal.SIGHUP)
 
-    async def keep(self) -> None:
+    async def keep_running(self) -> None:
         """Restart the worker whenever it ends, until cancelled, or until the worker was drained."""
         wait = AGAIN_FIRST
         now = asyncio.get_running_loop().time

@@ -27,8 +27,8 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.wire import PUBACK, PUBCOMP, PUBREC
 from mqtt_nats.ingress.publish_properties import described, unalias
-from mqtt_nats.ingress.retained_ops import RetainedOp
-from mqtt_nats.ingress.retained_store import may_retain, store_retained
+from mqtt_nats.ingress.retained.ops import RetainedOp
+from mqtt_nats.ingress.retained.store import may_retain, store_retained, tombstone_subject
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.sessions.session import Session
 from mqtt_nats.transport.connection import Connection, Hold
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mqtt_nats.ingress.publish_properties import Extras
     from mqtt_nats.ingress.qos2 import Inbound
     from mqtt_nats.ingress.request_reply import Replying
-    from mqtt_nats.ingress.retained_store import RetainedStores
+    from mqtt_nats.ingress.retained.store import RetainedStores
     from mqtt_nats.observability.sys_topics import System
     from mqtt_nats.pubsub.routing_table import Route
     from mqtt_nats.sessions.guard import Guard
@@ -282,20 +282,21 @@ def publish(
         raise PacketTooLarge(f"nats-server takes messages of {path.store.max_payload} bytes, headers included")
     try:
         if qos == 0:
+            identity = path.ids.next() if retain else b""
             if retain:
-                lines += _retained(client, route, payload, 0, None, more)
+                lines += _retained(client, route, payload, 0, None, more, identity)
             if retain or more is not None or client.marked:
                 bare(client, route, b"NATS/1.0\r\nNmqtt-Pub:0\r\n%b\r\n" % lines, payload, more)
             else:
                 path.out.append(b"%b%d\r\n%b\r\n" % (route.pub, len(payload), payload))
             if route.local:
-                path.fanout.group(route.local, message(client, route, payload, 0, retain, more))
+                path.fanout.group(route.local, message(client, route, payload, 0, retain, more), identity)
         elif qos == 1:  # [MQTT-3.3.1-12] [MQTT-4.3.2-2] (3.1.1), [MQTT-4.3.2-4] [MQTT-4.3.2-5] (5.0)
             receipt = Acknowledgement(client, PUBACK, packet_id, 2 if retain else 1)
             client.receipts.append(receipt)
-            if retain:
-                lines += _retained(client, route, payload, 1, receipt, more)
             identity = path.ids.next()
+            if retain:
+                lines += _retained(client, route, payload, 1, receipt, more, identity)
             first = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:%b\r\n%b" % (identity, lines)
             bare(client, route, b"%b%b\r\n" % (first, route.stated), payload, more)
             last = b"\r\n" if more is None else more.stay + b"\r\n"
@@ -311,12 +312,19 @@ def publish(
 
 
 def _retained(
-    client: Publisher, route: Route, payload: bytes, qos: int, receipt: Acknowledgement | None, more: Extras | None
+    client: Publisher,
+    route: Route,
+    payload: bytes,
+    qos: int,
+    receipt: Acknowledgement | None,
+    more: Extras | None,
+    identity: bytes,
 ) -> bytes:
-    """Store the retained copy of a publish; return the header line of the other copies that says so."""
-    operation = RetainedOp(client.ingress.retained, receipt, not payload, client)
-    store_retained(client, route, payload, qos, operation, b"", more)
-    return RETAIN_LINE
+    """Store the retained copy of a publish; return the header lines of the other copies that say so, and name it."""
+    operation = RetainedOp(client.ingress.retained, receipt, tombstone_subject(route, payload), client)
+    known_by = b"Nmqtt-Id:%b\r\n" % identity
+    store_retained(client, route, payload, qos, operation, known_by, more)
+    return RETAIN_LINE if qos else known_by + RETAIN_LINE
 
 
 def checked(size: int, stored: bool = True) -> int:

@@ -21,12 +21,13 @@ from mqtt_nats.codec.wire import PUBCOMP, PUBREC
 from mqtt_nats.ingress.interceptors import Taken, Taker
 from mqtt_nats.ingress.publish import RETAIN_LINE, Acknowledgement, bare, bound, message, route_for
 from mqtt_nats.ingress.publish_properties import aged, restored
-from mqtt_nats.ingress.retained_ops import RetainedOp
-from mqtt_nats.ingress.retained_store import is_retained, store_retained
+from mqtt_nats.ingress.retained.ops import RetainedOp
+from mqtt_nats.ingress.retained.store import is_retained, store_retained, tombstone_subject
 from mqtt_nats.ingress.scheduled import release_of
 from mqtt_nats.protocol.qos2_receiver import Action, InboundQos2
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.error_codes import MAXIMUM_PER_SUBJECT_TEXT, MESSAGE_GONE
 from mqtt_streams.headers import get
 from mqtt_streams.qos2 import STREAM, Held, held_block, held_subject, held_up_to, release_id, release_stored
 from mqtt_streams.stored import purge
@@ -47,12 +48,6 @@ TOGETHER: Final = 3
 
 RECENT = SEEN_FOR / 2 - 5.0
 """Seconds for which every gateway certainly remembers the id of a released publish, whatever the stream does."""
-
-MSG_NOT_FOUND: Final = frozenset((10037, 10057, 10043))
-"""JetStream's error codes for the deletion of a message that does not exist."""
-
-TOO_MANY_PER_SUBJECT: Final = "maximum messages per subject exceeded"
-"""JetStream's text of the error; its code, 10077, also stands for every other limit of a stream."""
 
 
 class HeldPublish:
@@ -126,7 +121,7 @@ class StoreHeld(Acknowledgement):
 
     def failed(self, error: ApiError) -> None:
         """Replace an unknown record under this packet identifier, or report JetStream's refusal."""
-        if error.description == TOO_MANY_PER_SUBJECT:
+        if error.description == MAXIMUM_PER_SUBJECT_TEXT:  # the code stands for every other limit, too
             self.client.inbound.stray(self.client, self)
         else:
             self.client.inbound.deleted(self.held)
@@ -179,7 +174,7 @@ class DeleteHeld(PendingStore):
 
     def failed(self, error: ApiError) -> None:
         """Treat records that do not exist as removed; any other error ends the connection."""
-        if error.code == 404 or error.err_code in MSG_NOT_FOUND:
+        if error.code == 404 or error.err_code in MESSAGE_GONE:
             self.stored(b"")
         else:
             self.client.refused(error)
@@ -459,8 +454,9 @@ class Inbound:
         payload = held.payload
         assert payload is not None
         route = route_for(client, held.key)
-        retained = RetainedOp(client.ingress.retained, operation, not payload, client)
-        store_retained(client, route, payload, 2, retained, release_id(held.sequence).encode(), more)
+        retained = RetainedOp(client.ingress.retained, operation, tombstone_subject(route, payload), client)
+        known_by = b"Nats-Msg-Id:%b\r\n" % release_id(held.sequence).encode()
+        store_retained(client, route, payload, 2, retained, known_by, more)
 
     def stored(self, client: Publisher, held: HeldPublish, receipt: Acknowledgement) -> None:
         """Have the held record removed: the release is stored. Removals of one turn go together."""

@@ -189,7 +189,7 @@ class Replying:
         self._requests: Tokens[Request] = Tokens()
         self._questions: Tokens[Question] = Tokens()
         self._prefix = b"_INBOX." + secrets.token_hex(11).encode() + b"."
-        services.nats.reconnect.subscribe(self._prefix + b"*", self._answered)
+        services.nats.reconnect.subscribe_answers(self._prefix + b"*", self._answered)
         self._sent: dict[tuple[str, int], bytes] = {}
         """Tokens of the answers at QoS 2 without PUBREL, by session key and packet identifier."""
         self._unconfirmed: list[Unconfirmed] = []

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.ingress.publish_properties import aged, restored
-from mqtt_nats.ingress.retained_ops import RetainedOp
-from mqtt_nats.ingress.retained_store import is_retained, retain
+from mqtt_nats.ingress.retained.ops import RetainedOp
+from mqtt_nats.ingress.retained.store import is_retained, retain, tombstone_subject
 from mqtt_nats.ingress.server_publish import Awaited, LoggedStore, inject, sender_line
 from mqtt_streams import headers as block
 from mqtt_streams.consumers import parse_ack
@@ -121,7 +121,7 @@ async def _retain_again(
     if await is_retained(ingress.services.streams, route.subject, timer.payload, due):
         return
     operation = Awaited(1)
-    parent = RetainedOp(ingress.retained, operation, not timer.payload)
+    parent = RetainedOp(ingress.retained, operation, tombstone_subject(route, timer.payload))
     lines = sender if more is None else sender + more.lines + more.ttl
     try:
         retain(ingress.retained, route, timer.payload, qos, parent, lines, b"Nats-Msg-Id:%b\r\n" % release)

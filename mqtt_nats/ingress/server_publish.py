@@ -11,8 +11,8 @@ from mqtt_nats.backbone.pending_stores import CountedStore, TooLarge
 from mqtt_nats.codec import PacketTooLarge, TopicNameInvalid
 from mqtt_nats.ingress.publish import HEADERS, RETAIN_LINE, STATES, checked
 from mqtt_nats.ingress.publish_properties import Extras
-from mqtt_nats.ingress.retained_ops import RetainedOp
-from mqtt_nats.ingress.retained_store import retain
+from mqtt_nats.ingress.retained.ops import RetainedOp
+from mqtt_nats.ingress.retained.store import retain, tombstone_subject
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
@@ -104,15 +104,16 @@ def inject(
     if more is not None:
         lines += more.lines
         ttl, reply, stay = more.ttl, more.reply, more.stay
-    identity = path.ids.next() if qos else b""
+    identity = path.ids.next() if qos or retained else b""
     known_by = b"Nats-Msg-Id:%b\r\n" % release if release else b""
+    named = b"Nmqtt-Id:%b\r\n" % identity if identity else b""
     if retained:  # [MQTT-3.1.2-16] [MQTT-3.1.2-17] (3.1.1), [MQTT-3.1.2-14] [MQTT-3.1.2-15] (5.0)
         operation.expect()
-        parent = RetainedOp(ingress.retained, operation, not payload)
-        retain(ingress.retained, route, payload, qos, parent, lines + ttl, known_by)
+        parent = RetainedOp(ingress.retained, operation, tombstone_subject(route, payload))
+        retain(ingress.retained, route, payload, qos, parent, lines + ttl, known_by or named)
         lines += RETAIN_LINE
     first = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n" % qos
-    first += b"%bNmqtt-Id:%b\r\n%b" % (known_by, identity, lines) if qos else lines
+    first += known_by + named + lines if identity else lines
     stated = first + route.stated if qos else first
     size = len(stated) + 2
     path.out.append(b"%b%b%d %d\r\n%b\r\n%b\r\n" % (route.hpub, reply, size, size + len(payload), stated, payload))
@@ -125,7 +126,7 @@ def inject(
     if qos and release:
         path.fanout.released(route, message, release)
     else:
-        path.fanout.local(route, message, identity)
+        path.fanout.local(route, message, release or identity)
 
 
 async def unretain(ingress: Ingress, topic: str) -> bool:
@@ -152,14 +153,9 @@ async def unretain(ingress: Ingress, topic: str) -> bool:
         inject(ingress, route, b"", 0, True, b"", None, b"", operation)
     else:
         operation.expect()
-        retain(
-            ingress.retained,
-            Route(key, topic, topic_to_subject(topic)),
-            b"",
-            0,
-            RetainedOp(ingress.retained, operation, True),
-            b"",
-        )
+        only = Route(key, topic, topic_to_subject(topic))
+        removal = RetainedOp(ingress.retained, operation, tombstone_subject(only, b""))
+        retain(ingress.retained, only, b"", 0, removal, b"")
     path.link.kick()
     path.round.start()
     await operation.done

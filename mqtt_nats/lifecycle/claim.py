@@ -20,36 +20,39 @@ import logging
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mqtt_nats.backbone.pending_stores import FULL, lacks_room
 from mqtt_nats.backbone.retry import PAUSE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.networks import household
-from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, ReasonCode
+from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, QuotaExceeded, ReasonCode
 from mqtt_nats.hooks.points import SESSION_CREATED, SESSION_DISCARDED, SESSION_RESUMED, SESSION_TERMINATED
 from mqtt_nats.hooks.session_notices import session
 from mqtt_nats.lifecycle.deadline import set_deadline
-from mqtt_nats.lifecycle.expiry import end_session, is_ended
+from mqtt_nats.lifecycle.expiry import is_ended
 from mqtt_nats.lifecycle.will import keep_will, reset_will_timers, settle_wills
 from mqtt_nats.sessions.guard import may_read_all
 from mqtt_nats.sessions.quotas import holder
-from mqtt_nats.sessions.record import claimed, discard_session, leftovers, save_record, unfinished
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import consumer_names
+from mqtt_nats.sessions.record import claimed, discard_session, is_empty, leftovers, save_record, unfinished
+from mqtt_nats.sessions.unrecorded import begin_unrecorded
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.hashing import held_token, name_hash, second_key
 from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.positions import STREAM as POSITIONS
+from mqtt_streams.positions import decode
 from mqtt_streams.quotas import quota_of
 from mqtt_streams.sessions import (
     FIRST,
     V5,
-    V5_CONSUMERLESS,
-    V5_PLAIN,
-    V5_SECOND,
     Conflict,
     Draining,
     ForeignRecord,
     NewerRecord,
+    NoRecord,
     PoisonedRecord,
     SessionRecord,
 )
+from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.subjects import wire_topic
 from mqtt_streams.timers import EXPIRY
 
@@ -60,12 +63,15 @@ if TYPE_CHECKING:
     from mqtt_nats.lifecycle.lease import Lease
     from mqtt_nats.lifecycle.will import Wills
     from mqtt_nats.sessions.session import Session
-    from mqtt_nats.sessions.takeover import Claims
+    from mqtt_nats.sessions.takeover import Claims, RecordReads
 
 log = logging.getLogger("mqtt_nats.broker")
 
 # Attempts to claim a session. Of n concurrent claims of one session the last needs n attempts.
 CLAIM_ROUNDS: Final = 20
+
+ANSWERED: Final = 5.0
+"""Seconds for which CONNECT waits until JetStream answers, when other reads of records are not answered."""
 
 SETTLING: Final = 10.0
 """Seconds in which a record that was sent to its stream is stored, if ever: a leader may have to be elected first."""
@@ -78,7 +84,7 @@ NO_FORMER: Final = V5()
 
 
 class Claim(NamedTuple):
-    """Key for a client's record, and the record that the claim replaces; ``expected``: its sequence, 0 = no record."""
+    """Key for a client's record, and the record that the claim replaces; ``expected``: sequence, 0 = nothing there."""
 
     key: str
     record: SessionRecord | None
@@ -93,17 +99,34 @@ def user_of(client: Session) -> str:
 # -- the claim ----------------------------------------------------------------------------------------
 
 
-async def announce_claim(client: Receiver, claims: Claims, lease: Lease) -> None:
+async def announce_claim(client: Receiver, connect: Connect, claims: Claims, lease: Lease) -> None:
     """Prepare for the claim of a session: wait for the lease, and for packets of the client's earlier connections.
 
+    A session that needs no record does not wait for a lease that JetStream has no room for.
+
     Raises:
-        RequestTimeout: the lease is not renewed, or the client has gone meanwhile.
+        RequestTimeout: the lease is not renewed, records cannot be read, or the client has gone meanwhile.
     """
     earlier = claims.listen(client)
-    if not lease.lasts():
+    if not (lease.lasts() or (lease.full and _needs_no_record(client, connect))):
         await lease.confirmed(client)
+    if client.services.records.silent:  # a claim whose outcome is unknown would leave work for later
+        await _readable(client.services.records)
     if earlier:
         await claims.turn(client)
+
+
+async def _readable(reads: RecordReads) -> None:
+    """Wait until session records can be read.
+
+    Raises:
+        RequestTimeout: that takes too long.
+    """
+    try:
+        async with asyncio.timeout(ANSWERED):
+            await reads.answered()
+    except TimeoutError:
+        raise RequestTimeout(f"JetStream does not answer: {reads.obstacle}") from None
 
 
 async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease: Lease, place: TimedPermit) -> bool:
@@ -117,30 +140,32 @@ async def claim_session(client: Receiver, connect: Connect, wills: Wills, lease:
         ApiError, NoResponders, RequestTimeout, TimeoutError: JetStream refuses a request or does not answer.
     """
     if not lease.lasts():  # it has ended since the announcement
+        if lease.full and _needs_no_record(client, connect):
+            return await _claim_without_record(client, connect, wills)
         await lease.confirmed(client)
-    present = await _claim(client, connect, wills, lease, place)
+    present = await _claim(client, connect, wills, place)
     if connect.will is not None:
         await keep_will(client, connect.will)
     return present
 
 
-async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease, place: TimedPermit) -> bool:
+async def _claim(client: Receiver, connect: Connect, wills: Wills, place: TimedPermit) -> bool:
     """Claim the session for this connection; returns whether an earlier session goes on.
 
     [MQTT-3.1.4-3] (3.1.1), [MQTT-3.1.4-4] (5.0)
     """
-    claims, tasks, quotas = wills.claims, client.services.tasks, client.services.quotas
+    claims, quotas = wills.claims, client.services.quotas
     key, known, expected = Claim(client.hash, None, 0)
-    looked = client.expiry != 0 or not connect.clean_start
-    if looked:
-        key, known, expected = await find_session(client, claims, connect)
+    # Who asks for no session and leaves none need not look where to begin, unless one may be at its second key.
+    if client.expiry != 0 or not connect.clean_start or await claims.look_for_second_keys():
+        key, known, expected = await find_session(client, wills, connect)
     for _ in range(CLAIM_ROUNDS):
         had = known.v5 if known is not None and known.v5 is not None else NO_FORMER
-        if key != client.hash or had.consumerless:
-            await _move(client, key, had, claims, lease)
+        if key != client.hash:
+            _move(client, key, claims)
         former_wills, quota = had.wills, had.quota
         written = known.time_ns if known is not None else 0
-        expired = known is not None and await has_expired(client, known, expected)
+        expired = known is not None and await _is_over(client, known, expected, connect.clean_start)
         present = _prepare(client, connect, known, expected, expired=expired)
         await _count(client, known, quota, place, present=present)
         try:
@@ -148,27 +173,27 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease,
         except MqttError:
             quotas.give_back(client)
             raise
+        full = False
         try:
             await save_record(client, expected)
         except Conflict:
             quotas.give_back(client)
-            looked = True
-            key, known, expected = await find_session(client, claims, connect)
+            key, known, expected = await find_session(client, wills, connect)
             continue
-        except BaseException:  # any failure: the record may be stored all the same
-            work = leave_claimed(client, wills, expected, continued=present)
-            tasks.spawn(work, f"claim of {client.client_id}")
-            raise
-        if not looked and claims.second_keys:
-            tasks.spawn(forget_second(client, wills), f"second key of {client.client_id}")
+        except BaseException as error:  # any failure: the record may be stored all the same
+            full = isinstance(error, ApiError) and lacks_room(error) and _needs_no_record(client, connect)
+            if not full:
+                _leave_claimed_later(client, wills, expected, continued=present)
+                raise
+        if full:
+            return await _claim_without_record(client, connect, wills)
         try:
             await _succeed(client, claims, known, expected, written if present else 0, continued=present)
             if former_wills:
                 await settle_wills(wills, client.hash, former_wills, client.epoch, continued=present)
         except BaseException:  # any failure: nothing else sets the session's deadline and deals with its earlier wills
             client.give_up()
-            work = leave_claimed(client, wills, expected, continued=present)
-            tasks.spawn(work, f"claim of {client.client_id}")
+            _leave_claimed_later(client, wills, expected, continued=present)
             raise
         _, v5 = claimed(client.record)
         v5.name_wills([client.services.identity.id] if connect.will is not None else [])
@@ -176,25 +201,58 @@ async def _claim(client: Receiver, connect: Connect, wills: Wills, lease: Lease,
     raise MqttError("too many connections claim this session at once", ReasonCode.SERVER_BUSY)
 
 
-async def _move(client: Session, key: str, had: V5, claims: Claims, lease: Lease) -> None:
-    """Change the key of the client's session; the registration says first which records the gateway writes.
+def _needs_no_record(client: Session, connect: Connect) -> bool:
+    """Whether a new session ends with its connection, and leaves nothing that another gateway would have to do."""
+    return client.expiry == 0 and connect.clean_start and connect.will is None
 
-    Args:
-        key: of the session, second or the same.
-        had: the former session's part of the record.
+
+async def _claim_without_record(client: Receiver, connect: Connect, wills: Wills) -> bool:
+    """Begin a clean session while JetStream has no room for its record; return False: no earlier session goes on.
+
+    The epoch is the last sequence of the stream: each later record of the session is newer.
 
     Raises:
-        TimeoutError: the registration of the gateway is not written in time.
+        QuotaExceeded: a former session would have to be replaced, which takes a record.
+        MqttError: the client may not have the session, or another connection has it.
+        ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    if had.consumerless:
-        await lease.writes(V5_CONSUMERLESS)
-    elif key != name_hash(client.client_id):
-        await lease.writes(V5_SECOND)
-    if key != client.hash:
-        if not claims.leave(client):
-            client.services.quotas.forget_session(client.hash)
-        client.keep_at(key)
-        claims.listen(client)
+    services = client.services
+    services.quotas.give_back(client)
+    key, known, sequence = await find_session(client, wills, connect)
+    v5 = known.v5 if known is not None else None
+    if key != client.hash or (
+        known is not None and (v5 is None or v5.kind != "regular" or v5.wills or v5.groups or v5.draining)
+    ):
+        raise QuotaExceeded(f"{FULL}: the former session cannot be replaced")
+    wills.claims.check(client, known)
+    _prepare(client, connect, None, 0, expired=False)
+    if known is not None:  # of an earlier connection
+        await services.streams.sessions.delete(key, sequence)
+    head = await call(services.nats.inbox, f"STREAM.INFO.{SESSIONS}")
+    client.claim(max(int(head["state"]["last_seq"]), sequence, 1))
+    begin_unrecorded(client)
+    wills.claims.announce(client, services.identity.new_nuid())
+    wills.claims.take_over(client)
+    session(services.hooks, SESSION_CREATED, client.client_id, client.epoch)
+    return False
+
+
+async def _is_over(client: Receiver, known: SessionRecord, expected: int, clean_start: bool) -> bool:
+    """Whether an earlier session has expired, or has lost its position and would be continued."""
+    if await has_expired(client, known, expected):
+        return True
+    if clean_start or not await _has_lost_place(client, known):
+        return False
+    log.warning("%s: its position is gone from stream %s; a new session begins", client, POSITIONS)
+    return True
+
+
+def _move(client: Session, key: str, claims: Claims) -> None:
+    """Change the key of the client's session to ``key``."""
+    if not claims.leave(client):
+        client.services.quotas.forget_session(client.hash)
+    client.keep_at(key)
+    claims.listen(client)
 
 
 def _prepare(client: Receiver, connect: Connect, known: SessionRecord | None, expected: int, *, expired: bool) -> bool:
@@ -245,8 +303,7 @@ def _may_continue(client: Session, known: SessionRecord) -> bool:
 
 def _new_record(client: Session, v5: V5, *, clean: bool = False) -> SessionRecord:
     """Return the record of a new session of the client's user, under the session's key."""
-    version = V5_PLAIN if client.hash == name_hash(client.client_id) else V5_SECOND
-    v5.begin(version, user_of(client), "" if clean else _quota(client))
+    v5.begin(user_of(client), "" if clean else _quota(client))
     return SessionRecord(client.client_id, clean=clean, v5=v5, key=client.hash)
 
 
@@ -325,7 +382,7 @@ async def _count_no_more(client: Session, known: SessionRecord) -> None:
 # -- the session that a client may claim --------------------------------------------------------------
 
 
-async def find_session(client: Session, claims: Claims, connect: Connect) -> Claim:
+async def find_session(client: Session, wills: Wills, connect: Connect) -> Claim:
     """Find the session of a client, or the key for its new session.
 
     Raises:
@@ -343,7 +400,7 @@ async def find_session(client: Session, claims: Claims, connect: Connect) -> Cla
             return found
     except ForeignRecord:
         log.info("%s: its session has its second key, since another client id has the same hash", client)
-    if found is not None and not other_user and not await claims.look_for_second_keys():
+    if found is not None and not other_user and not await wills.claims.look_for_second_keys():
         return found
     try:
         beside = await _load(client, connect, second)
@@ -354,25 +411,28 @@ async def find_session(client: Session, claims: Claims, connect: Connect) -> Cla
     if found is not None and not other_user:
         return found
     if other_user and client.services.settings.session_of_other_user == "refuse":
+        if found is not None and await _yields(client, found):
+            log.info("%s: the session of another user, who has left it empty, ends", client)
+            return found
         raise NotAuthorized("the session of this client id belongs to another user")
     return beside
 
 
-async def forget_second(client: Session, wills: Wills) -> None:
-    """End the client's session at its second key: a session that ends with its connection has begun at the first key.
+async def _yields(client: Session, found: Claim) -> bool:
+    """Whether a session of another user has no connection and holds nothing, so that its end takes nothing away.
 
-    [MQTT-3.1.2-4] (3.1.1, 5.0)
+    Otherwise a user could keep others out by connecting once with each of their client ids. That the connection has
+    ended shows in the timer of the session.
     """
-    services = client.services
-    try:
-        if await wills.claims.look_for_second_keys():
-            found = await services.streams.sessions.load(
-                second_key(client.client_id, user_of(client)), client.client_id
-            )
-            if found is not None:
-                await end_session(wills, *found)
-    except (PoisonedRecord, ApiError, NoResponders, RequestTimeout) as error:
-        log.debug("%s: the record at its second key cannot be read: %s", client, error)
+    services, record = client.services, found.record
+    if record is None or record.v5 is None:
+        return False
+    if await services.streams.timers.scheduled(EXPIRY, record.key) != found.expected:
+        return False
+    for gateway in record.v5.wills:
+        if await services.streams.wills.load(gateway, record.key) is not None:
+            return False
+    return await is_empty(services, record)
 
 
 async def _load(client: Session, connect: Connect, key: str) -> Claim:
@@ -383,6 +443,8 @@ async def _load(client: Session, connect: Connect, key: str) -> Claim:
         raise MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE) from None
     except ForeignRecord:
         raise
+    except NoRecord as error:
+        return Claim(key, None, error.seq)
     except PoisonedRecord as error:
         if connect.clean_start:
             log.warning("%s: its clean start replaces a record that cannot be read: %s", client, error)
@@ -431,7 +493,31 @@ async def has_expired(client: Session, known: SessionRecord, sequence: int) -> b
     return await client.services.streams.timers.fired(EXPIRY, known.key) == sequence
 
 
+async def _has_lost_place(client: Session, known: SessionRecord) -> bool:
+    """Whether nothing says any more which messages a session has had: it has no consumers, and no position.
+
+    The position is stored before the record names what it stands for. So somebody has removed it.
+    """
+    v5, services = known.v5, client.services
+    if v5 is None or not v5.consumerless or not known.cons:
+        return False
+    found = await services.streams.positions.load(known.key)
+    position = decode(found.data) if found.data else None
+    if position is not None and position.id == v5.pos:
+        return False
+    for one in known.cons.values():
+        if await consumer_info(services.nats.inbox, MESSAGES, one.durable_name) is not None:
+            return False
+    return True
+
+
 # -- claims whose store has an unknown outcome --------------------------------------------------------
+
+
+def _leave_claimed_later(client: Session, wills: Wills, expected: int, *, continued: bool) -> None:
+    """Run :func:`leave_claimed` in the background."""
+    work = leave_claimed(client, wills, expected, continued=continued)
+    client.services.tasks.spawn(work, f"claim of {client.client_id}")
 
 
 async def leave_claimed(client: Session, wills: Wills, expected: int, *, continued: bool) -> None:

@@ -20,10 +20,9 @@ from mqtt_nats.base.networks import household, parse_host
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.bans import PREFIX, BanStore, read_ban
+from mqtt_streams.gateway_subjects import BANS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
 
@@ -41,9 +40,9 @@ SOON: Final = 2.0
 class Banning:
     """Bans that this gateway knows, and its counts of connections."""
 
-    def __init__(self, services: Services, tenants: Mapping[str, object]) -> None:
+    def __init__(self, services: Services) -> None:
         settings = services.settings
-        self._services, self._tenants = services, tenants
+        self._services = services
         self._store = BanStore(services.nats.inbox)
         self.bans = Bans()
         self._unsaved: dict[tuple[str, str], Ban] = {}
@@ -57,7 +56,7 @@ class Banning:
         by_id, by_address = settings.flapping_connects, settings.flapping_connects_per_address
         self._by_id = None if by_id is None else Flapping(by_id, window)
         self._by_address = None if by_address is None else Flapping(by_address, window)
-        services.nats.reconnect.subscribe(SUBJECTS, self._arrived)
+        services.nats.reconnect.subscribe(BANS if settings.jetstream_domain else SUBJECTS, self._arrived)
         services.nats.reconnect.register(Phase.REQUESTS, self.read_missed)
 
     # -- questions ------------------------------------------------------------------------------
@@ -84,7 +83,7 @@ class Banning:
         now = natstime.now()
         user = client.granted.user if known else None
         # Where users may belong to other tenants, a ban of a client id applies only when the tenant is known.
-        named = client_id if known or self._services.identity.tenant or len(self._tenants) < 2 else ""
+        named = client_id if known or self._services.identity.tenant or not self._services.settings.tenants else ""
         self._refuse(self.bans.find(now, client=named, user=user, host=host, proved=known))
         delay: float | None = 0.0
         if known and self._by_id is not None:
@@ -174,7 +173,7 @@ class Banning:
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.warning("bans cannot be read yet: %s", error)
 
-    async def keep(self) -> None:
+    async def follow_bans(self) -> None:
         """Store new bans and read all bans again and again, for as long as the gateway runs."""
         while True:
             wait = SOON if self._renewed else EVERY

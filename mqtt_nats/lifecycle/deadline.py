@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
-from mqtt_streams.sessions import WRONG_LAST_SEQUENCE, PoisonedRecord
+from mqtt_streams.sessions import PoisonedRecord
 from mqtt_streams.timers import EXPIRY, schedule_block, timer_subject
 
 if TYPE_CHECKING:

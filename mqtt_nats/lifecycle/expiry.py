@@ -13,10 +13,9 @@ from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.will import settle_wills
 from mqtt_nats.sessions.record import discard_expired, discard_session, last_sequences, leftovers, unfinished
 from mqtt_streams.api import ApiError
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.sessions import (
     V5,
-    V5_PLAIN,
-    WRONG_LAST_SEQUENCE,
     Conflict,
     NewerRecord,
     PoisonedRecord,
@@ -146,7 +145,7 @@ async def _settle(wills: Wills, record: SessionRecord, sequence: int) -> None:
 
 async def _forget(services: Services, record: SessionRecord, sequence: int) -> None:
     """Remove the record of an ended session, which goes last, and the session from its quota."""
-    if await services.streams.sessions.delete(sequence):
+    if await services.streams.sessions.delete(record.key, sequence):
         await services.quotas.forget(record)
 
 
@@ -164,7 +163,6 @@ def ended_record(record: SessionRecord, identity: str, epoch: int) -> SessionRec
         shared=shared,
         leaving=list(record.v5.leaving) if record.v5 is not None else [],
         pos=record.v5.pos if record.v5 is not None else "",
-        version=record.v5.version if record.v5 is not None else V5_PLAIN,
         user=record.v5.user if record.v5 is not None else None,
         quota=record.v5.quota if record.v5 is not None else "",
     )

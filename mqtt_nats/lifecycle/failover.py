@@ -12,12 +12,13 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.ingress.retained_store import is_retained
+from mqtt_nats.ingress.retained.store import is_retained
 from mqtt_nats.lifecycle.deadline import UNSET
 from mqtt_nats.lifecycle.expiry import end_session
 from mqtt_nats.lifecycle.will import publish_and_wait, set_will_timer, settle_wills
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.gateways import Entry
 from mqtt_streams.headers import EPOCH, get_int
 from mqtt_streams.pages import pages_of
@@ -25,7 +26,6 @@ from mqtt_streams.qos2 import releases_stored
 from mqtt_streams.sessions import (
     PREFIX,
     STREAM,
-    WRONG_LAST_SEQUENCE,
     NewerRecord,
     PoisonedRecord,
     SessionRecord,
@@ -66,16 +66,19 @@ async def publish_wills(wills: Wills, dead: Entry) -> int:
     return len(owed)
 
 
-async def fail_over(wills: Wills, presence: Presence, dead: Entry) -> None:
+async def fail_over(wills: Wills, presence: Presence, dead: Entry, published: int = 0) -> None:
     """Publish the wills of a dead gateway, and end its sessions or set their deadlines.
+
+    Args:
+        published: number of its wills that were published before.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
-    count = await publish_wills(wills, dead)
+    count = published + await publish_wills(wills, dead)
     sessions = 0
     inbox = wills.services.nats.inbox
-    async with aclosing(pages_of(inbox, STREAM, PREFIX + ">")) as pages:
+    async with aclosing(pages_of(inbox, STREAM, PREFIX + ">", newest=True)) as pages:
         async for page in pages:
             owned = list(_owned(page, dead))
             for start in range(0, len(owned), AT_ONCE):
@@ -131,7 +134,7 @@ async def _will(wills: Wills, dead: Entry, will: StoredWill, done: bool) -> None
         done: the will has been published and is only deleted.
     """
     if done:
-        await wills.services.streams.wills.delete(will.seq)
+        await wills.services.streams.wills.delete(will)
         return
     try:
         found = await wills.services.streams.sessions.load(will.client_hash)
@@ -141,7 +144,7 @@ async def _will(wills: Wills, dead: Entry, will: StoredWill, done: bool) -> None
         found = None
     if found is not None and found[0].v5 is not None and found[0].v5.owner != dead.identity:
         if dead.identity not in found[0].v5.wills:  # the new owner has looked for wills before this one was stored
-            await wills.services.streams.wills.delete(will.seq)
+            await wills.services.streams.wills.delete(will)
         return  # else the session's new owner deals with the will
     record = found[0] if found is not None else None
     v5 = record.v5 if record is not None else None

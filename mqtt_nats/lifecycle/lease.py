@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mqtt_nats import __version__
-from mqtt_nats.backbone.pending_stores import TRANSIENT
+from mqtt_nats.backbone.pending_stores import TRANSIENT, lacks_room
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.server_clock import converted, elapsed
 from mqtt_nats.codec import MqttError, ReasonCode
@@ -26,12 +26,13 @@ from mqtt_nats.config.worker_identity import default_name
 from mqtt_nats.lifecycle.failover import fail_over, publish_wills
 from mqtt_nats.lifecycle.predecessor import NAME, PROCESS, free_name, is_gone, own_process
 from mqtt_nats.lifecycle.readiness import explain
+from mqtt_nats.sessions.removals import MissingRecords
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, Entry, GatewayStore, LeaseTaken
+from mqtt_streams.gateways import Entry, GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5_PLAIN, V5_VERSION
+from mqtt_streams.sessions import V5_VERSION
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.position_handover import PositionHandover
@@ -60,7 +61,13 @@ If every gateway calls it all the time, the cost still grows with their number a
 """
 
 CONFIRMED: Final = 5.0
-"""Seconds for which CONNECT waits for the renewal of the lease, or for an update of the registration."""
+"""Seconds for which CONNECT waits for the renewal of the lease."""
+
+AGAIN: Final = 0.5
+"""Seconds until the lease is renewed after a renewal that JetStream has not answered: clients may wait for it."""
+
+LET_GO: Final = 30.0
+"""Maximum seconds for which a client that is let go waits until it is known whether its session has moved."""
 
 
 def called(entry: Entry) -> str:
@@ -71,7 +78,10 @@ def called(entry: Entry) -> str:
 
 async def _let_go(client: Session) -> None:
     """End a connection whose session another gateway may have dealt with."""
-    if await still_owner(client) or client.alive:  # claimed later, or unknown: no other gateway deals with the session
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LET_GO):
+            await still_owner(client)
+    if client.alive:  # claimed later, or unknown: no other gateway deals with the session
         client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
 
 
@@ -82,17 +92,14 @@ class Lease:
         self._services = services = wills.services
         self._wills, self._presence, self._claims, self._handover = wills, presence, claims, handover
         self.store = GatewayStore(services.nats.inbox)
+        self._records = MissingRecords(services.nats.inbox, services.registry)
         self.ttl = services.settings.gateway_lease
         self.info: dict[str, Any] = {
             "version": __version__,
-            "records": V5_PLAIN,
-            POSITIONS: True,
-            CLAIM_BUCKETS: True,
+            "records": V5_VERSION,
             "started": time.time(),
         }
-        """Registration of this gateway. ``records``: the highest version of a session record that it may write."""
-        self._announced = 0
-        """Highest record version in a registration that is stored; 0 = none is stored yet."""
+        """Registration of this gateway. ``records``: the version of the session records that it writes."""
         self._sequence = 0
         self._registration = 0
         self._until = (0.0, 0.0)
@@ -106,6 +113,8 @@ class Lease:
         self.proven = -math.inf
         """Loop time in seconds of the last renewal after which the stream of messages had a leader."""
         self._refusal = ""
+        self.full = False
+        """Whether the lease is not renewed since JetStream has no room."""
         """Reason why the last renewal failed; empty = it succeeded."""
         self._known: list[Entry] = []
         """All gateways, as :meth:`registered` has read them."""
@@ -167,20 +176,22 @@ class Lease:
         log.warning(
             "gateway %s had the name of this gateway and is dead: its wills and sessions are taken over", called(entry)
         )
-        await publish_wills(self._wills, entry)
+        published = await publish_wills(self._wills, entry)
         self._reaping.add(entry.identity)
-        self._services.tasks.spawn(self._fail_over(entry, sequence), f"clients of gateway {entry.identity}")
+        work = self._fail_over(entry, sequence, published)
+        self._services.tasks.spawn(work, f"clients of gateway {entry.identity}")
 
-    async def keep(self) -> None:
+    async def keep_lease(self) -> None:
         """Renew the lease, and handle lapsed leases of other gateways, for as long as the gateway runs.
 
         A look at the other leases may last longer than a lease where JetStream is slow: renewals do not wait for it.
         """
         looking: asyncio.Task[None] | None = None
         while True:
+            pause = self.ttl / RENEWALS
             try:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.ttl / RENEWALS):
+                    async with asyncio.timeout(min(pause, AGAIN) if self._refusal else pause):
                         await self.wake.wait()
                 self.wake.clear()
                 await self._services.nats.online.wait()
@@ -197,6 +208,7 @@ class Lease:
             stream, begun = self._services.stream, asyncio.get_running_loop().time()
             if not stream.has_leader or self.watches(CHECKING):
                 await stream.check()
+                await self._records.look()
             if stream.has_leader:
                 self.proven = begun
             if self.watches(WATCHING):
@@ -248,29 +260,6 @@ class Lease:
             if not self._held.is_set() or not client.alive:
                 raise RequestTimeout(self._complaint())
 
-    async def told(self) -> None:
-        """Wait until the present :attr:`info` is stored in the registration."""
-        begun = time.monotonic()
-        while self._until[0] - self.ttl < begun:  # the last renewal began before this call
-            self._held.clear()
-            self.wake.set()
-            await self._held.wait()
-
-    def may_write(self, version: int) -> None:
-        """Have the next renewal register that this gateway may write records of a version."""
-        self.info["records"] = max(self.info["records"], version)
-
-    async def writes(self, version: int) -> None:
-        """Register a record version before a record of it is written: gateways that cannot read it leave it alone.
-
-        Raises:
-            TimeoutError: the lease is not renewed.
-        """
-        if self._announced < version:
-            self.may_write(version)
-            async with asyncio.timeout(CONFIRMED):
-                await self.told()
-
     async def _renew_connected(self) -> bool:
         """Renew the lease; False: NATS was connected anew meanwhile, and the answer may be lost with the connection."""
         self._renewing = True
@@ -298,6 +287,7 @@ class Lease:
         except (ApiError, NoResponders, RequestTimeout) as error:
             self._healthy_since = None
             known, self._refusal = self._refusal, explain(error)
+            self.full = isinstance(error, ApiError) and lacks_room(error)
             if isinstance(error, ApiError) and error.err_code not in TRANSIENT and not known:
                 log.warning("%s; new clients are refused when the lease ends", self._complaint())
             raise
@@ -315,9 +305,8 @@ class Lease:
                 # Between two renewals every gateway writes its lease and its registration.
                 self._gateways = max(1.0, (self._sequence - former) / 2) if former else 1.0
                 services.stream.share(self._gateways)
-                alive, told = converted(begun[1]), self.info["records"]
+                alive = converted(begun[1])
                 self._registration = await self.store.register(identity, alive, self.info, self._registration)
-                self._announced = told
                 break
             except LeaseTaken:
                 sequence, holder = await self.store.lease(identity)
@@ -330,7 +319,7 @@ class Lease:
                 identity = self._begin_anew()
         self._until = begun[0] + self.ttl, begun[1] + self.ttl
         self._held.set()
-        self._refusal = ""
+        self._refusal, self.full = "", False
         now = time.monotonic()
         if self._healthy_since is None or now - self._renewed > self.ttl / 2:
             self._healthy_since = now
@@ -393,9 +382,9 @@ class Lease:
             )
         return False
 
-    async def _fail_over(self, entry: Entry, sequence: int) -> None:
+    async def _fail_over(self, entry: Entry, sequence: int, published: int = 0) -> None:
         """Deal with the clients of a dead gateway; after an interruption any gateway does it again."""
-        work = asyncio.create_task(fail_over(self._wills, self._presence, entry))
+        work = asyncio.create_task(fail_over(self._wills, self._presence, entry, published))
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=self.ttl)

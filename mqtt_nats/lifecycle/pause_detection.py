@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PATIENCE: Final = 5.0
+PONG_TIMEOUT: Final = 5.0
 """Seconds after which a PING without PONG is repeated."""
 
 
@@ -71,7 +71,7 @@ async def _catch_up(services: Services) -> None:
     try:
         while link.wire is wire and wire is not None:
             try:
-                await link.stop(PATIENCE)
+                await link.stop(PONG_TIMEOUT)
                 break
             except TimeoutError:
                 log.debug("NATS does not answer yet")

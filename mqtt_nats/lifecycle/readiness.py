@@ -12,7 +12,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.pending_stores import FULL, FULL_CODES
+from mqtt_nats.backbone.pending_stores import FULL, lacks_room
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoLeader, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.gateways import PREFIX
@@ -50,9 +50,11 @@ class Readiness:
     def __init__(self, nats: NatsLinks, lease: Lease) -> None:
         self._nats, self._lease = nats, lease
         self._answer = ""
+        self._warned = False
+        """Whether a warning was logged since the gateway was ready."""
         self.reason = ""
 
-    async def keep(self) -> None:
+    async def watch_jetstream(self) -> None:
         """Look at JetStream again and again, for as long as the gateway runs."""
         loop = asyncio.get_running_loop()
         answered = -math.inf
@@ -94,18 +96,24 @@ class Readiness:
         reason = (stored or lease) if self._nats.online.is_set() else "not connected to NATS"
         if reason and reason != self.reason:
             what = "new clients are refused" if reason == lease else "publishes are not acknowledged"
-            log.warning("not ready: %s; %s", reason, what)
+            # A lost connection to NATS and streams that do not store are warnings of their own already.
+            known = not self._nats.online.is_set() or (reason != lease and bool(self._nats.store.outages))
+            self._warned = self._warned or not known
+            log.log(logging.INFO if known else logging.WARNING, "not ready: %s; %s", reason, what)
         elif self.reason and not reason:
-            log.warning("ready again")
+            log.log(logging.WARNING if self._warned else logging.INFO, "ready again")
+            self._warned = False
         self.reason = reason
 
 
 def explain(error: ApiError | NoResponders | RequestTimeout) -> str:
     """Return in one line why JetStream stores nothing; for a full disk also what has to be done."""
     said = " ".join(str(error).split())
+    if isinstance(error, NoResponders) and not isinstance(error, NoLeader):
+        return f"no server answers, on {said}"
     if NO_SPACE in said:
         return f"{FULL}: no space left on the disk; restart nats-server when there is room"
-    return f"{FULL}: {said}" if isinstance(error, ApiError) and error.err_code in FULL_CODES else said
+    return f"{FULL}: {said}" if isinstance(error, ApiError) and lacks_room(error) else said
 
 
 def _outages(store: AckedPublisher) -> str:

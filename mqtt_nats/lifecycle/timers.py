@@ -16,10 +16,12 @@ from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.ingress.scheduled import message_due
 from mqtt_nats.lifecycle.expiry import expire
 from mqtt_nats.lifecycle.will import will_due
+from mqtt_nats.sessions.groups.ownership import answer
+from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.record import list_exchanges
-from mqtt_nats.sessions.shared_ownership import answer
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.timers import EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
+from mqtt_streams.timers import CONSUMER, EXPIRY, MESSAGE, WILL, FiredTimer, OthersWait
+from mqtt_streams.timers import STREAM as TIMERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +65,8 @@ async def take_timers(wills: Wills, watches: Callable[[float], bool]) -> None:
         try:
             await wills.services.nats.online.wait()
             if not ready:
-                await wills.services.streams.timers.ensure_consumer()
+                if await wills.services.streams.timers.ensure_consumer():
+                    await resume(wills.services.nats.inbox, TIMERS, CONSUMER)
                 ready = True
             timers: list[FiredTimer] = []
             if waits:

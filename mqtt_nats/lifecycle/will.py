@@ -28,6 +28,7 @@ from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import END, REPLY, START, get
 from mqtt_streams.properties import header_lines
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
+from mqtt_streams.stored import up_to
 from mqtt_streams.subjects import subject_to_topic
 from mqtt_streams.timers import WILL, FiredTimer, schedule_block, timer_subject
 from mqtt_streams.wills import StoredWill, will_block, will_subject
@@ -75,8 +76,11 @@ def _check(client: Publisher, will: Will) -> Route:
         raise NotAuthorized("the will is not permitted")
     most = client.services.settings.max_retained_size
     if will.retain and most is not None and len(will.payload) > most:
-        raise QuotaExceeded(f"retained messages have at most {most} bytes")
-    size = len(will.payload) + checked(HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub))
+        raise PacketTooLarge(f"retained messages have at most {most} bytes")
+    try:
+        size = len(will.payload) + checked(HEADERS + len(client.sender_header) + len(lines) + 2 * len(route.hpub))
+    except QuotaExceeded as error:  # a refusal that does not pass
+        raise PacketTooLarge(str(error)) from None
     if size > client.path.store.max_payload:
         raise PacketTooLarge(f"nats-server takes messages of {client.path.store.max_payload} bytes")
     return route
@@ -274,7 +278,7 @@ async def settle_wills(wills: Wills, client_hash: str, gateways: Iterable[str], 
             cancelled = await wills.services.streams.timers.cancel(WILL, key, epoch)
             due = not cancelled and will.epoch <= await wills.services.streams.timers.fired(WILL, key)
         if continued and will.delay and not due:
-            await wills.services.streams.wills.delete(will.seq)
+            await wills.services.streams.wills.delete(will)
         else:
             await publish_and_wait(wills, will)
 
@@ -333,7 +337,8 @@ def publish_will(wills: Wills, will: StoredWill, then: Done | None = None) -> No
 
 
 def _delete(services: Services, will: StoredWill, operation: PendingStore) -> None:
-    services.nats.store.call(services.streams.delete_will, b'{"seq":%d,"no_erase":true}' % will.seq, operation)
+    request = up_to(will_subject(will.gateway, will.client_hash), will.seq)
+    services.nats.store.call(services.streams.purge_wills, request, operation)
 
 
 def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
@@ -402,10 +407,6 @@ class WillOp(CountedStore):
 
     def waits(self) -> bool:
         """Return True: nobody would publish the will later."""
-        return True
-
-    def outlasts(self) -> bool:
-        """Return True: the client has gone and does not repeat the will."""
         return True
 
     def failed(self, error: ApiError) -> None:

@@ -9,6 +9,18 @@ from typing import Final
 _TWO: Final = tuple(b"%02x" % number for number in range(0x100))
 
 
+def precedes(one: bytes, other: bytes) -> bool:
+    """Whether ids tell that a message was published before another one, at the same gateway or both at QoS 2.
+
+    The ids are those of :func:`mqtt_nats.messages.headers.identity`. QoS 2 publishes are in the order in which they
+    were held; they may be released in another one.
+    """
+    if one.startswith(b"q2-") and other.startswith(b"q2-"):
+        first, second = one[3:], other[3:]
+        return first.isdigit() and second.isdigit() and int(first) < int(second)
+    return len(one) == len(other) == 32 and one[16:28] == other[16:28] and one < other
+
+
 class MessageIds:
     """Generator of one gateway's message ids: time in microseconds (64 bits), gateway (48 bits), counter (16 bits)."""
 

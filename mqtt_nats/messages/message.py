@@ -13,6 +13,7 @@ from mqtt_nats.codec import ID, publish_head, put_varint
 from mqtt_nats.messages.headers import header, publish_qos, publisher
 from mqtt_nats.messages.properties import from_headers
 from mqtt_nats.protocol.durable_sender import packet_id
+from mqtt_streams.headers import for_line, for_some
 
 EXPIRY: Final = b"\x02"
 ALIAS: Final = b"\x23"
@@ -179,8 +180,8 @@ class Stored:
         self.retain = retain
         self.stamp = stamp
         """Store time in nanoseconds since 1970, in decimal digits as in the acknowledgement subject."""
-        self.timed = b"\r\nNmqtt-Expiry:" in headers
-        """The message has an expiry, so its packets are not shared."""
+        self.timed = b"\r\nNmqtt-Expiry:" in headers or for_some(headers)
+        """The message has an expiry, or is for some sessions only, so its packets are not shared."""
         self.born = int(stamp) / 1e9 if self.timed else 0.0
         self.packets: list[bytes] = [b"", b"", b""]
         self.packets5: list[bytes] = [b"", b"", b""]
@@ -216,6 +217,11 @@ class Stored:
     def kept(self) -> bool:
         """The publisher has set RETAIN."""
         return b"\r\nNmqtt-Retain:" in self._headers
+
+    def withheld_from(self, client_id: str) -> bool:
+        """Return whether the message is for some sessions only, and not for that of this client id."""
+        headers = self._headers
+        return self.timed and for_some(headers) and b"\r\n" + for_line(client_id) not in headers
 
     @property
     def identity(self) -> str:

@@ -222,9 +222,10 @@ def _printer(given: dict[str, Any]) -> Callable[[Message], None]:
     if sys.stdout is None:
         raise ClientError("standard output is closed")
     shape: MessageFormat = given["shape"] or MessageFormat("%t %p" if given["verbose"] else "%p")
+    on_terminal = sys.stdout.isatty()
 
     def show(message: Message) -> None:
-        sys.stdout.buffer.write(shape.line(message) + b"\n")
+        sys.stdout.buffer.write(shape.line(message, on_terminal) + b"\n")
         sys.stdout.buffer.flush()
 
     return show

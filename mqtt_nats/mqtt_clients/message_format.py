@@ -71,9 +71,16 @@ class MessageFormat:
             at += 2
         self._parts.append(_bytes(literal))
 
-    def line(self, message: Message) -> bytes:
-        """Return the text of a message, without line end."""
-        return b"".join([part if isinstance(part, bytes) else _bytes(part(message)) for part in self._parts])
+    def line(self, message: Message, on_terminal: bool = False) -> bytes:
+        """Return the text of a message, without line end.
+
+        On a terminal, characters that are not printable are escaped in the topic and in properties: a terminal would
+        obey the controls that their publisher has chosen. A payload stays as it is.
+        """
+        shown = _escaped if on_terminal else str
+        return b"".join(
+            [part if isinstance(part, bytes) else _bytes(_mapped(part(message), shown)) for part in self._parts]
+        )
 
 
 def as_json(message: Message) -> str:
@@ -88,7 +95,16 @@ def as_json(message: Message) -> str:
         found["payload"] = message.payload.decode()
     except UnicodeDecodeError:
         found["payload_hex"] = message.payload.hex()
-    return json.dumps(found, ensure_ascii=False)
+    text = json.dumps(found, ensure_ascii=False)
+    return text if text.isprintable() else json.dumps(found)
+
+
+def _mapped(value: str | bytes, shown: Callable[[str], str]) -> str | bytes:
+    return value if isinstance(value, bytes) else shown(value)
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def _plain(value: object) -> object:

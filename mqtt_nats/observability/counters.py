@@ -145,6 +145,7 @@ class Counters:
             "too large": 0,
             "session ended": 0,
             "copy": 0,
+            "gap": 0,
             **self.dropped,
             "slow client": slow,
             "backlog": self.passed_over,

@@ -58,7 +58,7 @@ class History:
         means = {name: _mean(totals[name], before[name]) for name in ("stored", "lag")}
         self._points.append({"time": at, **rates, "dropped": dropped, **means, **present})
 
-    async def keep(self, look: Callable[[], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]) -> None:
+    async def record_points(self, look: Callable[[], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]) -> None:
         """Add a point every `STEP` seconds while the gateway runs.
 
         Args:

@@ -17,6 +17,7 @@ from mqtt_streams import headers, stored
 from mqtt_streams.account import AccountStorage, account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pages import pages_of
 from mqtt_streams.stored import StoredMessage
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_streams.gateways import Entry
 
-PATIENCE: Final = 2.0
+STATE_TIMEOUT: Final = 2.0
 """Seconds in which JetStream answers; what is not answered by then is missing, or counts as not available."""
 
 DEAD_MOST: Final = 20
 """Maximum number of dead gateways whose wills are looked for."""
 
-STREAM_NOT_FOUND: Final = 10059
 
 NS: Final = 1e9
 
@@ -84,7 +84,7 @@ class JetStreamState(NamedTuple):
 
 
 async def jetstream_state(nats: NatsLinks, gateways: Callable[[], Awaitable[list[Entry]]]) -> JetStreamState:
-    """Return the state of JetStream in the account of ``nats``, as far as JetStream answers in `PATIENCE` seconds.
+    """Return the state of JetStream in the account of ``nats``, as far as JetStream answers in `STATE_TIMEOUT` seconds.
 
     Args:
         gateways: returns all registered gateways.
@@ -102,7 +102,7 @@ async def jetstream_state(nats: NatsLinks, gateways: Callable[[], Awaitable[list
 async def storage(nats: NatsLinks) -> AccountStorage | None:
     """Return the file storage of the account of ``nats``, as JetStream has told it in the last `STORAGE_S` seconds.
 
-    None: JetStream has not answered in `PATIENCE` seconds.
+    None: JetStream has not answered in `STATE_TIMEOUT` seconds.
     """
     now = time.monotonic()
     told = _told.get(nats.inbox)
@@ -116,7 +116,7 @@ async def storage(nats: NatsLinks) -> AccountStorage | None:
 
 async def _answered(question: Awaitable[T]) -> T | None:
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(STATE_TIMEOUT):
             return await question
     except (ApiError, NoResponders, RequestTimeout, TimeoutError):
         return None
@@ -130,7 +130,7 @@ async def _streams(inbox: RequestInbox) -> dict[str, StreamState]:
 async def _stream(inbox: RequestInbox, name: str) -> StreamState | None:
     """Return the state of a stream; None: there is no such stream."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(STATE_TIMEOUT):
             info = await call(inbox, f"STREAM.INFO.{name}")
     except ApiError as error:
         return None if error.err_code == STREAM_NOT_FOUND else StreamState(False)

@@ -28,6 +28,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.retained import RetainedMessage
 from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.stored import records_in
 from mqtt_streams.subjects import SYSTEM_LEVEL, system_subject
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class System:
             self._path.link.out.append(b"PUB %b %d\r\n%b\r\n" % (reply, len(body), body))
             self._path.link.kick()
 
-    async def keep(self) -> None:
+    async def publish_topics(self) -> None:
         """Publish every `sys_interval` while the gateway runs."""
         if not self._interval:
             return
@@ -205,7 +206,7 @@ class System:
         try:
             for name, key in ((MESSAGES, "messages"), (RETAINED, "retained"), (SESSIONS, "sessions")):
                 state = (await call(self._nats.inbox, f"STREAM.INFO.{name}"))["state"]
-                found[key] = int(state["messages"])
+                found[key] = int(state["messages"]) if name == MESSAGES else records_in(state)
                 if name == MESSAGES:
                     found["bytes"] = int(state["bytes"])
         except (ApiError, NoResponders, RequestTimeout, TimeoutError):

@@ -25,7 +25,7 @@ log = logging.getLogger("mqtt_nats.plugins")
 
 GROUP: Final = "mqtt_nats.plugins"
 
-PATIENCE: Final = 10.0
+LOAD_TIMEOUT: Final = 10.0
 """Time-out of loading or unloading a plugin, in seconds."""
 
 
@@ -45,6 +45,8 @@ class Plugins:
         self._account = account
         self._options = options
         self._loaded: dict[str, Plugin[Any]] = {}
+        self._failed: dict[str, str] = {}
+        """Reason, by plugin, why a request to all gateways is not carried out here."""
         self._busy = asyncio.Lock()
 
     def has(self, name: str) -> bool:
@@ -54,26 +56,37 @@ class Plugins:
     async def start(self, wanted: Mapping[str, bool]) -> None:
         """Load the plugins of the configuration, unless requests to all gateways override it.
 
+        A request that cannot be carried out is logged and passed over: whoever may write requests could otherwise keep
+        every gateway from starting.
+
         Args:
             wanted: requests to all gateways by plugin: True = load it, False = do not load it.
 
         Raises:
-            StartupError: a plugin cannot be loaded.
+            StartupError: a plugin of the configuration cannot be loaded.
         """
         for name, options in self._options.items():
             given = options.get("load", True)
             if not isinstance(given, bool):
                 raise StartupError(f"plugins.{name}.load: expected true or false")
             if given and wanted.get(name, True):
-                await self._begin(name)
-        for name in (name for name, loaded in wanted.items() if loaded and not self.has(name)):
-            await self._begin(name, "; `mqtt-nats ctl plugins unload` takes back that all gateways have to have it")
+                try:
+                    await self.load(name)
+                except PluginError as error:
+                    raise StartupError(str(error)) from None
+        for name, loaded in wanted.items():
+            await self.fulfil(name, loaded)
 
-    async def _begin(self, name: str, more: str = "") -> None:
+    async def fulfil(self, name: str, loaded: bool) -> None:
+        """Load or unload a plugin as all gateways are requested to; log and keep the reason where that fails."""
+        self._failed.pop(name, None)
+        if loaded == self.has(name):
+            return
         try:
-            await self.load(name)
+            await (self.load if loaded else self.unload)(name)
         except PluginError as error:
-            raise StartupError(f"{error}{more}") from None
+            self._failed[name] = str(error)
+            log.error("%s; `mqtt-nats ctl plugins unload` withdraws the request to all gateways", error)
 
     async def end(self) -> None:
         """Unload all plugins in reverse order of loading."""
@@ -96,18 +109,19 @@ class Plugins:
             host = Host(self._account, name)
             try:
                 plugin: Plugin[Any] = kind(options, host)
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(LOAD_TIMEOUT):
                     await plugin.load()
             except BaseException as error:
                 host.withdraw()
                 if isinstance(error, TimeoutError):
-                    raise PluginError(f"plugin {name!r} does not load within {PATIENCE:g} seconds") from None
+                    raise PluginError(f"plugin {name!r} does not load within {LOAD_TIMEOUT:g} seconds") from None
                 if isinstance(error, ValueError):  # an error of the options, whose text may be shown
                     raise PluginError(f"plugin {name!r}: {' '.join(str(error).split())}") from None
                 if isinstance(error, Exception) or (isinstance(error, asyncio.CancelledError) and not ends_task(error)):
                     raise PluginError(f"plugin {name!r} cannot be loaded: {describe(error)}") from None
                 raise
             self._loaded[name] = plugin
+            self._failed.pop(name, None)
             log.info("plugin %r is loaded", name)
 
     async def unload(self, name: str) -> None:
@@ -118,28 +132,37 @@ class Plugins:
         """
         async with self._busy:
             plugin = self._loaded.pop(name, None)
+            withdrawn = self._failed.pop(name, None)
+            if plugin is None and withdrawn is not None:
+                return
             if plugin is None:
                 raise PluginError(f"plugin {name!r} is not loaded")
             plugin.gateway.withdraw()
             log.info("plugin %r is unloaded", name)
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(LOAD_TIMEOUT):
                     await plugin.unload()
             except TimeoutError:
-                raise PluginError(f"plugin {name!r} is unloaded, but did not end within {PATIENCE:g} seconds") from None
+                raise PluginError(
+                    f"plugin {name!r} is unloaded, but did not end within {LOAD_TIMEOUT:g} seconds"
+                ) from None
             except (Exception, asyncio.CancelledError) as error:  # `unload` may await a task that was just cancelled
                 if ends_task(error):
                     raise
                 raise PluginError(f"plugin {name!r} is unloaded, but failed: {describe(error)}") from None
 
     def state(self) -> list[dict[str, Any]]:
-        """Return every installed or loaded plugin, whether it is loaded, and calls and failures of its hooks."""
+        """Return every plugin that is installed, loaded or requested of all gateways.
+
+        With each: whether it is loaded, why it could not be, and calls and failures of its hooks.
+        """
         accounts = self._account.services.hooks.accounts()
         found = {one.name: one for one in _installed()}
         return [
             {
                 "name": name,
                 "loaded": name in self._loaded,
+                "error": self._failed.get(name, ""),
                 "package": _package(found.get(name)),
                 "hooks": [
                     {
@@ -153,7 +176,7 @@ class Plugins:
                     if one.owner == name and name in self._loaded
                 ],
             }
-            for name in sorted({*found, *self._loaded})
+            for name in sorted({*found, *self._loaded, *self._failed})
         ]
 
     async def asked(self, payload: bytes) -> dict[str, Any] | None:

@@ -43,6 +43,10 @@ ID_SPACE: Final = 49151
 """Identifiers 1-49151 follow from sequences of ``$MQTT_msgs``; higher ones are for retained and shared messages."""
 
 
+LATE: Final = 24576
+"""Number of newer messages after which an acknowledgement is late: the identifier is needed again before long."""
+
+
 def packet_id(sequence: int) -> int:
     """Return the packet identifier of a stream sequence."""
     return sequence % ID_SPACE + 1
@@ -83,7 +87,7 @@ class DurableSender(OwedPubrels):
         passed = sequence <= max(source.last, self.ended)
         again = forgotten or attempt > 1 or passed or sequence in self._owed
         source.seen(sequence, attempt)
-        identifier = sequence % ID_SPACE + 1
+        identifier = self.identifier_of(sequence)
         known = self._find(sequence)
         if known is not None:
             self._repeated(known, source, attempt, reply, qos)
@@ -110,21 +114,25 @@ class DurableSender(OwedPubrels):
         if source.held:
             self._queue(delivery)
             source.backlog.append(delivery)
-        elif (
-            self.open
-            and not self._waiting
-            and not self._suspect
-            and len(self.inflight) + self.released < self.limit
-            and identifier not in self.inflight
-            and release is None
-            and (len(self.sources) == 1 or self._passed(sequence))
-        ):
+        elif self._goes_at_once(delivery):
             self._send(delivery)
         else:
             self._queue(delivery)
             heapq.heappush(self._waiting, (sequence, delivery))
             if self.open:
                 self.pump()
+
+    def _goes_at_once(self, delivery: Delivery) -> bool:
+        """Whether a message that has come may be sent before anything else is looked at."""
+        return (
+            self.open
+            and not self._waiting
+            and not self._suspect
+            and len(self.inflight) + self.released < self.limit
+            and not self._in_use(delivery.id)
+            and delivery.sequence not in self.allocated
+            and (len(self.sources) == 1 or self._passed(delivery.sequence))
+        )
 
     def _queue(self, delivery: Delivery) -> None:
         self._queued[delivery.sequence] = delivery
@@ -148,13 +156,14 @@ class DurableSender(OwedPubrels):
             or not self.open
             or self._queued
             or source.held
-            or source.end
+            or source.ended
             or not source.base
             or self._wary
             or sequence <= self.ended
             or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)
+            or (self.used and (identifier in self.used or sequence in self.allocated))
             or len(inflight) + self.released >= self.limit
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
@@ -167,14 +176,18 @@ class DurableSender(OwedPubrels):
 
     def _find(self, sequence: int) -> Delivery | None:
         """Return the message of a stream sequence that is in flight or waits; None = there is none."""
-        found = self.inflight.get(sequence % ID_SPACE + 1)
+        found = self.inflight.get(self.identifier_of(sequence))
         if found is not None and found.sequence == sequence:
             return found
         return self._queued.get(sequence)
 
+    def identifier_of(self, sequence: int) -> int:
+        """Return the packet identifier of a message: the allocated one, or the one that follows from its sequence."""
+        return self.allocated.get(sequence) or sequence % ID_SPACE + 1
+
     def begun_with(self, sequence: int) -> bool:
         """Whether this connection has taken a message for the client, and the message is not complete."""
-        release = self.releases.get(sequence % ID_SPACE + 1)
+        release = self.releases.get(self.identifier_of(sequence))
         return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
 
     def _repeated(self, known: Delivery, source: SubscriptionState, attempt: int, reply: bytes, qos: int) -> None:
@@ -271,10 +284,9 @@ class DurableSender(OwedPubrels):
         waiting = self._waiting
         while waiting and len(self.inflight) + self.released < self.limit:
             sequence, delivery = waiting[0]
-            identifier = delivery.id
-            if identifier in self.inflight or identifier in self.releases:
+            if not self._identified(delivery, ID_SPACE):
                 return
-            if not self._passed(sequence):
+            if sequence not in self.allocated and not self._passed(sequence):
                 self._look(sequence)
                 return
             if delivery.qos == 2 and self._suspect and self._suspicious(delivery):
@@ -296,8 +308,7 @@ class DurableSender(OwedPubrels):
         if not self.ports.publish(delivery, delivery.dup):  # [MQTT-3.3.1-1] (3.1.1, 5.0)
             # Expired, or too large for the client: treated as acknowledged [MQTT-3.1.2-25] (5.0).
             self._leave_window(delivery)
-            for reply in delivery.replies():
-                self.ports.ack(reply)
+            self._drop(delivery)
         delivery.forget_body()
 
     @property
@@ -344,12 +355,19 @@ class DurableSender(OwedPubrels):
             self.ask(identifier)
             return True
         # A message with DUP owns its identifier: the client may know the message by it, and must not give it up.
-        latest = delivery.sequence - ID_SPACE if delivery.dup else delivery.sequence
+        if delivery.dup and delivery.sequence in self.allocated:
+            return False
+        latest = self._latest(delivery.sequence, identifier)
+        latest -= ID_SPACE if delivery.dup else 0
         for low, high in self._suspect:
             if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
                 self.ask(identifier)
                 return True
         return False
+
+    def _latest(self, sequence: int, identifier: int) -> int:
+        """Return the latest sequence, at most ``sequence``, whose own identifier is ``identifier``."""
+        return sequence - (sequence + 1 - identifier) % ID_SPACE
 
     def ask(self, identifier: int) -> None:
         """Send PUBREL, once, so that the client gives an identifier up."""
@@ -369,6 +387,9 @@ class DurableSender(OwedPubrels):
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
         self.resend_pubrels()
+        for sequence, identifier in self.forget_absent():
+            latest = self._latest(sequence, identifier)
+            self.suspect(latest, latest)  # the client may know the message that is gone
         self.open = self.begun = True
         self.pump()
 
@@ -397,6 +418,13 @@ class DurableSender(OwedPubrels):
                 if delivery.qos != 1:
                     raise ProtocolError(f"PUBACK for packet identifier {identifier}, which is at QoS 2")
                 if delivery.reply:
+                    sequence = delivery.sequence
+                    if sequence > 0 and (
+                        delivery.dup or sequence + LATE < delivery.source.last or sequence in self.allocated
+                    ):
+                        self._leave_window(delivery)
+                        self._confirm(delivery)
+                        continue
                     ack(delivery.reply)
                     if delivery.others is not None:
                         for reply in delivery.others:
@@ -427,8 +455,11 @@ class DurableSender(OwedPubrels):
             return  # PUBREL is sent once its record is stored
         if failed:  # a reason code of 0x80 or more completes the message
             self._leave_window(delivery)
-            for reply in delivery.replies():
-                self.ports.ack(reply)
+            if delivery.sequence > 0:
+                self._confirm(delivery)
+            else:
+                for reply in delivery.replies():
+                    self.ports.ack(reply)
         else:
             delivery.store_pubrel()
             self.ports.store_pubrel(identifier, abs(delivery.sequence))

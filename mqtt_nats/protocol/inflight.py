@@ -30,6 +30,7 @@ class SubscriptionState:
         "done",
         "early",
         "end",
+        "ended",
         "expected",
         "first",
         "forgotten_from",
@@ -61,7 +62,9 @@ class SubscriptionState:
     identifier: int | None
     """Subscription identifier (5.0); None = none."""
     end: int
-    """Stream sequence up to which an ended subscription completes its messages; 0 = it has not ended."""
+    """Stream sequence up to which an ended subscription completes its messages; 0 = the stream had no message yet."""
+    ended: bool
+    """Whether the subscription has ended."""
     whole: bool
     """Whether the ended subscription was lowered to QoS 0: all matching messages up to ``end`` are still sent."""
     start: int
@@ -112,13 +115,24 @@ class SubscriptionState:
     """The same from before the last :meth:`trust`; None = there are none."""
 
     def __init__(
-        self, qos: int, start: int, window: int, end: int = 0, *, whole: bool = False, was: tuple[int, int] = (0, 0)
+        self,
+        qos: int,
+        start: int,
+        window: int,
+        end: int | None = None,
+        *,
+        whole: bool = False,
+        was: tuple[int, int] = (0, 0),
     ) -> None:
-        """Begin a subscription; ``was``: the higher QoS that it had, and the stream sequence up to which it had it."""
+        """Begin a subscription, or an ended one with its ``end``.
+
+        Args:
+            was: the higher QoS that it had, and the stream sequence up to which it had it.
+        """
         self.qos = qos
         self.no_local = self.kept = False
         self.identifier = None
-        self.start, self.end, self.whole = start, end, whole
+        self.start, self.end, self.ended, self.whole = start, end or 0, end is not None, whole
         self.was_qos, self.until = was
         self.last = self.first = self.base = self.forgotten_from = 0
         self.past = deque(maxlen=16)
@@ -152,7 +166,7 @@ class SubscriptionState:
         Args:
             whole: whether the subscription is lowered to QoS 0, so that all messages up to its end are still sent.
         """
-        self.end = max(self.end, sequence)
+        self.ended, self.end = True, max(self.end, sequence)
         self.whole = self.whole or whole
 
     def raised(self, qos: int) -> None:
@@ -179,6 +193,11 @@ class SubscriptionState:
             self.held &= ~reason
         else:
             self.held -= reason
+
+    @property
+    def replaying(self) -> bool:
+        """Whether new messages are kept back until the retained messages of the subscription are sent."""
+        return self.held % self.BEHIND > 0
 
     # -- the shared reader ----------------------------------------------------------------------
 
@@ -367,6 +386,10 @@ class Delivery:
         self.dup = dup
         """Whether the client may have been sent the message before: it is sent with DUP."""
         self.state = state
+
+    def identify(self, identifier: int) -> None:
+        """Give the message, which is not sent yet, another packet identifier."""
+        self.id = identifier
 
     def send(self) -> None:
         """Note that the message is being sent to the client."""

@@ -124,7 +124,7 @@ class Overlap(Generic[T]):
 
 def _reaches(source: SubscriptionState, sequence: int) -> bool:
     """Whether a message was stored before the subscription was lowered to QoS 0, or it was not lowered."""
-    return not source.end or sequence <= source.end
+    return not source.ended or sequence <= source.end
 
 
 def subject_matches(pattern: str, tokens: list[str]) -> bool:

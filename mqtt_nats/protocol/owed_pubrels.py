@@ -64,7 +64,7 @@ class OwedPubrels(Requeue):
         """Free the packet identifier of a PUBREL that the client has answered: a position without it is stored."""
         release = self.releases.get(identifier)
         if release is not None and release.stays and release.comp:
-            del self.releases[identifier]
+            self._end_release(identifier)
             if self._waiting or self.others:
                 self.pump()
 
@@ -75,7 +75,7 @@ class OwedPubrels(Requeue):
         """
         release = self.releases.get(identifier)
         if release is not None and release.sequence != sequence:
-            del self.releases[identifier]
+            self._end_release(identifier)
             for record in release.records:
                 self.ports.ack(record)
 
@@ -87,6 +87,8 @@ class OwedPubrels(Requeue):
             if release.delivery is not None and not release.unconfirmed:
                 self._report_drained(release.delivery)
             self._finish(identifier, release)
+        else:
+            self._confirmed(identifier)
 
     def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
         """Handle a record that the consumer of PUBREL records has delivered."""
@@ -131,7 +133,7 @@ class OwedPubrels(Requeue):
 
     def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
         """Note how far the record has a subscription's replay; PUBREL records before ``cursor`` may be removed."""
-        if cursor is None or source.end:
+        if cursor is None or source.ended:
             self.cursors.pop(source, None)
         else:
             self.cursors[source] = cursor
@@ -176,11 +178,16 @@ class OwedPubrels(Requeue):
         elif release.unconfirmed <= 0 and (release.records or gone):
             records = release.take_records()
             if not release.stays:
-                del self.releases[identifier]
+                self._end_release(identifier)
             for record in records:
                 self.ports.ack(record)
             if self._waiting or self.others:
                 self.pump()
+
+    def _end_release(self, identifier: int) -> None:
+        del self.releases[identifier]
+        if identifier in self.used:
+            self._end_use(identifier)
 
     def disconnect(self) -> None:
         """Cut the state machine off from its ports: all work is left to the next connection."""
@@ -189,7 +196,7 @@ class OwedPubrels(Requeue):
 
     def _report_drained(self, delivery: Delivery) -> None:
         """Report a complete message of an ended subscription."""
-        if delivery.source.end and self.on_drained_message is not None:
+        if delivery.source.ended and self.on_drained_message is not None:
             self.on_drained_message(delivery)
 
 

@@ -27,6 +27,15 @@ class Ports(Protocol):
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Store a PUBREL record and report it with :meth:`DurableSender.pubrel_stored`."""
 
+    def allocate(self, sequence: int, identifier: int) -> None:
+        """Store that a message has another packet identifier than its own, in use; report `allocation_stored`."""
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        """Remove what :meth:`allocate` has stored, and report with :meth:`DurableSender.allocation_removed`."""
+
+    def report_no_identifier(self) -> None:
+        """Report that a message waits since its packet identifier is in use and no other one may be allocated."""
+
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
@@ -55,6 +64,15 @@ class Nowhere:
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         """Leave a message to be delivered again."""
+
+    def allocate(self, sequence: int, identifier: int) -> None:
+        """Leave the message to the next connection."""
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        """Leave the removal to the next connection."""
+
+    def report_no_identifier(self) -> None:
+        """Drop the report: nothing is sent any more."""
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
         """Leave the request to the next connection."""

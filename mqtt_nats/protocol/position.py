@@ -2,9 +2,10 @@
 """Position of a durable session in the messages of the shared reader, in memory and as it is stored.
 
 Theory of operation. A message that was taken is *pending* until it is complete. Each write stores the whole position:
-the sequence up to which every message was taken, the pending messages, and the packet identifiers for which PUBREL is
-owed. Steps that depend on a write are done after it: PUBREL is sent after the write that has its identifier as owed,
-and an identifier is used again after the write that no longer has it.
+the sequence up to which every message was taken, the pending messages, the packet identifiers for which PUBREL is
+owed, and those that were allocated to messages. Steps that depend on a write are done after it: PUBREL is sent after
+the write that has its identifier as owed, a message after the write that has its allocated identifier, and an
+identifier is used again after the write that no longer has it.
 
 Why: docs/internals/delivery.md#positions.
 """
@@ -27,6 +28,10 @@ class Step(Enum):
     """The message counts as acknowledged (`confirmed`): its PUBREL is owed by a record, not by the position."""
     FREE = 3
     """The packet identifier may be used again."""
+    ALLOCATED = 4
+    """The message may be sent under the packet identifier that is allocated to it."""
+    REMOVED = 5
+    """The packet identifier is not allocated any more."""
 
 
 class Content(NamedTuple):
@@ -35,6 +40,7 @@ class Content(NamedTuple):
     reached: int
     pending: dict[int, int]
     released: dict[int, int]
+    identifiers: dict[int, int]
 
 
 class SessionPosition:
@@ -44,7 +50,7 @@ class SessionPosition:
         changed: called with the position at its first change after a write has begun.
     """
 
-    __slots__ = ("_changed", "_steps", "_under_way", "dirty", "pending", "reached", "released")
+    __slots__ = ("_changed", "_steps", "_under_way", "dirty", "identifiers", "pending", "reached", "released")
 
     def __init__(self, changed: Callable[[SessionPosition], None] = lambda position: None) -> None:
         self._changed = changed
@@ -54,6 +60,8 @@ class SessionPosition:
         """QoS of messages that were taken and are not complete, by stream sequence."""
         self.released: dict[int, int] = {}
         """Stream sequences of messages whose PUBREL is owed, by packet identifier."""
+        self.identifiers: dict[int, int] = {}
+        """Allocated packet identifiers, by stream sequence of their message."""
         self.dirty = False
         """Whether the position has changed since the last write began."""
         self._steps: list[tuple[Step, int]] = []
@@ -61,9 +69,11 @@ class SessionPosition:
         self._under_way: list[tuple[Step, int]] = []
         """Steps that wait for the write under way."""
 
-    def restore(self, reached: int, pending: dict[int, int], released: dict[int, int]) -> None:
+    def restore(
+        self, reached: int, pending: dict[int, int], released: dict[int, int], identifiers: dict[int, int]
+    ) -> None:
         """Take the content of a position that an earlier connection has stored."""
-        self.reached, self.pending, self.released = reached, pending, released
+        self.reached, self.pending, self.released, self.identifiers = reached, pending, released, identifiers
 
     def reach(self, sequence: int) -> None:
         """Note that every message up to a stream sequence was taken."""
@@ -116,17 +126,29 @@ class SessionPosition:
         self._steps.append((Step.RELEASE, identifier))
         self.change()
 
+    def allocate(self, sequence: int, identifier: int) -> None:
+        """Note that a message gets another packet identifier than its own."""
+        self.identifiers[sequence] = identifier
+        self._steps.append((Step.ALLOCATED, identifier))
+        self.change()
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        """Note that a message needs its allocated packet identifier no more."""
+        self.identifiers.pop(sequence, None)
+        self._steps.append((Step.REMOVED, identifier))
+        self.change()
+
     @property
     def urgent(self) -> bool:
-        """Whether a PUBREL to the client waits for the next write."""
-        return any(step is Step.RELEASE for step, _ in self._steps)
+        """Whether a packet to the client waits for the next write: PUBREL, or PUBLISH under an allocated identifier."""
+        return any(step in (Step.RELEASE, Step.ALLOCATED) for step, _ in self._steps)
 
     def begin(self) -> Content:
         """Begin a write and return its content; there is one write at a time."""
         self._under_way += self._steps
         self._steps = []
         self.dirty = False
-        return Content(self.reached, dict(self.pending), dict(self.released))
+        return Content(self.reached, dict(self.pending), dict(self.released), dict(self.identifiers))
 
     def stored(self) -> list[tuple[Step, int]]:
         """Return the steps that may be done, in order, now that the write under way is stored."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Final
 
+from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
 from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, SubscriptionState
-from mqtt_nats.protocol.unsequenced import UnsequencedQueue
 
 EVER: Final = 1 << 62
 
@@ -20,7 +20,7 @@ PAST: Final = 4096
 """Completed sequences that are remembered of subscriptions that have ended."""
 
 
-class Requeue(UnsequencedQueue):
+class Requeue(AllocatedIdentifiers):
     """The part of a durable session's sender that gives up messages, and that ends subscriptions.
 
     Messages of ended subscriptions are not given up: they are few, and other subscriptions may wait for them.
@@ -130,7 +130,7 @@ class Requeue(UnsequencedQueue):
     def recallable(self, identifier: int) -> bool:
         """Whether a message in flight can be taken back, since a consumer will deliver it again."""
         delivery = self.inflight.get(identifier)
-        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.end
+        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.ended
 
     def recall(self, identifier: int) -> bool:
         """Take back a message whose PUBLISH packet has not left the gateway.
@@ -151,13 +151,13 @@ class Requeue(UnsequencedQueue):
         """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
         self.open = False
         for delivery in list(self._queued.values()):
-            if not delivery.source.end:
+            if not delivery.source.ended:
                 del self._queued[delivery.sequence]
                 self._give_up(delivery)
         for source in self.sources:
-            if not source.end:
+            if not source.ended:
                 source.backlog.clear()
-        self._waiting = [entry for entry in self._waiting if entry[1].source.end]
+        self._waiting = [entry for entry in self._waiting if entry[1].source.ended]
         heapq.heapify(self._waiting)
 
     def _give_up(self, delivery: Delivery) -> None:
@@ -172,6 +172,7 @@ class Requeue(UnsequencedQueue):
         self._unsent.clear()
         for source in self.sources:
             source.recover()
+        self.forget_absent()
         self.open = True
         self.pump()
 
@@ -194,6 +195,28 @@ class Requeue(UnsequencedQueue):
         self._most = EVER
         self._past.clear()
         self._unsent.clear()
+        for identifier in list(self.allocated.values()):
+            self._end_use(identifier)
+
+    def forget_absent(self) -> list[tuple[int, int]]:
+        """End the allocations of messages that do not come again; return their sequences and packet identifiers.
+
+        Called when all pending messages have come again, and now and then: a nats-server that was killed may have
+        forgotten that it delivered a message, and deliver it later.
+        """
+        found = []
+        for sequence, identifier in list(self.allocated.items()):
+            delivery = self.inflight.get(identifier) or self._queued.get(sequence)
+            release = self.releases.get(identifier)
+            here = sequence in (delivery and delivery.sequence, release and release.sequence)
+            if not here and identifier not in self._unconfirmed and self._beyond(sequence):
+                self._end_use(identifier)
+                found.append((sequence, identifier))
+        return found
+
+    def _beyond(self, sequence: int) -> bool:
+        """Whether every consumer, or reader, has delivered all of its messages up to a sequence."""
+        return all(max(one.last, one.clear) >= sequence or one.live for one in self.sources)
 
     def _had(self, sequence: int) -> bool:
         """Whether the client has completed a message lately, through any subscription."""
@@ -221,9 +244,21 @@ class Requeue(UnsequencedQueue):
             retained: whether waiting retained messages are sent all the same: they come in no other way.
         """
         # Up to what the other subscriptions have received: they may have left those messages to this one.
-        source.end_at(max(end, 1, *(one.last for one in self.sources)), whole=True)
+        source.end_at(max(end, *(one.last for one in self.sources)), whole=True)
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
+
+    def pass_over_backlog(self, source: SubscriptionState, sequences: Set[int]) -> None:
+        """Acknowledge messages that a source keeps back: the client does not get them from it."""
+        backlog = list(source.backlog)
+        source.backlog.clear()
+        for delivery in backlog:
+            if delivery.sequence not in sequences:
+                source.backlog.append(delivery)
+                continue
+            del self._queued[delivery.sequence]
+            source.unwanted.append(delivery.sequence)
+            self._drop(delivery)
 
     def drain(
         self, source: SubscriptionState, keep: Callable[[Delivery], bool] = lambda delivery: False
@@ -236,7 +271,7 @@ class Requeue(UnsequencedQueue):
         Returns:
             The messages still in flight; the source may go when all of them are complete.
         """
-        source.end_at(max(source.last, 1))
+        source.end_at(source.last)
         again: list[tuple[int, Delivery]] = []
         for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
             # An earlier connection may have sent the message: it is completed [MQTT-3.10.4-3].
@@ -245,8 +280,7 @@ class Requeue(UnsequencedQueue):
                 continue
             del self._queued[delivery.sequence]
             source.unwanted.append(delivery.sequence)
-            for reply in delivery.replies():
-                self.ports.ack(reply)
+            self._drop(delivery)
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
         heapq.heapify(self._waiting)

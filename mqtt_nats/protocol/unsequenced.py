@@ -105,6 +105,11 @@ class UnsequencedQueue:
         known = [*self.inflight.values(), *self.others]
         return [one.reply for one in known if one.source is source and one.qos == 1 and one.reply]
 
+    def unacknowledged(self, source: SubscriptionState) -> list[tuple[int, int]]:
+        """Return packet identifier and stream sequence of a shared subscription's unacknowledged messages at QoS 1."""
+        known = [*self.inflight.values(), *self.others]
+        return [(one.id, -one.sequence) for one in known if one.source is source and one.qos == 1]
+
     def unshare(self, source: SubscriptionState, *, all_: bool) -> list[bytes]:
         """End a shared subscription: give up its QoS 1 messages that other members may have.
 

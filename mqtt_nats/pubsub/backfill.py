@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backfill of messages that regular sessions missed while their gateway had no connection to NATS.
 
-Regular sessions get their messages from core NATS, which keeps nothing. QoS 1 and 2 messages are also stored, so the
-gateway reads them from the stream, from shortly before the gap on, and delivers the messages that had not come
-already (docs/internals/pubsub.md#two-copies).
+Regular sessions get their messages from core NATS, which keeps nothing. QoS 1 and 2 messages are also stored, so after
+a gap the gateway reads them from the stream, and delivers those that have not come and are not older than the
+subscription. New messages wait meanwhile. A gap is closed in three steps: the subscriptions are in force on every
+server, the stores that were under way then have ended, and the stream's leader has said up to where the messages go.
+See docs/internals/pubsub.md#gaps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import orjson
-
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.pubsub.backlog import Backlog
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.headers import STREAM_SEQUENCE, STREAM_SUBJECT, STREAM_TIME, get_last, status
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.error_codes import NO_MESSAGE_FOUND
+from mqtt_streams.gateway_subjects import AGAIN
+from mqtt_streams.headers import for_some
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.stored import time_ns
+from mqtt_streams.stored import StoredMessage, direct_page, message_of, rfc3339
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
-    from mqtt_nats.backbone.link import NatsConnection
+    from mqtt_nats.backbone.link import Handler, NatsConnection
+    from mqtt_nats.backbone.store_barrier import StoreBarrier
     from mqtt_nats.pubsub.data_path import Path
-    from mqtt_nats.pubsub.routing_table import Filter, Group
+    from mqtt_nats.pubsub.interest_propagation import Nodes
+    from mqtt_nats.pubsub.subscribers import Filter, Group
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -34,111 +40,242 @@ log = logging.getLogger("mqtt_nats.broker")
 # server, and clocks differ. The ids of delivered messages are remembered for longer.
 BEFORE: Final = 8.0
 PAGE: Final = 256
+PAGE_BYTES: Final = 512 * 1024
 
-# Seconds for which JetStream is asked again after core NATS is back.
-PATIENCE: Final = 30.0
+# Seconds for which new messages wait while JetStream does not answer after core NATS is back.
+BACKFILL_TIMEOUT: Final = 30.0
 RETRY: Final = 0.25
 
 # Maximum bytes of new messages per filter that wait while older ones are read; beyond it they are read as well.
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 
-def expect_gap(nats: NatsLinks, path: Path, link: NatsConnection) -> None:
-    """Queue new messages of the subscriptions of ``link`` until missed messages are read; called before renewal."""
-    if link not in nats.gaps:
-        return
-    for found in path.table.filters.values():
-        if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
-            found.queue(Backlog(BACKLOG_BYTES))
+class Head(Protocol):
+    """The head of the stream of messages, as its leader knows it."""
+
+    replicated: bool
+
+    async def state(self) -> dict[str, Any]:
+        """Return the state of the stream at some time after the call."""
+
+    async def following(self, subject: str, start: int) -> StoredMessage | None:
+        """Return the first message of ``subject`` from sequence ``start`` on; None without one."""
 
 
-async def repair(nats: NatsLinks, path: Path, link: NatsConnection) -> None:
-    """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
-    since = nats.gaps.pop(link, None)
-    if since is None:
-        return
-    nats.begin_repair()
-    try:
-        await nats.online.wait()
-        missed = [found for found in path.table.filters.values() if found.link is link and found.backlog is not None]
-        patience = asyncio.get_running_loop().time() + PATIENCE
-        while missed:
-            found = missed[-1]
+class Gaps:
+    """Gaps of one gateway: what regular sessions have missed, for each connection by itself."""
+
+    def __init__(self, nats: NatsLinks, path: Path, nodes: Nodes, head: Head, store_barrier: StoreBarrier) -> None:
+        self.nats, self.path, self.nodes, self.head, self.store_barrier = nats, path, nodes, head, store_barrier
+        self.delivered = 0
+        """Number of messages that were missed and delivered."""
+        self._turns = {link: asyncio.Lock() for link in (nats.link, nats.wild)}
+        """Locks for one repair at a time."""
+        self._again = {link: link.subscribe_raw(AGAIN + b">", self._arrival(link)) for link in (nats.link, nats.wild)}
+
+    def _arrival(self, link: NatsConnection) -> Handler:
+        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            self.path.fanout.again(link, subject[len(AGAIN) :], headers, payload)
+
+        return arrived
+
+    def expect(self, link: NatsConnection) -> None:
+        """Queue new messages of the subscriptions of ``link`` until missed ones are read; called before renewal."""
+        link.renew(self._again[link], AGAIN + b">")
+        if link not in self.nats.gaps:
+            return
+        for found in self.path.table.filters.values():
+            if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
+                found.queue(Backlog(BACKLOG_BYTES))
+
+    async def repair(self, link: NatsConnection) -> None:
+        """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
+        async with self._turns[link]:
+            since = self.nats.gaps.pop(link, None)
+            if since is None:
+                return
+            self.nats.begin_repair()
             try:
-                await _repair(nats, path, found, since)
-            except (ApiError, NoResponders, RequestTimeout) as error:
-                if not link.online:  # the next connection starts over
-                    nats.gaps[link] = min(since, nats.gaps.get(link, since))
-                    return
-                if not nats.link.online:
-                    await nats.online.wait()
-                    patience = asyncio.get_running_loop().time() + PATIENCE
-                    continue
-                if asyncio.get_running_loop().time() < patience:
-                    await asyncio.sleep(RETRY)
-                    continue
-                log.error("messages of %r may have been missed: %s", found.text, error)
-            _let_go(path, found)
-            missed.pop()
-    finally:
-        nats.end_repair()
+                await Repair(self, link, since).run()
+            finally:
+                self.nats.end_repair()
+
+    def count(self) -> None:
+        """Count a message that was missed and is delivered."""
+        self.delivered += 1
 
 
-def _let_go(path: Path, found: Filter) -> None:
-    """Deliver the queued messages; later messages are delivered as they come."""
-    backlog = found.take_backlog()
-    if backlog is None:
-        return
-    for route, headers, payload, reply in backlog.waiting:
-        current = path.table.route_of_subject(route.subject.encode())
-        group = None if current is None else current.groups.get(found)
-        if current is not None and group is not None:
-            path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
+class Repair:
+    """Repair of one gap.
 
+    Args:
+        since: Unix time of nats-server in seconds since which messages may have been missed.
+    """
 
-async def _repair(nats: NatsLinks, path: Path, found: Filter, since: float) -> None:
-    start = datetime.fromtimestamp(since - BEFORE, UTC).isoformat().replace("+00:00", "Z")
-    position: dict[bytes, dict[str, object]] = {bare: {"start_time": start} for bare in found.subjects}
-    before = sum(path.fanout.sent)
-    while True:
+    def __init__(self, gaps: Gaps, link: NatsConnection, since: float) -> None:
+        self._gaps, self._nats, self._path = gaps, gaps.nats, gaps.path
+        self._link, self._since = link, since
+        self._wire = link.wire
+        self._start = 0
+        """Sequence of the first message that may have been missed; 0 = not known yet."""
+        filters = gaps.path.table.filters.values()
+        self._missed = [found for found in filters if found.link is link and found.backlog is not None]
+        """Filters whose messages are to be read."""
+        self._places = {(found, bare): 0 for found in self._missed for bare in found.subjects}
+        """Sequence of the next message to be read, by filter and subject."""
+
+    async def run(self) -> None:
+        """Read until everything that was missed is delivered, or the connection is lost again."""
+        nats, loop = self._nats, asyncio.get_running_loop()
+        await nats.online.wait()
+        patience = loop.time() + BACKFILL_TIMEOUT
+        while self._missed:
+            try:
+                await self._close()
+                continue
+            except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
+                reason = error
+            if not self._link.online or self._link.wire is not self._wire:  # the next connection starts over
+                nats.gaps[self._link] = min(self._since, nats.gaps.get(self._link, self._since))
+                return
+            if not nats.link.online:
+                await nats.online.wait()
+                patience = loop.time() + BACKFILL_TIMEOUT
+            elif loop.time() >= patience and any(found.backlog is not None for found in self._missed):
+                log.error("messages of %d filters may have been missed, and come late: %s", len(self._missed), reason)
+                for found in self._missed:
+                    self._let_go(found)
+            else:
+                await asyncio.sleep(RETRY)
+
+    async def _close(self) -> None:
+        """Read what was missed, and go on with new messages.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout, TimeoutError: NATS or JetStream does not answer.
+        """
+        gaps = self._gaps
+        await gaps.nodes.fence(self._link)
+        await gaps.store_barrier.settled()
+        end = int((await gaps.head.state())["last_seq"])
+        self._start = self._start or await self._first()
+        before = gaps.delivered
+        try:
+            await in_turn([partial(self._complete, found, end) for found in self._missed])
+        finally:
+            self._missed = [found for found in self._missed if (found, found.subjects[0]) in self._places]
+            if gaps.delivered > before:
+                text = "%d messages that were published while NATS was not connected are delivered"
+                log.info(text, gaps.delivered - before)
+
+    async def _first(self) -> int:
+        """Return the sequence of the first message that may have been missed.
+
+        The leader is asked: another replica may not have any of these messages yet.
+        """
+        body = {"next_by_subj": f"{PREFIX}>", "start_time": rfc3339(int((self._since - BEFORE) * 1e9))}
+        try:
+            return message_of(await call(self._nats.inbox, f"STREAM.MSG.GET.{MESSAGES}", body)).seq
+        except ApiError as error:
+            if error.err_code != NO_MESSAGE_FOUND:
+                raise
+        return 1 + int((await self._gaps.head.state())["last_seq"])
+
+    async def _complete(self, found: Filter, end: int) -> None:
+        """Read a filter's messages up to sequence ``end``; unless others had no room to wait, its gap is closed."""
         for bare in found.subjects:
-            while (last := await _page(nats, path, found, bare, position[bare])) > 0:
-                position[bare] = {"seq": last + 1}
-        if found.backlog is None or not found.backlog.full:
-            break
-        # Messages that had no room in the backlog are stored by now, or in a moment.
-        found.backlog.reset()
-        await asyncio.sleep(RETRY)
-    if sum(path.fanout.sent) > before:
-        log.info("messages of %r that were published while NATS was not connected are delivered", found.text)
+            await self._read(found, bare, end)
+        if self._link.wire is not self._wire:  # other messages may have been missed since
+            raise RequestTimeout("the connection to NATS was lost again")
+        if found.backlog is not None and found.backlog.full:
+            # Messages that had no room are being stored: they are read in the next round.
+            found.backlog.reset()
+            return
+        for bare in found.subjects:
+            del self._places[found, bare]
+        self._let_go(found)
 
-
-async def _page(nats: NatsLinks, path: Path, found: Filter, bare: bytes, position: dict[str, object]) -> int:
-    """Deliver one page from ``position`` on; return the stream sequence of its last message, 0 at the end."""
-    last = 0
-    body = {"next_by_subj": PREFIX + bare.decode(), "batch": PAGE, **position}
-    answers = nats.inbox.stream(f"{nats.inbox.api_prefix}.DIRECT.GET.{MESSAGES}", orjson.dumps(body))
-    try:
-        async for reply in answers:
-            stored = get_last(reply.headers, STREAM_SUBJECT, "surrogateescape")
-            if stored is None or status(reply.headers) in (204, 404, 408, 413):
+    async def _read(self, found: Filter, bare: bytes, end: int) -> None:
+        """Deliver the messages of a subject up to sequence ``end``: from any replica, then from the leader."""
+        inbox, head, subject = self._nats.inbox, self._gaps.head, PREFIX + bare.decode()
+        place = max(self._places[found, bare], self._start)
+        more = True
+        while place <= end:
+            if more:
+                page, more = await direct_page(inbox, MESSAGES, subject, {"seq": place}, messages=PAGE, size=PAGE_BYTES)
+            elif head.replicated and (following := await head.following(subject, place)) is not None:
+                page, more = [following], True  # the replica was behind
+            else:
+                place = end + 1
                 break
-            last = int(get_last(reply.headers, STREAM_SEQUENCE) or 0)
-            born = time_ns(get_last(reply.headers, STREAM_TIME) or "") / 1e9
-            _deliver(path, found, stored.removeprefix(PREFIX), reply.headers, reply.payload, born)
-    finally:
-        await answers.aclose()
-    return last
+            late = Latecomers(found)  # nobody joins while a page is delivered
+            for message in page:
+                if message.seq <= end:
+                    self._deliver(found, message, late)
+                    place = message.seq + 1
+                else:
+                    place = end + 1
+            self._places[found, bare] = place
+        self._places[found, bare] = place
+
+    def _deliver(self, found: Filter, message: StoredMessage, late: Latecomers) -> None:
+        if for_some(message.headers):
+            return
+        path, subject = self._path, message.subject.removeprefix(PREFIX)
+        route = path.table.route_of_subject(subject.encode(errors="surrogateescape"))
+        group = route.groups.get(found) if route is not None else None
+        if route is None or group is None or (found.local and path.ids.is_own(message.headers)):
+            return  # the local members had it directly
+        born = message.time_ns / 1e9
+        group = late.removed_from(group, message.seq, born)
+        if not _counts(group):
+            path.fanout.note(found, message.headers, route.subject)
+            return
+        before = sum(path.fanout.sent)
+        path.fanout.from_nats(found, group, route, message.headers, message.payload, born)
+        if sum(path.fanout.sent) > before:
+            self._gaps.count()
+
+    def _let_go(self, found: Filter) -> None:
+        """Deliver the queued messages; later messages are delivered as they come."""
+        backlog, path = found.take_backlog(), self._path
+        if backlog is None:
+            return
+        for number, (route, headers, payload, reply) in enumerate(backlog.waiting):
+            current = path.table.route_of_subject(route.subject.encode())
+            group = None if current is None else current.groups.get(found)
+            if current is not None and group is not None:
+                late = backlog.later(number)
+                group = group.without(late) if late else group
+                path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
 
-def _deliver(path: Path, found: Filter, subject: str, headers: bytes, payload: bytes, born: float) -> None:
-    route = path.table.route_of_subject(subject.encode(errors="surrogateescape"))
-    group = route.groups.get(found) if route is not None else None
-    if route is None or group is None or not _counts(group):
-        return
-    if found.local and path.ids.is_own(headers):
-        return  # the local members had it directly
-    path.fanout.from_nats(found, group, route, headers, payload, born)
+class Latecomers:
+    """Recent members of a filter for whose subscriptions the next stored messages are too old.
+
+    A storm of clients may have joined: they are looked at when the messages reach the next beginning, not each time.
+    """
+
+    def __init__(self, found: Filter) -> None:
+        self._left = dict(found.beginnings or {})
+        self._groups: dict[int, tuple[Group, Group]] = {}
+        """Groups without these members, with the whole groups, by the whole group's `id`."""
+        self._soonest, self._earliest = 0, 0.0
+        """Sequence, and Unix time of a store in seconds, up to which the members stay the same."""
+
+    def removed_from(self, group: Group, sequence: int, born: float) -> Group:
+        """Return a group without the members for whom a message is too old; messages come in their order."""
+        if self._left and (sequence > self._soonest or born > self._earliest):
+            self._left = {member: one for member, one in self._left.items() if not one.covers(sequence, born)}
+            self._groups.clear()
+            some = self._left.values()
+            self._soonest = min((one.last for one in some), default=0)
+            self._earliest = min((one.at for one in some if not one.exact), default=inf)
+        if not self._left:
+            return group
+        if id(group) not in self._groups:
+            self._groups[id(group)] = group, group.without(self._left.keys())
+        return self._groups[id(group)][1]
 
 
 def _counts(group: Group) -> bool:

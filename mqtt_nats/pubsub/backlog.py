@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mqtt_nats.messages.message import Message
     from mqtt_nats.pubsub.granted_options import Choice
-    from mqtt_nats.pubsub.routing_table import Filter, Route
+    from mqtt_nats.pubsub.routing_table import Filter, Member, Route
 
 
 ENTRY_BYTES: Final = 64
@@ -22,7 +22,7 @@ class Backlog:
     These messages are stored, too: if there are too many, the queue drops them and they are read from the stream.
     """
 
-    __slots__ = ("_bytes", "_limit", "full", "waiting")
+    __slots__ = ("_bytes", "_limit", "full", "joined", "waiting")
 
     def __init__(self, limit: int) -> None:
         """``limit`` is in bytes."""
@@ -35,15 +35,29 @@ class Backlog:
         self.full = False
         """Whether messages were dropped because the queue was full."""
         self.waiting: list[tuple[Route, bytes, bytes, bytes]] = []
+        self.joined: dict[Member, int] = {}
+        """Number of messages that waited when a member joined: they are not for the member."""
 
-    def keep(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> None:
-        """Keep a message; when there is no room, drop all messages."""
+    def join(self, member: Member) -> None:
+        """Note that a member joins."""
+        if self.waiting:
+            self.joined[member] = len(self.waiting)
+
+    def later(self, number: int) -> set[Member]:
+        """Return the members that joined when the message with this index was waiting."""
+        return {member for member, first in self.joined.items() if number < first} if self.joined else set()
+
+    def keep_missed(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> bool:
+        """Keep a message; when there is no room, drop all messages. False: the first ones are dropped."""
         self._bytes += len(headers) + len(payload) + 256
-        if self.full or self._bytes > self._limit:
+        if self.full:
+            return True
+        if self._bytes > self._limit:
             self.full = True
             self.waiting.clear()
-        else:
-            self.waiting.append((route, headers, payload, reply))
+            return False
+        self.waiting.append((route, headers, payload, reply))
+        return True
 
 
 class Gate:
@@ -117,7 +131,7 @@ class Gate:
         """Number of bytes that the gate may still keep."""
         return max(self._limit - self.waiting_bytes, 0)
 
-    def keep(self, choice: Choice, message: Message, known: bytes = b"") -> bool:
+    def keep_back(self, choice: Choice, message: Message, known: bytes = b"") -> bool:
         """Keep a message with id ``known``; a full gate drops QoS 0 messages. False: no room for a QoS 1 or 2 one."""
         if self.waiting_bytes + message.size > self._limit:
             self.dropped += 1
@@ -127,15 +141,30 @@ class Gate:
         self.waiting[known or self._count] = choice, message
         return True
 
-    def discard(self, known: bytes) -> None:
+    def ids(self, key: bytes) -> list[bytes]:
+        """Return the ids of the waiting messages of a topic, which is as it stands in a PUBLISH packet."""
+        return [one for one, (_, message) in self.waiting.items() if isinstance(one, bytes) and message.key == key]
+
+    def discard_up_to(self, known: bytes) -> None:
+        """Drop a waiting message that is sent in another way, if it waits, and those of its topic before it."""
+        if known not in self.waiting:
+            return
+        key = self.waiting[known][1].key
+        for one, (_, message) in list(self.waiting.items()):
+            if message.key == key:
+                self.discard(one)
+            if one == known:
+                return
+
+    def discard(self, known: bytes | int) -> None:
         """Drop a waiting message that is sent in another way."""
         kept = self.waiting.pop(known, None)
         if kept is not None:
             self._add(-kept[1].size - ENTRY_BYTES)
 
     def discard_stored(self) -> None:
-        """Drop all waiting messages with an id: they are sent in another way."""
-        for known in [one for one in self.waiting if isinstance(one, bytes)]:
+        """Drop all waiting messages at QoS 1 and 2: they are stored, and sent in another way."""
+        for known in [one for one, (_, message) in self.waiting.items() if isinstance(one, bytes) and message.qos]:
             self.discard(known)
 
     def end(self) -> list[tuple[Choice, Message]]:

@@ -127,7 +127,7 @@ class ClientMemory:
             self.aliases = {}
         former = self.aliases.get(alias)
         size = len(key) - len(former) if former is not None else ALIAS_BYTES + len(key)
-        if not self._room().keep(size):
+        if not self._room().count_kept(size):
             return False
         self.aliases[alias] = key
         return True

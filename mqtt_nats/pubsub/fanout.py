@@ -13,7 +13,7 @@ from mqtt_nats.codec import PublishRun, publish_head
 from mqtt_nats.messages.headers import identity, is_status, moved, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import from_headers
-from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Route, Table
+from mqtt_nats.pubsub.routing_table import NOBODY, Filter, Group, Member, Route, Table
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.subjects import visible_to_wildcard
 
@@ -231,11 +231,40 @@ class Fanout:
                 self._look(route, headers, payload)
             if group.stored and not (group.high or group.low or group.low5 or group.guarded):
                 return  # all members that want the message get it from the stream
+        elif group.guarded:
+            known = identity(headers)
         sender = publisher(headers) if group.guarded else ""
         topic = b""
         if reply and self.response_topic is not None and _modern(group):
             topic = self.response_topic(found, route, headers, reply)
         self.group(group, received(route.key, payload, qos, headers, sender, born, topic), known)
+
+    def again(self, link: NatsConnection, subject: bytes, headers: bytes, payload: bytes) -> None:
+        """Deliver a live copy that another gateway has sent again, to members for whom the first one has not come.
+
+        Args:
+            link: the connection that has brought it, whose filters it is for.
+            subject: subject of the message.
+        """
+        route = self.table.route_of_subject(subject) if publish_qos(headers) else None
+        if route is None:
+            return
+        for found, group in list(route.groups.items()):
+            if found.link is not link or self.resolved(found, subject) is not route:
+                continue
+            if found.backlog is not None:
+                found.keep_missed(found.backlog, route, headers, payload, b"")
+            else:
+                self.from_nats(found, group, route, headers, payload)
+
+    def note(self, found: Filter, headers: bytes, subject: str) -> None:
+        """Remember a message that comes to a filter's members through other filters, or is too old for them."""
+        known = identity(headers)
+        if known and known not in found.seen_before:
+            if len(found.seen) >= SEEN_MOST:
+                found.rotate()
+            found.seen.setdefault(known, subject)
+            self._remembering.add(found)
 
     def _elsewhere(self, found: Filter, known: bytes, subject: str) -> bytes:
         """Return the id under which a message counts on a further subject of its filter; empty: it is a repetition."""
@@ -281,7 +310,9 @@ class FilterHandler(RunHandler):
             if route is None:
                 return
         group = route.groups.get(found)
-        if group is None:
+        if group is None or group is NOBODY:
+            if group is not None and headers:
+                fanout.note(found, headers, route.subject)
             return
         if not headers and not reply and not group.guarded:
             if group.zero:
@@ -295,7 +326,7 @@ class FilterHandler(RunHandler):
         if reply.startswith(b"$JS.ACK."):
             return  # delivery of a push consumer whose deliver subject is like this subject
         if found.backlog is not None and publish_qos(headers):
-            found.backlog.keep(route, headers, payload, reply)
+            found.keep_missed(found.backlog, route, headers, payload, reply)
             return
         if headers and is_status(headers):
             return  # no responders: the answer to a request of a client

@@ -106,7 +106,7 @@ class Parting(Member):
             self._note(known)
             self.member.guard(choice, message, known)
 
-    def keep(self) -> None:
+    def keep_filter(self) -> None:
         """Begin the step in which messages from the heirs are kept."""
         self._keeping = True
 

@@ -69,14 +69,14 @@ def _sum(found: Filter, mine: list[tuple[Options, int]], member: Member, qos: in
     return Choice(found, qos, ids, any(one.retain_as_published for one, _ in mine))
 
 
-def place(group: Group, member: Member, qos: int, found: Filter, matching: Sequence[Filter], renamed: bool) -> None:
-    """Add a member to the right list of a group; ``renamed``: packets cannot be passed on unchanged."""
+def place(group: Group, member: Member, qos: int, found: Filter, matching: Sequence[Filter], apart: bool) -> None:
+    """Add a member to the right list of a group; ``apart``: packets are renamed or checked for each member."""
     if qos and member.durable:
         group.await_stored()
     gated = member.gates and found in member.gates
-    if member.options or member.checks_each or member.bridge or gated or renamed:
+    if member.options or member.checks_each or member.bridge or gated or apart:
         choice = choose(member, qos, found, matching)
-        if gated or renamed or member.checks_each or choice.own is not choice or choice.ids or choice.kept:
+        if gated or apart or member.checks_each or choice.own is not choice or choice.ids or choice.kept:
             group.guarded.append((member, choice))
             return
     if member.version == 5:

@@ -18,13 +18,12 @@ import asyncio
 import logging
 import math
 import random
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.inbox import NO_RESPONDERS
-from mqtt_streams.gateway_subjects import ECHO, HERE, NAMES_BUCKETS, READS_POSITIONS
+from mqtt_streams.gateway_subjects import ECHO, HERE, new_inbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PATIENCE: Final = 1.0
+SERVERS_TIMEOUT: Final = 1.0
 """Maximum seconds to wait for the answers of servers."""
 
 REPEAT: Final = 5.0
@@ -83,7 +82,7 @@ class Nodes:
         self._announced = 0.0
         """Loop time in seconds at which this gateway announces its server, unless another gateway does before."""
         for link in (nats.link, nats.wild, nats.shared):
-            self._prefixes[link] = prefix = b"_INBOX.%b." % secrets.token_hex(11).encode()
+            self._prefixes[link] = prefix = new_inbox()
             self._sids[link] = link.subscribe_raw(prefix + b">", self._answered)
         self._here_sid = nats.link.subscribe_raw(HERE, self._heard)
         self._echo_sid = nats.link.subscribe_raw(ECHO + _server(nats.link), self._asked, b"echo")
@@ -155,7 +154,7 @@ class Nodes:
         echo = self._coming.pop(link)
         self._count += 1
         number = b"%x" % self._count
-        timer = asyncio.get_running_loop().call_later(PATIENCE, self._give_up, number)
+        timer = asyncio.get_running_loop().call_later(SERVERS_TIMEOUT, self._give_up, number)
         echo.send_to(self._missing(link), timer)
         for node in echo.missing:
             link.out.append(b"PUB %b%b %b%b.%b 0\r\n\r\n" % (ECHO, node, self._prefixes[link], number, node))
@@ -210,8 +209,7 @@ class Nodes:
         """Announce this gateway's server, and ask for the others."""
         link = self._nats.link
         own, reply = _server(link), self._prefixes[link] + b"here"
-        head = b"NATS/1.0\r\n%b\r\n%b\r\n\r\n" % (READS_POSITIONS, NAMES_BUCKETS)
-        link.out.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (HERE, reply, len(head), len(head) + len(own), head, own))
+        link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
         link.kick()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.access.acl import of_presence
 from mqtt_nats.backbone.link import Handler, NatsConnection
 from mqtt_nats.base.bucket import MemoryBudget, Share
 from mqtt_nats.codec import MqttError, NotAuthorized, TopicNameInvalid, validate_topic_name
@@ -142,9 +143,15 @@ class Table:
         """Carriers by filter: each brings the messages of filters that overlap many other filters of a session."""
         self.partings: dict[Member, Parting] = {}
         """Filter handovers in progress, by member."""
+        self.on_joined: Callable[[Filter, Member, int], None] = lambda found, member, qos: None
+        """``on_joined(found, member, qos)``: core NATS serves a member through a filter from now on."""
         self._index: FilterIndex[Filter] = FilterIndex()
         self._local_dispatch = local_dispatch
         self._most = max_levels, max_bytes
+
+    def call_on_joined(self, joined: Callable[[Filter, Member, int], None]) -> None:
+        """Set whom to tell of new subscriptions; see :attr:`on_joined`."""
+        self.on_joined = joined
 
     # -- subscriptions --------------------------------------------------------------------------
 
@@ -186,7 +193,11 @@ class Table:
         present = PLAIN if member.options is None else member.options.get(found, PLAIN)
         if found.members.get(member) != qos or present != options:
             self.changed(found)
-        self.subscriptions += member not in found.members
+        if member not in found.members:
+            self.subscriptions += 1
+            self.on_joined(found, member, qos)
+        elif member.durable and not qos:  # until now its consumer has brought what is stored
+            self.on_joined(found, member, qos)
         found.members[member] = qos
         member.filters[found] = qos
         member.joined(found)
@@ -215,7 +226,7 @@ class Table:
             return False
         self.changed(found)
         self.subscriptions -= 1
-        del found.members[member]
+        found.end(member)
         del member.filters[found]
         member.parted(found)
         member.choose_options(found, None)
@@ -247,7 +258,7 @@ class Table:
         self.subscriptions -= len(member.filters)
         for found in member.filters:
             self.changed(found)
-            del found.members[member]
+            found.end(member)
             if not found.members:
                 self._drop(found)
         member.forget_filters()
@@ -387,23 +398,27 @@ class Table:
         if route.subject[:1] == "_" and not visible_to_wildcard(route.subject):
             filters = [found for found in filters if found.text[0] not in "#+"]
         groups: dict[Filter, Group] = {}
-        renamed = route.asked != route.key
+        apart = route.asked != route.key or of_presence(route.key)
         if len(filters) == 1 and not self.partings:
             only = filters[0]
             group = groups[only] = Group()
             for member, qos in only.members.items():
-                place(group, member, qos, only, (only,), renamed)
+                place(group, member, qos, only, (only,), apart)
         elif filters:
             owned: dict[Member, list[Filter]] = {}
+            others: set[Filter] = set()
             for found in filters:
                 for member in found.members:
                     owned.setdefault(member, []).append(found)
             for member, mine in owned.items():
                 mine = member.in_order(mine)
+                others.update(one for one in mine[1:] if member.filters[one] and not member.durable)
                 first, granted = mine[0], max([member.filters[one] for one in mine])
                 parting = self.partings.get(member)
                 if parting is None or not parting.place(groups, first, granted, mine):
-                    place(groups.setdefault(first, Group()), member, granted, first, mine, renamed)
+                    place(groups.setdefault(first, Group()), member, granted, first, mine, apart)
+            for found in others:  # they note what has come: they may be the first ones later
+                groups.setdefault(found, NOBODY)
         local = [group for found, group in groups.items() if found.local]
         only_local = local[0] if local else NOBODY
         if len(local) > 1:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Callable, Collection, Set
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -15,6 +15,10 @@ from mqtt_nats.pubsub.filter_index import Overlaps
 from mqtt_nats.pubsub.granted_options import Choice, Options
 from mqtt_nats.transport.write_buffer import WriteBuffer
 from mqtt_streams.subjects import filter_to_subjects
+
+if TYPE_CHECKING:
+    from mqtt_nats.pubsub.beginnings import Beginning
+    from mqtt_nats.pubsub.routing_table import Route
 
 OVERLAPS_MOST: Final = 16
 """Maximum number of overlapping filters of one session that have their own NATS subscriptions."""
@@ -173,6 +177,23 @@ class Group:
         """Note that a durable member gets QoS 1 and 2 messages from the stream."""
         self.stored = True
 
+    def without(self, members: Set[Member]) -> Group:
+        """Return the group without some members."""
+        found = Group()
+        found.merge(self)
+        if self.stored:
+            found.await_stored()
+        found.remove(members)
+        return found
+
+    def remove(self, members: Set[Member]) -> None:
+        """Remove members, and those that stand in for them."""
+        gone = {id(member.write_buffer) for member in members}
+        for outlets in (self.zero, self.zero5, self.low, self.low5):
+            outlets[:] = [one for one in outlets if id(one) not in gone]
+        self.high[:] = [one for one in self.high if one[0] not in members]
+        self.guarded[:] = [one for one in self.guarded if id(one[0].write_buffer) not in gone]
+
     def merge(self, other: Group) -> None:
         """Add the members of ``other``."""
         self.zero += other.zero
@@ -191,6 +212,7 @@ class Filter:
 
     __slots__ = (
         "backlog",
+        "beginnings",
         "carrier",
         "denied",
         "link",
@@ -222,6 +244,8 @@ class Filter:
         self.sids: list[bytes] = []
         self.backlog: Backlog | None = None
         """Queue of new messages while missed messages are read; None = no missed messages are read."""
+        self.beginnings: dict[Member, Beginning] | None = None
+        """Beginnings of recent members; None = there are none."""
         self.seen: dict[bytes, str] = {}
         """Ids of recent QoS 1 and 2 messages from NATS, with their subjects; `seen_before` has the older half."""
         self.seen_before = self.seen  # until the first rotation: most filters have no ids, and need one dictionary
@@ -246,9 +270,43 @@ class Filter:
         self.seen_before, self.seen = self.seen, {}
         return bool(self.seen_before)
 
+    def begin(self, member: Member, beginning: Beginning) -> None:
+        """Note the beginning of a member's subscription."""
+        if self.beginnings is None:
+            self.beginnings = {}
+        self.beginnings[member] = beginning
+        if self.backlog is not None:
+            self.backlog.join(member)
+
+    def end(self, member: Member) -> None:
+        """Remove a member."""
+        del self.members[member]
+        if self.beginnings is not None:
+            self.beginnings.pop(member, None)
+        if self.backlog is not None:
+            self.backlog.joined.pop(member, None)
+
+    def forget_beginnings(self, before: float) -> bool:
+        """Forget beginnings before a Unix time in seconds; return whether others are left."""
+        left = {member: one for member, one in (self.beginnings or {}).items() if one.at >= before}
+        self.beginnings = left or None
+        return bool(left)
+
     def queue(self, backlog: Backlog) -> None:
-        """Queue new messages while missed messages are read."""
+        """Queue new messages while missed messages are read; what is queued already is dropped, and read as well."""
+        if self.backlog is not None:
+            self.doubt_beginnings()
         self.backlog = backlog
+
+    def keep_missed(self, backlog: Backlog, route: Route, headers: bytes, payload: bytes, reply: bytes) -> None:
+        """Queue a message."""
+        if not backlog.keep_missed(route, headers, payload, reply):
+            self.doubt_beginnings()
+
+    def doubt_beginnings(self) -> None:
+        """Note that messages that have come since recent members joined are dropped, and have to be read."""
+        for one in (self.beginnings or {}).values():
+            one.doubt()
 
     def take_backlog(self) -> Backlog | None:
         """Return the queue, into which no more messages go; None = there is none."""

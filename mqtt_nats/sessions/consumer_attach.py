@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.inbox import GRACE
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, call
 from mqtt_streams.consumers import (
@@ -29,6 +30,7 @@ from mqtt_streams.consumers import (
     existing_consumer,
     update_consumer,
 )
+from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
@@ -55,7 +57,6 @@ STEP: Final = 0.02
 PUBREL_WINDOW: Final = 65535
 
 # Creating a consumer fails while nats-server still removes the files of a former consumer of the same name.
-CREATE_FAILED: Final = 10012
 CREATE_TRIES: Final = 10
 
 EXPIRE_NS: Final = 100_000_000
@@ -89,7 +90,10 @@ async def move(services: Services, stream: str, consumer: ConsumerRef) -> Consum
     deadline = now() + (LET_GO_CROWDED if now() < services.nats.crowded_until else LET_GO)
     while True:
         try:
-            return await update_consumer(services.nats.inbox, stream, consumer)
+            info = await update_consumer(services.nats.inbox, stream, consumer)
+            if info.paused:
+                await resume(services.nats.inbox, stream, consumer.durable_name)
+            return info
         except DeliverSubjectBusy:
             if now() > deadline:
                 services.nats.crowd(now() + CROWDED)
@@ -124,7 +128,7 @@ async def take(side: SessionConsumers, binding: ConsumerBinding) -> tuple[Consum
         try:
             info = await move(services, MESSAGES, consumer)
         except ApiError as error:
-            if error.err_code != CREATE_FAILED or not await _adopt_start(side, binding):
+            if error.err_code != CONSUMER_CREATE_FAILED or not await _adopt_start(side, binding):
                 raise
             consumer = binding.consumer
             info = await move(services, MESSAGES, consumer)
@@ -195,10 +199,10 @@ async def make_anew(side: SessionConsumers, binding: ConsumerBinding) -> Consume
     start: int | None
     if side.replaced is not None:
         lost = "the stream was replaced, and with it what this client has not had yet"
-        start = None if source.end else side.replaced + 1
+        start = None if source.ended else side.replaced + 1
     elif last < source.last or last + 1 < source.start:
         lost = "its messages are lost, the stream begins anew"
-        start = None if source.end else 1
+        start = None if source.ended else 1
         source.begin_anew()
         side.machine.begin_anew()
         side.overlap.begin_anew(binding)
@@ -235,7 +239,7 @@ async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerIn
         try:
             return await create_consumer(inbox, MESSAGES, consumer)
         except ApiError as error:
-            if error.err_code != CREATE_FAILED:
+            if error.err_code != CONSUMER_CREATE_FAILED:
                 raise
         await asyncio.sleep(STEP)
     return await create_consumer(inbox, MESSAGES, consumer)
@@ -251,6 +255,8 @@ async def send_again(services: Services, stream: str, consumer: ConsumerRef, com
     short = replace(consumer, ack_wait=EXPIRE_NS)
     try:
         info = await update_consumer(services.nats.inbox, stream, short)
+        if info.paused:
+            await resume(services.nats.inbox, stream, consumer.durable_name)
         if outdated(info, short):
             info = await update_consumer(services.nats.inbox, stream, short)
         pending = info.num_ack_pending
@@ -341,7 +347,7 @@ async def _ask_again(
     except (ConsumerNotFound, DeliverSubjectBusy):
         return refused  # a deleted consumer is created again by the handler of its advisory
     except ApiError as error:
-        if error.err_code != CREATE_FAILED:
+        if error.err_code != CONSUMER_CREATE_FAILED:
             raise
         await asyncio.sleep(STEP)
         return error  # the short AckWait may be set, and not set back

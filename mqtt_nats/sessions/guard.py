@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.access.acl import EVERYTHING
+from mqtt_nats.access.acl import EVERYTHING, PRESENCE, covers
 from mqtt_nats.access.authenticator import ADMINISTRATOR
 from mqtt_nats.base.logs import log_failure, shorten
 from mqtt_nats.hooks.chain import HookFailed
@@ -71,17 +71,22 @@ class Guard:
 
     def allows(self, topic_filter: str, qos: int) -> bool:
         """Whether the client may have a subscription, shared ones included; nothing is logged."""
-        return self._allows_subscription(plain_filter(topic_filter), qos)
+        plain = plain_filter(topic_filter)
+        return self._allows_subscription(plain, qos, shared=plain != topic_filter)
 
-    def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
+    def _allows_subscription(self, topic_filter: str, qos: int, *, shared: bool) -> bool:
         if self.at_delivery:
             return self.permissions.may_touch(topic_filter, qos)
+        if shared:
+            return self.permissions.may_share(topic_filter, qos)
         return self.permissions.may_subscribe(topic_filter, qos)
 
     def may_receive(self, key: bytes, qos: int) -> bool:
         """Whether the client may receive messages of a topic by a subscription of this QoS."""
-        if not self.at_delivery:
-            return True
+        return not self.at_delivery or self.may_read(key, qos)
+
+    def may_read(self, key: bytes, qos: int) -> bool:
+        """Whether the client may read one topic; the decision is remembered."""
         asked = (key, qos + READING, False)
         memory = self._client.memory
         known = memory.decided(asked)
@@ -124,8 +129,8 @@ class AskingGuard(Guard):
         allowed = super()._allows_publish(key, qos, retain)
         return self._ask(Authorizing(self._view, "publish", key[2:].decode(), qos, retain), allowed)
 
-    def _allows_subscription(self, topic_filter: str, qos: int) -> bool:
-        allowed = super()._allows_subscription(topic_filter, qos)
+    def _allows_subscription(self, topic_filter: str, qos: int, *, shared: bool) -> bool:
+        allowed = super()._allows_subscription(topic_filter, qos, shared=shared)
         return self._ask(Authorizing(self._view, "subscribe", topic_filter, qos, False), allowed)
 
     def _allows_reading(self, topic: str, qos: int) -> bool | None:
@@ -150,12 +155,25 @@ def may_subscribe(client: Session, topic_filter: str, qos: int) -> bool:
     """Whether a client may have a subscription, shared ones included; without rules only `$SYS` filters need one."""
     if client.guarded is not None:
         return client.guarded.may_subscribe(topic_filter, qos)
-    free = topic_filter[0] != "$" or client.granted is ADMINISTRATOR
-    if free or EVERYTHING.may_subscribe(plain_filter(topic_filter), qos):
+    if topic_filter[0] != "$" or client.granted is ADMINISTRATOR:
+        return True
+    plain = plain_filter(topic_filter)
+    if (EVERYTHING.may_subscribe if plain == topic_filter else EVERYTHING.may_share)(plain, qos):
         return True
     text = "denied: subscription of %r, which needs a rule; %s"
     log_failure(log, logging.WARNING, "denied", text, shorten(topic_filter), client)
     return False
+
+
+def hears_presence(client: Session, topic_filter: str, key: bytes, qos: int) -> bool:
+    """Whether a client gets a message of presence by a filter.
+
+    A filter of presence alone was checked when it was granted. A wider one brings only the topics that a rule names.
+    """
+    if covers(PRESENCE, topic_filter):
+        return True
+    guard = client.guarded
+    return client.granted is ADMINISTRATOR if guard is None else guard.may_read(key, qos)
 
 
 def denied_subscriptions(client: Session) -> set[str]:

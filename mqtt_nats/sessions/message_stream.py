@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,8 +21,11 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.pending_stores import TRANSIENT, AwaitedStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.sessions.removals import Removals
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE_TEXT
 from mqtt_streams.generations import GenerationStore, Lower
+from mqtt_streams.generations import Mark as Generation
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage, delete, get_next
@@ -43,7 +45,6 @@ log = logging.getLogger("mqtt_nats.broker")
 PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63) - 1)
 """Headers of a message that is to follow an impossible sequence: JetStream refuses it, and names the last sequence."""
 
-LAST_SEQUENCE: Final = re.compile(r"wrong last sequence: (\d+)")
 
 UNKNOWN: Final = -1
 """Result of a mark whose refusal names no sequence."""
@@ -69,7 +70,7 @@ class Mark(AwaitedStore):
 
     def failed(self, error: ApiError) -> None:
         """Take the last sequence from the refusal."""
-        found = LAST_SEQUENCE.search(error.description)
+        found = WRONG_LAST_SEQUENCE_TEXT.search(error.description)
         if not self.done.done():
             self.done.set_result(int(found[1]) if found is not None else UNKNOWN)
 
@@ -169,6 +170,8 @@ class StreamIdentity:
         """Id of the stream's mark; empty until the first check."""
         self.floor = 0
         """Stream sequence up to which the messages are those of the stream before; 0 = none."""
+        self.removals = Removals()
+        self._generation = Generation("", "", 0, 0)
         self.consumers = 0
         """Number of consumers of the stream: as of the last check, with what gateways may have decided on since."""
         self._gateways = 1.0
@@ -232,11 +235,13 @@ class StreamIdentity:
             return
         self.consumers = self._store.consumers
         natstime.learn(*self._store.heard)
+        self.removals.look(self._store.info, natstime.now())
+        known, self._generation = self._generation, mark
         if mark.id == self.id:
             return
-        known, self.id, self.floor = self.id, mark.id, mark.floor
-        if not known:
-            return
+        self.id, self.floor = mark.id, mark.floor
+        if not known.id or (mark.created == known.created and mark.floor >= known.last):
+            return  # in the second case somebody has removed the mark: all that is known here is still there
         for replaced in self._replaced:
             replaced()
         log.error("stream %s was replaced: its messages up to sequence %d are older ones", MESSAGES, mark.floor)

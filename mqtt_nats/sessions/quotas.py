@@ -21,6 +21,7 @@ from mqtt_nats.base.bucket import Buckets, depth
 from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.tasks import rooted
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_streams.headers import REPLACING
 from mqtt_streams.quotas import note_subject
 from mqtt_streams.sessions import PoisonedRecord
 
@@ -34,6 +35,8 @@ log = logging.getLogger("mqtt_nats.broker")
 
 WAITING_MOST: Final = 16
 """Most claims of a user or address that keep their places among all claims while they wait for the same notes."""
+BEGINNING_S: Final = 4.0
+"""Most seconds for which a new session waits for `session_rate`: clients do not wait much longer for CONNACK."""
 READ_AGAIN_S: Final = 60.0
 """Seconds after which the notes of a quota are read again, when a client needs more sessions or consumers."""
 READ_FULL_S: Final = 5.0
@@ -136,6 +139,8 @@ class Quotas:
         """Growth of a quota's notes since their reading began, by quota; the reading may have missed it."""
         rate = settings.consumer_rate
         self._paces = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
+        rate = settings.session_rate
+        self._beginnings = Buckets(rate, depth(rate, settings.rate_burst)) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -148,15 +153,17 @@ class Quotas:
             claim: who claims the session, with one place at a time: until :meth:`store_note` or :meth:`give_back`.
             key: session key.
             who: the user or address, for the log.
-            crowded: called where the claim waits for notes for which `WAITING_MOST` others wait already.
+            crowded: called where the claim waits for the rate of new sessions, or for notes for which `WAITING_MOST`
+                others wait already.
 
         Raises:
-            QuotaExceeded: the quota has as many sessions as permitted.
+            QuotaExceeded: the quota has as many sessions as permitted, or too many are begun in a short time.
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         self.give_back(claim)
         place, most = Place(quota, key), self._settings.max_sessions
         if place not in self._places:
+            await self._wait_for_rate(quota, who, crowded)
             use = await self._use(quota, lambda use: most is not None and use.sessions >= most, crowded)
             if place not in self._places:  # else another claim of the session has been admitted meanwhile
                 if most is not None and use.sessions >= most:
@@ -165,6 +172,23 @@ class Quotas:
                 use.add(1, 0)
         self._places.setdefault(place, set()).add(claim)
         self._claims[claim] = place
+
+    async def _wait_for_rate(self, quota: str, who: str, crowded: Callable[[], None]) -> None:
+        """Wait until the rate of new sessions allows one more.
+
+        Raises:
+            QuotaExceeded: that would take longer than `BEGINNING_S`.
+        """
+        if self._beginnings is None:
+            return
+        now = self._now()
+        bucket = self._beginnings.of(quota, now)
+        if bucket.level(now) + 1 > bucket.depth + bucket.rate * BEGINNING_S:
+            self._count_refusal("session_rate", who)
+            raise QuotaExceeded("session_rate: too many new sessions of one user or address in a short time")
+        if wait := bucket.pour(1, now):
+            crowded()
+            await asyncio.sleep(wait)
 
     def give_back(self, claim: object) -> None:
         """End the part of a claim in the place of its session, if it has one: the claim has not begun the session."""
@@ -221,7 +245,7 @@ class Quotas:
         if place.quota in self._noted_meanwhile:
             self._noted_meanwhile[place.quota].add(begun, max(0, more))
         target = b"HPUB %b " % note_subject(*place).encode()
-        self._store.put(target, b"NATS/1.0\r\n\r\n", b"%d" % count, IgnoredStore())
+        self._store.put(target, REPLACING, b"%d" % count, IgnoredStore())
 
     def forget_session(self, key: str) -> None:
         """Forget note and reserved consumers of a session that nobody has or claims here; its stored note stays."""

@@ -7,13 +7,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.pubsub.shared_filters import groups_of
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import delete_consumer
+from mqtt_streams.consumers import delete_consumer, delete_for_good
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.hashing import held_token
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
@@ -36,14 +37,12 @@ from mqtt_streams.sessions import (
 )
 from mqtt_streams.shared import ASSIGNED, MEMBERS, assigned_subjects, members_subject
 from mqtt_streams.shared import STREAM as SHARED
-from mqtt_streams.stored import delete, direct_get_last, get_last, purge, scan, subjects_of
+from mqtt_streams.stored import direct_get_last, get_last, purge, remove, scan, subjects_of
 from mqtt_streams.timers import EXPIRY
 
 if TYPE_CHECKING:
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
-
-STREAM_NOT_FOUND: Final = 10059
 
 Place = tuple[str, str]
 """A stream, and the subject or filter subject of one session's messages in it."""
@@ -74,7 +73,10 @@ def claimed(record: SessionRecord | None) -> tuple[SessionRecord, V5]:
 async def save_record(client: Session, expected: int) -> int:
     """Write the session record [MQTT-4.1.0-1] (3.1.1), [MQTT-3.1.2-23] (5.0); return its sequence, the epoch.
 
-    A write whose outcome is unknown is read back: the record's nonce tells whether this connection wrote it.
+    A write whose outcome is unknown is read back: the record's nonce tells whether this connection wrote it. The
+    owner's write is made again when it is refused while the record is still the one that it replaces: the leader of
+    the stream refuses a write while another one of the record is on its way, perhaps an earlier attempt. A leader that
+    has lost its followers does so for seconds.
 
     Args:
         expected: sequence of the record that this write replaces; 0 = none.
@@ -84,6 +86,7 @@ async def save_record(client: Session, expected: int) -> int:
         RequestTimeout, NoResponders: JetStream does not answer, and the session is not this connection's yet.
     """
     services = client.services
+    expected = 0 if client in services.unrecorded else expected
     record, v5 = claimed(client.record)
     nonce = services.identity.new_nuid()
     record.sign(services.identity.id, nonce)
@@ -92,33 +95,89 @@ async def save_record(client: Session, expected: int) -> int:
     if client.epoch:
         v5.begin_at(client.epoch)
     reply = claim_subject(client.hash, services.identity.id, nonce)
+    sequence = 0
     try:
         sequence = await services.streams.sessions.save(record, expected=expected, reply=reply)
     except (RequestTimeout, NoResponders):
+        pass
+    except Conflict:
+        if not _owns(client, expected):  # whoever claims a session looks at it anew
+            raise
+    if not sequence:
         sequence = await retry_until_answered(client, partial(_save_again, client, record, expected, nonce, reply))
+    services.unrecorded.pop(client, None)
     client.claim(sequence)
     services.quotas.store_note(record)
     return sequence
 
 
+async def name_position(client: Session) -> None:
+    """Name a position in the session record, if it has none.
+
+    Raises:
+        ApiError: the record cannot be stored.
+        Conflict: another connection has claimed the session.
+    """
+    if not claimed(client.record)[1].pos:
+        await store_position_name(client)
+
+
+async def store_position_name(client: Session) -> None:
+    """Store the session record with a name for the position; a name that the record has stays.
+
+    Raises:
+        ApiError: the record cannot be stored.
+        Conflict: another connection has claimed the session.
+    """
+    v5 = claimed(client.record)[1]
+    known = v5.pos
+    v5.name_position(known or client.services.identity.new_nuid())
+    try:
+        await save_record(client, client.epoch)
+    except BaseException:
+        v5.name_position(known)
+        raise
+
+
+def _owns(client: Session, expected: int) -> bool:
+    """Whether the record with sequence ``expected`` is one that this connection has written."""
+    return 0 < expected == client.epoch
+
+
 async def _save_again(client: Session, record: SessionRecord, expected: int, nonce: str, reply: str) -> int:
-    """Write a record again unless an earlier write, whose outcome is unknown, has stored it."""
-    known = await _stored_sequence(client, nonce)
+    """Write a record again unless an earlier write, whose outcome is unknown, has stored it.
+
+    Raises:
+        Conflict: another connection wrote the record.
+        RequestTimeout: not answered; or a write of the owner's record is on its way, and nobody knows whose.
+    """
+    known, _ = await _stored(client, nonce)
     if known is not None:
         return known
+    conflict: Conflict | None = None
     try:
         return await client.services.streams.sessions.save(record, expected=expected, reply=reply)
     except Conflict as error:
-        known = await _stored_sequence(client, nonce)  # the first write may have been stored late
-        if known is None:
-            raise error
+        conflict = error
+    known, present = await _stored(client, nonce)  # the first write may have been stored late
+    if known is not None:
         return known
+    if present == expected and _owns(client, expected):
+        raise RequestTimeout("another write of the session record is on its way") from conflict
+    raise conflict
 
 
-async def _stored_sequence(client: Session, nonce: str) -> int | None:
-    """Return the sequence of the stored record if the write with this nonce has stored it; None = it has not."""
-    found = await client.services.streams.sessions.load(client.hash, client.client_id)
-    return found[1] if found is not None and found[0].v5 is not None and found[0].v5.nonce == nonce else None
+async def _stored(client: Session, nonce: str) -> tuple[int | None, int]:
+    """Return the record's sequence if the write with this nonce stored it, else None; and its sequence (0 = none)."""
+    try:
+        found = await client.services.streams.sessions.load(client.hash, client.client_id)
+    except PoisonedRecord as error:  # somebody else has written it
+        return None, error.seq
+    if found is None:
+        return None, 0
+    record, sequence = found
+    mine = record.v5 is not None and record.v5.nonce == nonce
+    return (sequence if mine else None), sequence
 
 
 def leftovers(known: SessionRecord) -> list[Draining]:
@@ -166,6 +225,21 @@ async def discard_session(services: Services, known: SessionRecord, epoch: int, 
         if not until:
             await _delete_pubrel_consumer(services, known, epoch)
         await services.streams.timers.cancel(EXPIRY, known.key, epoch)
+
+
+async def is_empty(services: Services, known: SessionRecord) -> bool:
+    """Whether a session without a connection has no subscription, no message, and no QoS 2 exchange under way.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream refuses a request or does not answer.
+    """
+    v5 = known.v5
+    if v5 is None or known.subs or known.cons or v5.shared or v5.draining or v5.ended:
+        return False
+    for stream, subject in _places(known):
+        if (stream, subject) != (POSITIONS, position_subject(known.key)) and await _end(services, stream, subject, 0):
+            return False
+    return True
 
 
 async def list_exchanges(services: Services) -> Exchanges | None:
@@ -221,7 +295,8 @@ async def discard_expired(
     await _delete_consumers(services, known)
     place = POSITIONS, position_subject(known.key)
     position = ends.pop(place, 0)
-    if position and not await delete(services.nats.inbox, POSITIONS, position):  # a replica that lags has named it
+    # A replica that lags may have named a former position.
+    if position and not await remove(services.nats.inbox, *place, position):
         await discard_session(services, known, epoch)
         return
     await _remove_up_to(services, known, ends)
@@ -232,7 +307,7 @@ async def discard_expired(
 async def _delete_consumers(services: Services, known: SessionRecord) -> None:
     """Delete the consumers of messages; a consumer's name is never used again."""
     names = {entry.name for entry in leftovers(known)} - {CONSUMER_PREFIX + known.key}
-    found = await asyncio.gather(*(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names))
+    found = await asyncio.gather(*(delete_for_good(services.nats.inbox, MESSAGES, name) for name in names))
     services.stream.count_consumers(-sum(found))
 
 

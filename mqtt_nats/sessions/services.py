@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mqtt_nats.transport.turns import TimingWheel
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from mqtt_nats.observability.counters import Counters
     from mqtt_nats.pubsub.data_path import Path
     from mqtt_nats.pubsub.interest_propagation import Nodes
+    from mqtt_nats.sessions.groups.subscribe import LateAssignments
     from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
     from mqtt_nats.sessions.quotas import Quotas
     from mqtt_nats.sessions.session import Session
-    from mqtt_nats.sessions.shared_subscribe import LateAssignments
+    from mqtt_nats.sessions.takeover import RecordReads
     from mqtt_nats.transport.connection import Clock
     from mqtt_streams.stores import Streams
 
@@ -95,7 +96,11 @@ class Services:
     """Identity of the stream of messages."""
     quotas: Quotas
     late_assignments: LateAssignments
+    records: RecordReads
+    """Reads of the records of connected sessions."""
+    unrecorded: dict[Session, None] = field(default_factory=dict)
+    """Clean sessions without a record, oldest first: see :mod:`mqtt_nats.sessions.unrecorded`."""
 
     def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
         """Remove the assignment of a QoS 2 message of a group: the message is complete, or has no receiver."""
-        self.nats.store.call(self.streams.delete_shared, b'{"seq":%b,"no_erase":true}' % record, operation)
+        self.nats.store.call(self.streams.delete_assignment, b'{"seq":%b,"no_erase":true}' % record, operation)

@@ -28,9 +28,10 @@ from mqtt_streams.subjects import filter_to_subjects
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Allow
     from mqtt_nats.messages.publish_encoder import Aliases
+    from mqtt_nats.sessions.groups.ended_shares import EndedShares
+    from mqtt_nats.sessions.groups.member import Membership
     from mqtt_nats.sessions.guard import Guard
     from mqtt_nats.sessions.services import Services
-    from mqtt_nats.sessions.shared_member import Membership
     from mqtt_streams.sessions import SessionRecord
     from mqtt_streams.wills import StoredWill
 
@@ -52,6 +53,7 @@ class Session(Member):
     __slots__ = (
         "_memory",
         "connection",
+        "ended_shares",
         "epoch",
         "expires",
         "expiry",
@@ -123,6 +125,8 @@ class Session(Member):
         """Error for which the gateway has ended the connection; None = it has not."""
         self.shares: dict[str, Membership] | None = None
         """Shared subscriptions by topic filter, ``$share/`` included; None = there are none."""
+        self.ended_shares: EndedShares | None = None
+        """Ended shared subscriptions with messages that are not acknowledged; None = there were none."""
         self.regular_side: TransientSender | None = None
         """Sender of a session that ends with its connection; None = the session is durable, or not claimed yet."""
 
@@ -191,6 +195,10 @@ class Session(Member):
     @abstractmethod
     async def connected(self) -> None:
         """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
+
+    @abstractmethod
+    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for NATS or JetStream; in a job of the client, the end of the client cancels the wait."""
 
     @abstractmethod
     def begin_regular(self, record: SessionRecord) -> None:
@@ -275,7 +283,9 @@ class Session(Member):
         self.sender_header = b"Nmqtt-Client:%b\r\n" % percent_encode(self.client_id).encode()
 
     def end_by(self, timer: asyncio.TimerHandle) -> None:
-        """Note the timer that ends the connection when the credentials expire."""
+        """Note the timer that ends the connection when the credentials expire, in place of an earlier one."""
+        if self.expires is not None:
+            self.expires.cancel()
         self.expires = timer
 
     # -- the record and its owner ---------------------------------------------------------------
@@ -323,3 +333,8 @@ class Session(Member):
             self.shares = {}
             self.services.registry.sharing.add(self)
         return self.shares
+
+    def keep_ended_shares(self, ended: EndedShares) -> EndedShares:
+        """Set, and return, the ended shared subscriptions with messages that are not acknowledged."""
+        self.ended_shares = ended
+        return ended

@@ -2,7 +2,8 @@
 """Takeover: the signals by which a gateway learns of claims, and whether a session still belongs to a connection.
 
 A signal is the acknowledgement of a write to a session record. A gateway hears the signals of the buckets of its
-sessions, or all while somebody's do not name the bucket. See docs/internals/sessions.md#takeover-signal.
+sessions, or all while nats-server's own listener serves clients, whose signals do not name the bucket. See
+docs/internals/sessions.md#takeover-signal.
 """
 
 from __future__ import annotations
@@ -22,10 +23,19 @@ from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.hashing import SECOND_KEY_LENGTH, registered_as
-from mqtt_streams.sessions import SECOND_BUCKET, PoisonedRecord, claim_bucket, claiming_gateway, claims_of
+from mqtt_streams.sessions import (
+    SECOND_BUCKET,
+    STREAM,
+    PoisonedRecord,
+    claim_bucket,
+    claim_subject,
+    claiming_gateway,
+    claims_of,
+)
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.base.tasks import Tasks
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.session import Session
     from mqtt_streams.sessions import SessionRecord, SessionStore
@@ -35,11 +45,8 @@ log = logging.getLogger("mqtt_nats.broker")
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
 """Subjects on which all writes to session records are acknowledged, as :func:`claim_subject` returns them."""
 
-PATIENCE: Final = 30.0
-"""Seconds to wait for JetStream after core NATS is back: a stream's leader may have to be elected."""
-
 RETRY: Final = 0.25
-"""Seconds between two attempts to read the record."""
+"""Seconds between two questions whether records can be read again."""
 
 TURN: Final = 5.0
 """Most seconds for which a connection waits until the packets of an earlier connection are handled."""
@@ -49,6 +56,9 @@ RESOLUTION: Final = 0.01
 
 AT_ONCE: Final = 64
 """Sessions whose records are read at the same time."""
+
+NO_KEY: Final = "-"
+"""A key that no session has."""
 
 IDLE_BUCKETS_MOST: Final = 256
 """Most buckets without sessions of this gateway whose claims are still heard, of 62 × 62 buckets."""
@@ -112,7 +122,7 @@ class Claims:
         self._sids[bucket] = self._nats.link.subscribe_raw(claims_of(bucket).encode(), self._heard)
 
     def _renew(self) -> None:
-        """Hear all claims after a reconnect: a gateway whose claims name no bucket may have come meanwhile."""
+        """Hear all claims after a reconnect: nats-server's listener may serve clients since then."""
         if not self.hear_all():
             self._nats.link.renew(self._all, SIGNALS)
 
@@ -230,6 +240,14 @@ class Claims:
         if former is not None and former is not client:
             former.taken_over()
 
+    def announce(self, client: Session, nonce: str) -> None:
+        """Tell other gateways of a claim whose record is not stored, as the acknowledgement of a write would."""
+        ack = {"stream": STREAM, "seq": client.epoch + 1} | ({"domain": self._domain} if self._domain else {})
+        payload = orjson.dumps(ack)
+        subject = claim_subject(client.hash, client.services.identity.id, nonce).encode()
+        self._nats.link.out.append(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
+        self._nats.link.kick()
+
     def served(self, client_hash: str) -> None:
         """Wake waiting connections: the packets of an earlier connection are handled, or never will be."""
         event = self._served.pop(client_hash, None)
@@ -260,11 +278,11 @@ class Claims:
             self._nats.inbox.literal(subject, headers, payload)
             return
         clients = self._clients.get(tokens[4].decode("utf-8", "replace"))
-        if clients is None:
+        if clients is None or headers:  # an acknowledgement has none, what somebody has fetched has some
             return
         try:
             ack = orjson.loads(payload)
-            if "error" in ack or ack.get("domain", "") != self._domain:
+            if "error" in ack or ack["stream"] != STREAM or ack.get("domain", "") != self._domain:
                 return
             sequence = int(ack["seq"])
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -276,29 +294,88 @@ class Claims:
                 client.taken_over()  # [MQTT-3.1.4-2] (3.1.1), [MQTT-3.1.4-3] (5.0)
 
 
+class RecordReads:
+    """Reads of the records of connected sessions, `AT_ONCE` at a time.
+
+    While no leader of their stream answers, one question is repeated for all sessions that wait, however many they are
+    and however long that lasts. See docs/internals/sessions.md#no-majority.
+    """
+
+    def __init__(self, nats: NatsLinks, sessions: SessionStore, tasks: Tasks) -> None:
+        self._nats, self._sessions, self._tasks = nats, sessions, tasks
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self.obstacle = ""
+        """Why records cannot be read at present; empty = they can, as far as is known."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last read was not answered: no other one need be made before the question is."""
+        return not self._answered.is_set()
+
+    async def load(self, key: str, client_id: str) -> tuple[SessionRecord, int] | None:
+        """Return a record and its sequence, None without a record.
+
+        Raises:
+            PoisonedRecord, ApiError, NoResponders, RequestTimeout: as :meth:`SessionStore.load`.
+        """
+        async with self._places:
+            return await self._sessions.load(key, client_id)
+
+    def note_silence(self, error: Exception) -> None:
+        """Note that a read was not answered, for the reason ``error``."""
+        if not self.silent:
+            self._answered.clear()
+            self.obstacle = str(error)
+            self._tasks.spawn(self._ask(), "reads of records")
+
+    async def answered(self) -> None:
+        """Wait until records can be read, or the connection to NATS is lost."""
+        await self._answered.wait()
+
+    async def _ask(self) -> None:
+        link = self._nats.link
+        wire = link.wire
+        try:
+            while link.online and link.wire is wire:
+                await asyncio.sleep(RETRY)
+                try:
+                    await self._sessions.load(NO_KEY)
+                    break
+                except (ApiError, NoResponders, RequestTimeout) as error:
+                    self.obstacle = str(error)
+        finally:
+            self.obstacle = ""
+            self._answered.set()
+
+
 async def still_owner(client: Session) -> bool:
     """Whether the session is this connection's; if not, or if its record cannot be read, the connection is ended.
 
-    While NATS is lost the result is False, and the connection goes on.
+    While JetStream does not answer this waits, and the connection goes on: nobody can claim the session meanwhile. The
+    result is False when the connection ends, and when that to NATS is lost: the record is read again after a reconnect.
     """
     services = client.services
-    patience = asyncio.get_running_loop().time() + PATIENCE
+    reads, link = services.records, services.nats.link
+    wire = link.wire
     while True:
+        if reads.silent:
+            await client.idle(reads.answered())
+        if not link.online or link.wire is not wire or not client.alive:
+            return False
         try:
-            found = await services.streams.sessions.load(client.hash, client.client_id)
+            found = await reads.load(client.hash, client.client_id)
             break
         except (ApiError, NoResponders, RequestTimeout) as error:
-            if not services.nats.link.online or not client.alive:
-                return False  # after the reconnect to NATS the record is read again
-            if asyncio.get_running_loop().time() > patience:
-                log.warning("%s: its session cannot be read: %s", client, error)
-                client.close()
-                return False
-            await asyncio.sleep(RETRY)
+            log.debug("%s: its session cannot be read: %s", client, error)
+            reads.note_silence(error)
         except PoisonedRecord as error:
             log.warning("%s: its session cannot be read: %s", client, error)
-            client.close()
+            client.end(MqttError("the record of the session cannot be read", ReasonCode.UNSPECIFIED_ERROR))
             return False
+    if found is None and client in services.unrecorded:
+        return True
     if found is None or found[1] != client.epoch:
         if found is None:
             log.warning(

@@ -232,7 +232,8 @@ class CatchUpReader:
         self._filters = chosen(subjects)
         self._subject = (DELIVER_PREFIX + services.identity.new_nuid()).encode()
         self._sid = link.subscribe_raw(self._subject, self._arrived)
-        self._request = b"PUB $JS.API.CONSUMER.MSG.NEXT.%b.%b %b " % (
+        self._request = b"PUB %b.CONSUMER.MSG.NEXT.%b.%b %b " % (
+            services.nats.inbox.api_prefix.encode(),
             MESSAGES.encode(),
             self._name.encode(),
             self._subject,
@@ -264,7 +265,7 @@ class CatchUpReader:
     def subjects(self) -> list[str]:
         """Return the filter subjects of the live subscriptions."""
         bindings = self._member.side.bindings.values()
-        return [one.consumer.filter_subject for one in bindings if one.source.live and not one.source.end]
+        return [one.consumer.filter_subject for one in bindings if one.source.live and not one.source.ended]
 
     # -- pages ----------------------------------------------------------------------------------
 

@@ -34,11 +34,6 @@ class ConsumerChoice:
             self._wanted = "consumers"  # nobody looks whether all gateways know such sessions
         self._bound = settings.session_consumers
 
-    @property
-    def may_want_records(self) -> bool:
-        """Whether sessions without consumers are possible."""
-        return self._wanted != "consumers"
-
     def wants_records(
         self, in_records: bool, own: int, consumers: int, replicas: int, *, listener: bool = False
     ) -> bool:

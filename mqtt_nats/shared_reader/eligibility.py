@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the shared reader may be used: only while every server of sessions understands stored positions.
 
-An older gateway refuses a session that may have a position. A question of a gateway that has connected says whether it
-can read positions: after one that does not say so every gateway looks at all registrations. Otherwise a few gateways
-look at a time. nats-server's own MQTT listener does not refuse such a session, and would send again the messages that
-the session took from the shared reader of a gateway that has died. See docs/internals/shared_reader.md#shared-reader.
+nats-server's own MQTT listener does not refuse a session that may have a position, and would send again the messages
+that the session took from the shared reader of a gateway that has died. A few gateways look for its clients at a time.
+See docs/internals/shared_reader.md#shared-reader.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
@@ -23,11 +21,8 @@ from mqtt_nats.sessions.takeover import check_owners
 from mqtt_nats.shared_reader.session_checks import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import consumer_info, consumer_names
-from mqtt_streams.gateway_subjects import HERE, NAMES_BUCKETS, READS_POSITIONS
-from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
 from mqtt_streams.retained import STREAM as RETAINED
-from mqtt_streams.sessions import V5_CONSUMERLESS, V5_POSITION
+from mqtt_streams.retained import listener_has_clients
 
 if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
@@ -40,10 +35,7 @@ EVERY: Final = 5.0
 """Maximum seconds between two checks while the shared reader is not used, or all claims are heard."""
 
 SELDOM: Final = 30.0
-"""Maximum seconds between two other checks; an advisory, or a gateway that connects, causes one at once."""
-
-READING: Final = 1.0
-"""Number of gateways that read the registrations of all others between two checks, on average."""
+"""Maximum seconds between two other checks; an advisory causes one at once."""
 
 LISTENER: Final = 192.0
 """Number of gateways that look for clients of nats-server's listener between two checks, on average. Every gateway
@@ -57,16 +49,7 @@ CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
 
 
 class Registration(Protocol):
-    """The registration of the gateway, which says what it writes: its lease."""
-
-    def may_write(self, version: int) -> None:
-        """Say that the gateway may write session records of a version."""
-
-    async def writes(self, version: int) -> None:
-        """Tell other gateways, before the first one, of session records of a version; raises TimeoutError."""
-
-    async def told(self) -> None:
-        """Wait until all gateways can know what this gateway writes."""
+    """The registration of the gateway: its lease."""
 
     def watches(self, gateways: float) -> bool:
         """Whether this gateway looks at others now, as so many of all ``gateways`` do on average."""
@@ -81,21 +64,11 @@ class PositionSupport:
         self._claims = claims
         self._doubted = asyncio.get_running_loop().time()
         """Loop time in seconds at which claims may have come whose subjects do not name the bucket."""
-        self._bucketless: list[str] = []
-        """Gateways whose claims do not name the bucket, as last seen."""
-        self._gateways = GatewayStore(live.services.nats.inbox)
         self._wanted = live.services.settings.shared_reader
         self._why = ""
         self._since = 0.0
-        self._older: list[str] = []
-        """Gateways that cannot resume sessions with a position, as last seen."""
         self._heard = asyncio.Event()
-        live.announce_by(partial(lease.writes, V5_CONSUMERLESS))
         live.services.nats.reconnect.register(Phase.REQUESTS, self._doubt)
-
-    def _connected(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if reply and (READS_POSITIONS not in headers or NAMES_BUCKETS not in headers):
-            self._doubt()
 
     def _created(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         self._doubt()
@@ -124,18 +97,15 @@ class PositionSupport:
             log.debug("nats-server has not taken the subscription of all claims yet")
 
     async def begin(self) -> None:
-        """Check for the first time; this gateway's registration then says whether the gateway may store positions.
+        """Check for the first time.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
         """
         if self._wanted == "auto":
             self._live.services.nats.reconnect.subscribe(CREATED, self._created)
-            self._live.services.nats.reconnect.subscribe(HERE, self._connected)
-        await ask_once_for_all(partial(self._look, everybody=True))
-        if not self._why:
-            self._lease.may_write(V5_POSITION)
-            self._live.allow(True)
+        await ask_once_for_all(self._look)
+        self._live.allow(not self._why)
 
     async def keep(self) -> None:
         """Check every `EVERY` seconds for as long as the gateway runs."""
@@ -146,85 +116,37 @@ class PositionSupport:
                     await self._heard.wait()
             heard = self._heard.is_set()
             self._heard.clear()
+            if settled and not heard and not self._lease.watches(LISTENER):
+                continue
+            now = asyncio.get_running_loop().time()
             try:
-                everybody = heard or self._lease.watches(READING) or await self._have_gone()
-                if settled and not everybody and not self._lease.watches(LISTENER):
-                    continue
-                await self._look(everybody=everybody)
+                await self._look()
                 if self._why:
                     self._live.allow(False)
-                elif not self._live.allowed and asyncio.get_running_loop().time() - self._since > QUIET:
-                    self._lease.may_write(V5_POSITION)
-                    await self._lease.told()
-                    await self._look(everybody=True)
-                    self._live.allow(not self._why)
-                if self._hears_without_need():
-                    await self._look(everybody=True)
-                    if self._hears_without_need():
-                        self._claims.hear_concerned()
+                elif not self._live.allowed and now - self._since > QUIET:
+                    self._live.allow(True)
+                if self._claims.hears_all and not self._why and now - self._doubted > QUIET:
+                    self._claims.hear_concerned()
             except (ApiError, NoResponders, RequestTimeout) as error:
-                self._since = asyncio.get_running_loop().time()
-                log.debug("other gateways cannot be listed: %s", error)
+                self._since = now
+                log.debug("clients of nats-server's listener cannot be looked for: %s", error)
 
-    def _hears_without_need(self) -> bool:
-        """Whether all claims are heard although there was no reason for a while."""
-        quiet = asyncio.get_running_loop().time() - self._doubted
-        return self._claims.hears_all and not self._bucketless and quiet > QUIET
-
-    async def _look(self, *, everybody: bool) -> None:
-        """Look for a reason against the shared reader; without ``everybody`` the gateways are those seen before."""
-        if everybody and self._wanted != "always":
-            await self._look_at_gateways()
-        why = "" if self._wanted == "always" else await self._against()
+    async def _look(self) -> None:
+        """Look for a reason against the shared reader: sessions have to stay with their own consumers."""
+        inbox = self._live.services.nats.inbox
+        listener = self._wanted != "always" and await listener_has_clients(inbox)
+        why = "nats-server's own MQTT listener has clients" if listener else ""
         if why != self._why:
             self._since = asyncio.get_running_loop().time()
             log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET:.0f} s")
         self._why = why
-        if why or self._bucketless:
+        if why:
             self._hear_all()
 
-    async def _against(self) -> str:
-        """Return why sessions have to stay with their own consumers; empty when there is no reason."""
-        services = self._live.services
-        if self._older:
-            return f"gateway {self._older[0]} is too old for it"
-        for name in await consumer_names(services.nats.inbox, RETAINED, RETAINED + "_"):
-            info = await consumer_info(services.nats.inbox, RETAINED, name)
-            if info is not None and info.push_bound:
-                return "nats-server's own MQTT listener has clients"
-        return ""
 
-    async def _look_at_gateways(self) -> None:
-        """Look for gateways that cannot resume sessions with a position, or whose claims do not name the bucket."""
-        own = self._live.services.identity.id
-        found = await self._gateways.registrations()
-        older = [
-            one for one, info in found.items() if one != own and not (info.get(POSITIONS) and info.get(CLAIM_BUCKETS))
-        ]
-        living = [one for one in older if (await self._gateways.lease(one))[1]]
-        self._older = [one for one in living if not self._can_resume(found[one])]
-        self._bucketless = [one for one in living if not found[one].get(CLAIM_BUCKETS)]
-
-    def _can_resume(self, registration: dict[str, Any]) -> bool:
-        """Whether a gateway can resume the sessions that this one leaves, by its registration."""
-        # Gateways whose claims name the bucket know records of version `V5_CONSUMERLESS`, too.
-        knows = registration.get(CLAIM_BUCKETS) or not self._live.choice.may_want_records
-        return bool(registration.get(POSITIONS) and knows)
-
-    async def _have_gone(self) -> bool:
-        """Whether all older gateways, or all whose claims do not name the bucket, have gone since they were seen."""
-        for names in (self._older, self._bucketless):
-            present = bool(names)
-            while names and not (await self._gateways.lease(names[0]))[1]:
-                del names[0]
-            if present and not names:
-                return True
-        return False
-
-
-def is_wanted(settings: Settings, config: dict[str, Any]) -> bool:
-    """Return whether the shared reader may be used; ``config``: configuration of the stream of messages."""
-    return settings.shared_reader != "never" and config.get("retention") == "limits"
+def is_wanted(settings: Settings) -> bool:
+    """Return whether the shared reader may be used."""
+    return settings.shared_reader != "never"
 
 
 def start_tasks(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def may_join_directly(live: SharedReaderSessions, client: Receiver, side: DurableDelivery) -> bool:
-    """Return whether new subscriptions of a session need no consumers: no consumer brings the session messages."""
+    """Return whether the reader may serve new subscriptions: no consumer brings messages to the session."""
     record = client.record
     bindings = side.bindings.values()
     return (
@@ -40,7 +40,6 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
         and record is not None
         and record.v5 is not None
         and bool(record.v5.pos)
-        and (record.v5.consumerless or (not record.cons and live.wants_records(client)))
         and side.machine.open
         and not side.doubtful
         and (side.live or (side.state is DeliveryState.PLAIN and not bindings))
@@ -50,8 +49,8 @@ def may_join_directly(live: SharedReaderSessions, client: Receiver, side: Durabl
 
 async def subscribe(
     live: SharedReaderSessions, member: ReaderSession, place: int, put: Callable[[], list[ConsumerBinding]]
-) -> None:
-    """Begin new subscriptions of a session, whose position is stored before the session record names them.
+) -> list[ConsumerBinding]:
+    """Begin new subscriptions of a session, and return them; its position is stored before the record names them.
 
     Args:
         place: stream sequence after which the session begins, if no subscription of it is served yet.
@@ -76,6 +75,7 @@ async def subscribe(
             reader.begin()
             if member.side.live:  # else the session has left the shared reader meanwhile
                 let_go(live, member.side, added)
+    return added
 
 
 def _keep_place(live: SharedReaderSessions, member: ReaderSession, place: int) -> CatchUpReader:

@@ -12,7 +12,7 @@ from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.delivery.states import MAY_JOIN
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.sessions.consumer_attach import STEP
-from mqtt_nats.sessions.record import claimed, save_record
+from mqtt_nats.sessions.record import claimed, store_position_name
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 
@@ -203,7 +203,7 @@ def may_join(client: Receiver, side: DurableDelivery) -> bool:
         and record.v5 is not None
         and any(not one.source.live for one in side.bindings.values())
         and not any(
-            one.source.end
+            one.source.ended
             or one.source.held
             or one.missed
             or one.passing
@@ -218,17 +218,6 @@ def wholly_live(side: DurableDelivery) -> bool:
     """Return whether the shared reader, or a catch-up reader, serves every subscription of a session."""
     subscriptions = side.bindings.values()
     return not subscriptions or (side.live and all(one.source.live for one in subscriptions))
-
-
-async def name_position(client: Receiver) -> None:
-    """Name a position in the session record, if it has none.
-
-    Raises:
-        ApiError: the record cannot be stored.
-        Conflict: another connection has claimed the session.
-    """
-    if not claimed(client.record)[1].pos:
-        await _store_name(client)
 
 
 async def move_to_records(client: Receiver) -> None:
@@ -246,22 +235,10 @@ async def move_to_records(client: Receiver) -> None:
     if with_consumers:
         client.services.stream.count_consumers(-len(record.cons))
     try:
-        await _store_name(client)
+        await store_position_name(client)
     except BaseException:
         if with_consumers:
             v5.move_to_consumers()
-        raise
-
-
-async def _store_name(client: Receiver) -> None:
-    """Store the session record with a name for the position; a name that the record has stays."""
-    v5 = claimed(client.record)[1]
-    known = v5.pos
-    v5.name_position(known or client.services.identity.new_nuid())
-    try:
-        await save_record(client, client.epoch)
-    except BaseException:
-        v5.name_position(known)
         raise
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import end_shared_delivery, limit_in_flight, remove_dormant
+from mqtt_nats.delivery.position_recovery import check_dormant, end_shared_delivery, limit_in_flight, remove_dormant
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
-from mqtt_nats.delivery.resume import deliver_by_consumers
+from mqtt_nats.delivery.resume import deliver_by_consumers, write_changed_record
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions.record import claimed
+from mqtt_nats.sessions.record import claimed, name_position
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
@@ -38,7 +38,6 @@ from mqtt_nats.shared_reader.promotion import (
     may_join,
     move_to_records,
     much_left,
-    name_position,
     rest,
     settled,
     take_over,
@@ -217,7 +216,7 @@ class SharedReaderSessions(SharedFeed):
         if (
             sequence <= binding.since
             or not source.live
-            or source.end
+            or source.ended
             or not machine.sent_at_once(source, sequence, qos, mark)
         ):
             self._take(member, sequence, message, mark)
@@ -313,7 +312,7 @@ class SharedReaderSessions(SharedFeed):
             if client.durable_side is not side or not self._may_join(client, side):
                 return
             # A session that has dormant consumers keeps them until its next connection.
-            if not side.dormant and self.wants_records(client) and await self.announce():
+            if not side.dormant and self.wants_records(client):
                 await move_to_records(client)
             else:
                 await name_position(client)
@@ -420,14 +419,21 @@ class SharedReaderSessions(SharedFeed):
         self._leave_if_crowded(member)
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
-        """Return whether the shared reader serves new subscriptions of a session from the start, without consumers."""
+        """Return whether the shared reader serves new subscriptions of a session from the start."""
         return may_join_directly(self, client, side)
 
-    async def subscribe(self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]) -> None:
-        """Begin new subscriptions without consumers; see :func:`new_subscriptions.subscribe`."""
+    def without_consumers(self, client: Receiver) -> bool:
+        """Return whether the new subscriptions of a session are to have no consumers: it has none, or needs none."""
+        record, v5 = claimed(client.record)
+        return v5.consumerless or (not record.cons and self.wants_records(client))
+
+    async def subscribe(
+        self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]
+    ) -> list[ConsumerBinding]:
+        """Begin new subscriptions that the shared reader serves; see :func:`new_subscriptions.subscribe`."""
         member = self._member(client)
         assert member is not None
-        await subscribe(self, member, place, put)
+        return await subscribe(self, member, place, put)
 
     def wants_records(self, client: Receiver) -> bool:
         """Return whether a session is to have no consumers; see :class:`ConsumerChoice`."""
@@ -441,13 +447,37 @@ class SharedReaderSessions(SharedFeed):
         return self.allowed and not self.reader.refused
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        """Serve a session without consumers from its position on; nothing is done for any other session."""
+        """Serve a session from its position on; nothing is done for one that its consumers serve."""
         member = self._member(client) if side.dormant else None
         if member is None or side.position_writer is None:
             return
         side.change(DeliveryEvent.JOINED)
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
+        if not claimed(client.record)[1].consumerless:
+            self.renewals.put(client, self.services.clock.now + RENEWAL)
+            client.do(self._settle_consumers(client, side))
+
+    async def _settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:
+        """Check the dormant consumers of a resumed session; remove them where the account has too many."""
+        position_writer = side.position_writer
+        if position_writer is None or not side.live:
+            return
+        try:
+            if not self.wants_records(client):
+                await check_dormant(client, side)
+                await write_changed_record(client, side)
+                return
+            await move_to_records(client)
+            position_writer.expect_consumers(one.consumer.durable_name for one in side.dormant)
+            if await position_writer.flush():
+                await remove_dormant(client, side)
+            else:
+                position_writer.end_if_moved()
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("%s: its dormant consumers stay as they are: %s", client, error)
+        except Conflict:
+            client.taken_over()
 
     def caught_up(self, member: ReaderSession, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""

@@ -22,9 +22,10 @@ from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
 from mqtt_nats.transport.connection import LINGER
+from mqtt_nats.transport.every_address import EVERY, listen_everywhere
 from mqtt_nats.transport.listener_settings import Bound, ConnectionSettings, ListenerSettings, parse_address
-from mqtt_nats.transport.proxy import BadHeader, HeaderReader
-from mqtt_nats.transport.tls import certificate_end, make_context
+from mqtt_nats.transport.proxy import BadHeader, HeaderReader, NoHeader
+from mqtt_nats.transport.tls import certificate_end, client_trust, make_context
 
 if TYPE_CHECKING:
     from mqtt_nats.transport.websocket import WebSocket
@@ -81,6 +82,7 @@ class Listener:
         self._left = self._admission.release_connection
         self._proxies = tuple(map(parse_network, settings.proxy_protocol))
         self._context = make_context(settings) if settings.secure else None
+        self._trust = None if self._context is None else client_trust(settings, self._context)
         self.certificate_end = certificate_end(settings)
         """Unix time at which the certificate in force ends; infinite without TLS."""
         self._timeout = general.connect_timeout
@@ -111,25 +113,18 @@ class Listener:
         loop = asyncio.get_running_loop()
         host, port = parse_address(self.settings.listen)
         new: Callable[[], Any] = self._web(make) if self.settings.web else partial(make, self)
-        if self._context is None and not self._proxies:
-            server = await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None)
-            self._servers.append(server)
-            self.bound = [self._bound(one) for one in server.sockets]
-            try:
-                for one in server.sockets:
-                    for _ in range(DESCRIPTORS - 1):
-                        again = socket.socket(fileno=os.dup(one.fileno()))
-                        self._servers.append(await loop.create_server(new, sock=again, backlog=backlog))
-            except OSError:
-                self.close()
-                raise
-            return self.bound
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
-            for family, _, _, _, address in dict.fromkeys(found):
-                one = socket.create_server(address[:2], family=family, backlog=backlog, reuse_port=shared)
-                one.setblocking(False)
-                self._sockets.append(one)
+            if self._context is None and not self._proxies:
+                await self._open_plain(host, port, new, backlog, shared)
+                return self.bound
+            if host == EVERY:
+                self._sockets += listen_everywhere(port, backlog, shared)
+            else:
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+                for family, _, _, _, address in dict.fromkeys(found):
+                    one = socket.create_server(address[:2], family=family, backlog=backlog, reuse_port=shared)
+                    one.setblocking(False)
+                    self._sockets.append(one)
         except OSError:
             self.close()
             raise
@@ -138,6 +133,21 @@ class Listener:
             loop.add_reader(one, self._accept, one, new, spawn)
         self.bound = [self._bound(one) for one in self._sockets]
         return self.bound
+
+    async def _open_plain(self, host: str, port: int, new: Callable[[], Any], backlog: int, shared: bool) -> None:
+        """Begin to accept connections that need no handshake; raises OSError."""
+        loop = asyncio.get_running_loop()
+        if host == EVERY:
+            sockets = listen_everywhere(port, backlog, shared)
+            self._servers += [await loop.create_server(new, sock=one, backlog=backlog) for one in sockets]
+        else:
+            self._servers.append(await loop.create_server(new, host, port, backlog=backlog, reuse_port=shared or None))
+        listening = [one for server in self._servers for one in server.sockets]
+        self.bound = [self._bound(one) for one in listening]
+        for one in listening:
+            for _ in range(DESCRIPTORS - 1):
+                again = socket.socket(fileno=os.dup(one.fileno()))
+                self._servers.append(await loop.create_server(new, sock=again, backlog=backlog))
 
     @property
     def connections(self) -> int:
@@ -163,15 +173,24 @@ class Listener:
             one.close()
         self._sockets.clear()
 
-    def reload(self) -> None:
+    def reload(self) -> Callable[[bytes], bool] | None:
         """Read the certificates again, for new connections.
+
+        Returns:
+            A function that tells whether a client's certificate (DER), which the former files have let in, is accepted.
+            None: all of them are.
 
         Raises:
             StartupError: a file cannot be used; the former context stays in force.
         """
-        if self.settings.secure:
-            context, end = make_context(self.settings), certificate_end(self.settings)
-            self._context, self.certificate_end = context, end
+        if not self.settings.secure:
+            return None
+        context, end = make_context(self.settings), certificate_end(self.settings)
+        trust, former = client_trust(self.settings, context), self._trust
+        self._context, self.certificate_end, self._trust = context, end, trust
+        if trust is None or former is None or not trust.withdraws(former):
+            return None
+        return partial(trust.accepts, former=former)
 
     def enter(self, connection: Counted, host: str) -> bool:
         """Count a connection of the address ``host``; False: the connection is refused."""
@@ -277,22 +296,35 @@ class Listener:
                 async with asyncio.timeout(self._timeout):
                     found = await _read_header(accepted)
                 if not self._named(protocol, found or address[:2]):
-                    raise BadHeader("the connection is refused")
+                    raise NoHeader("the connection is refused")
             secure: dict[str, Any] = {}
-            if self._context is not None:
+            context = self._context
+            if context is not None:
                 left = max(0.1, self._timeout - (loop.time() - begun))
                 secure = {"ssl_handshake_timeout": left, "ssl_shutdown_timeout": LINGER}
             handed = True
-            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._context, **secure)
-        except (OSError, BadHeader, asyncio.CancelledError) as error:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, **secure)
+            if self._trust is not None and self._context is not context:  # the files were read again meanwhile
+                transport.abort()
+        except (OSError, BadHeader, NoHeader, asyncio.CancelledError) as error:
             protocol.uncount()
             if not handed:
                 accepted.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
+            if isinstance(error, BadHeader):
+                self._no_header(address[0], error)
+                return
             what = "TLS" if handed else "PROXY protocol"
             text = "listener %s: %s with %s:%d failed: %s"
             log_failure(log, logging.DEBUG, "handshake", text, self.settings.listen, what, *address[:2], _why(error))
+
+    def _no_header(self, host: str, error: BadHeader) -> None:
+        """Count and log a trusted proxy's bytes that are no header; log once in a while: all its clients are closed."""
+        where = self.settings.listen
+        text = "listener %s: the proxy %s does not send a header of the PROXY protocol (setting `proxy_protocol`): %s"
+        extra = once(f"{where} proxy_header")
+        log_failure(log, logging.WARNING, "proxy_header", text, where, host, error, extra=extra)
 
 
 def decoder_limits(settings: ConnectionSettings) -> Limits:
@@ -313,7 +345,8 @@ async def _read_header(accepted: socket.socket) -> tuple[str, int] | None:
     """Read a PROXY protocol header, and no byte behind it.
 
     Raises:
-        BadHeader: the bytes are no header, or the connection ends within the header.
+        BadHeader: the bytes are no header.
+        NoHeader: the connection ends within the header.
         OSError: the connection is broken.
     """
     loop = asyncio.get_running_loop()
@@ -321,7 +354,7 @@ async def _read_header(accepted: socket.socket) -> tuple[str, int] | None:
     while reader.need:
         data = await loop.sock_recv(accepted, reader.need)
         if not data:
-            raise BadHeader("the connection ends in the header")
+            raise NoHeader("the connection ends in the header")
         reader.feed(data)
     return reader.source
 

@@ -29,6 +29,7 @@ from mqtt_nats.base.limit_settings import (
 )
 
 Kind = Literal["tcp", "tls", "ws", "wss"]
+TemporaryRefusals = Literal["close", "connack"]
 
 NO_HOST: Final = ("null", "file://")
 """Values of `Origin` that browsers send for pages from files, or without a site."""
@@ -143,7 +144,9 @@ class ListenerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
-    listen: Address = Field(description="Address, HOST:PORT; port 0 takes a free one.")
+    listen: Address = Field(
+        description="Address, HOST:PORT; the host `*` is all addresses, IPv4 and IPv6; port 0 takes a free one."
+    )
     type: Kind = Field(default="tcp", description="`tcp`, `tls`, `ws` (WebSocket) or `wss` (the same over TLS).")
     tls_cert: FilePath | None = Field(
         default=None, description="PEM file with the certificate of the gateway, and those between it and its root."
@@ -153,6 +156,11 @@ class ListenerSettings(BaseModel):
         default=None,
         description="PEM file with certificate authorities; the listener accepts only clients with a certificate of "
         "one of them.",
+    )
+    tls_crl_file: FilePath | None = Field(
+        default=None,
+        description="PEM file with the lists of revoked certificates of the authorities in `tls_client_ca`, of all of "
+        "them. A client whose certificate, or an authority of it, is revoked or has no list in force is refused.",
     )
     tls_minimum: Literal["1.2", "1.3"] = Field(default="1.2", description="Oldest version of TLS that is spoken.")
     use_identity: Literal["cn", "dns", "email", "uri"] | None = Field(
@@ -176,7 +184,7 @@ class ListenerSettings(BaseModel):
     )
     paths: Paths = Field(
         default=PATHS,
-        description="For WebSocket: the paths at which MQTT is served, `*` among them for any.",
+        description="For WebSocket: the paths of MQTT, with or without a slash at the end; `*` among them for any.",
     )
     origins: Origins = Field(
         default=(),
@@ -208,6 +216,8 @@ class ListenerSettings(BaseModel):
     receive_maximum: Sixteen | None = Field(default=None, description=INSTEAD)
     max_qos: Qos | None = Field(default=None, description=INSTEAD)
     durable_sessions: bool | None = Field(default=None, description=INSTEAD)
+    carried_messages: bool | None = Field(default=None, description=INSTEAD)
+    temporary_refusals: TemporaryRefusals | None = Field(default=None, description=INSTEAD)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -222,6 +232,8 @@ class ListenerSettings(BaseModel):
             raise ValueError(f"type {self.type} needs tls_cert and tls_key")
         if self.use_identity is not None and self.tls_client_ca is None:
             raise ValueError("use_identity needs tls_client_ca")
+        if self.tls_crl_file is not None and self.tls_client_ca is None:
+            raise ValueError("tls_crl_file needs tls_client_ca")
         if self.use_identity is not None and (self.authenticators or self.allow_anonymous):
             raise ValueError("use_identity excludes authenticators and allow_anonymous")
         return self
@@ -258,6 +270,17 @@ class ConnectionSettings(ClientLimits):
     )
     durable_sessions: bool = Field(
         default=True, description="Keep sessions whose clients ask for it; off, every session ends with its connection."
+    )
+    carried_messages: bool = Field(
+        default=False,
+        description="Clients may publish messages for one session only, as `mqtt-nats migrate sessions` does: not for "
+        "the listeners of other clients.",
+    )
+    temporary_refusals: TemporaryRefusals = Field(
+        default="close",
+        description="How CONNECT is refused for a reason that passes, such as `connect_rate`: `close` = the connection "
+        "is closed, since some clients never connect again after a CONNACK with an error; `connack` = CONNACK has the "
+        "reason.",
     )
     max_packet_size: PacketSize = Field(
         default=ByteSize(_MIB),

@@ -31,7 +31,11 @@ _OTHERS: Final = {0x00: 0, 0x12: 12, 0x22: 36, 0x31: 216, 0x32: 216}
 
 
 class BadHeader(Exception):
-    """Error: the received bytes are no PROXY protocol header."""
+    """Error: the received bytes are no PROXY protocol header, or one that is too long."""
+
+
+class NoHeader(Exception):
+    """Error: the connection ends before its header is complete, or its client is refused."""
 
 
 class HeaderReader:

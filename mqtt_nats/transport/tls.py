@@ -8,6 +8,7 @@ import ssl
 from typing import Final
 
 from mqtt_nats.base.errors import StartupError
+from mqtt_nats.transport.client_trust import ClientTrust, read_lists
 from mqtt_nats.transport.listener_settings import ListenerSettings
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -22,8 +23,17 @@ class ServerContext(ssl.SSLContext):
         self.options |= ssl.OP_NO_RENEGOTIATION
 
     def require_certificates(self) -> None:
-        """Refuse clients without a certificate of the loaded authorities."""
+        """Refuse clients without a certificate of the loaded authorities.
+
+        No session is resumed: OpenSSL does not look at the certificate of a session again, which may have expired.
+        """
         self.verify_mode = ssl.CERT_REQUIRED
+        self.options |= ssl.OP_NO_TICKET
+        self.num_tickets = 0
+
+    def require_lists(self) -> None:
+        """Refuse clients whose certificate, or an authority of it, is revoked, or has no list that is in force."""
+        self.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_CHAIN
 
 
 def certificate_end(settings: ListenerSettings) -> float:
@@ -82,4 +92,20 @@ def make_context(settings: ListenerSettings) -> ssl.SSLContext:
         except OSError as error:
             raise StartupError(f"{where}: cannot read {authorities}: {error.strerror or error}") from None
         context.require_certificates()
+        if settings.tls_crl_file is not None:
+            read_lists(settings.tls_crl_file)
+            context.load_verify_locations(settings.tls_crl_file)
+            context.require_lists()
     return context
+
+
+def client_trust(settings: ListenerSettings, context: ssl.SSLContext) -> ClientTrust | None:
+    """Return which certificates of clients the context of a listener accepts; None = it needs none.
+
+    Raises:
+        StartupError: a file cannot be used.
+    """
+    if settings.tls_client_ca is None:
+        return None
+    lists = () if settings.tls_crl_file is None else read_lists(settings.tls_crl_file)
+    return ClientTrust(context.get_ca_certs(binary_form=True), lists)

@@ -112,7 +112,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         enter: counts the connection if it is not counted yet; False when there are too many.
         timeout: seconds in which the upgrade must be complete.
         origins: allowed origins of browser pages, `*` for any; empty: the listener's own host.
-        paths: allowed paths of the request; `*` for any.
+        paths: allowed paths of the request, with or without a slash at the end; `*` for any.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         if not head.partition(b"\r\n")[0].endswith(b" HTTP/1.1"):
             raise Refused(505, "another version of HTTP")
         path = request.target.partition("?")[0]
-        if path not in self._paths and ANY_PATH not in self._paths:
+        if _plain(path) not in map(_plain, self._paths) and ANY_PATH not in self._paths:
             served = ", ".join(self._paths)
             text = (
                 f"the path of the request is {path[:SHOWN]!r}; the listener serves MQTT at {served} (setting `paths`)"
@@ -450,6 +450,11 @@ def _is_nonce(keys: Sequence[bytes]) -> bool:
         return len(keys) == 1 and len(b64decode(keys[0], validate=True)) == KEY_BYTES
     except ValueError:
         return False
+
+
+def _plain(path: str) -> str:
+    """Return a path without a slash at its end."""
+    return path[:-1] if len(path) > len("/x") and path.endswith("/") else path
 
 
 def _origin(value: str) -> str:

@@ -19,7 +19,7 @@ from mqtt_streams.subjects import filter_to_subjects
 from pyspark_mqtt_nats import values
 from pyspark_mqtt_nats.errors import OptionError
 from pyspark_mqtt_nats.nats import tls
-from pyspark_mqtt_nats.nats.access import Access, Credentials, Server
+from pyspark_mqtt_nats.nats.access import INBOX_PREFIX, Access, Credentials, Server
 from pyspark_mqtt_nats.reading.selection import asked
 
 if TYPE_CHECKING:
@@ -161,8 +161,9 @@ class Options:
     inbox_prefix: str = _option(
         "inboxPrefix",
         values.tokens,
-        "Prefix of the subjects on which answers come, where the user may not use the usual one",
-        default="_INBOX",
+        "Prefix of the subjects on which answers come. They have the payloads of all clients: no other user may "
+        "subscribe them, so not `_INBOX`",
+        default=INBOX_PREFIX,
     )
     mode: str = _option(
         "mode",

@@ -7,9 +7,10 @@ Such a stream removes a message when every consumer has acknowledged it. The ope
 
 from typing import Final
 
+from mqtt_streams.error_codes import CONSUMER_NOT_FOUND
 from pyspark_mqtt_nats.errors import AccessError, ApiError
 from pyspark_mqtt_nats.nats.connection import Connection
-from pyspark_mqtt_nats.nats.jetstream import CONSUMER_NOT_FOUND, api
+from pyspark_mqtt_nats.nats.jetstream import api
 from pyspark_mqtt_nats.reading.ranges import Snapshot, log
 
 CONSUMER: Final = "spark"

@@ -5,6 +5,9 @@ NATS keeps only the last message of a topic. So a message that was retained when
 no range can be pinned. A topic that is retained anew moves to the end of the stream, maybe past the reader. So the
 reader goes on to the new end of the stream, and then asks for each topic that it has still not met. One task does all
 of it, because it has to know all topics.
+
+A topic may have former messages too: nats-server was killed before it removed them. The reader asks for such a
+topic, too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from mqtt_streams.stored import StoredMessage
+from mqtt_streams.stored import StoredMessage, records_in
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import get_message, stream_info
 from pyspark_mqtt_nats.options import Options
@@ -75,7 +78,8 @@ def last_messages(options: Options, snapshot: Snapshot, columns: tuple[str, ...]
     No connection is open while Spark has a batch: that may take minutes, and nats-server ends a connection that does
     not answer its PINGs.
     """
-    met: set[str] = set()
+    several = _several(options)
+    met = set(several)
     start, end = snapshot.start, _end(options)
     for _ in range(ROUNDS):
         part = replace(snapshot, start=start, end=end)
@@ -83,9 +87,12 @@ def last_messages(options: Options, snapshot: Snapshot, columns: tuple[str, ...]
             yield _unmet(batch, met)
         start, end = end, _end(options)
         if start == end:
-            return
+            wanted = several
+            break
+    else:
+        wanted = several | (_counts(options).keys() - met)
     shown = visible(options.subjects, options.subject_prefix, evaluated=bool(options.asked))
-    left = [subject for subject in _subjects(options) - met if shown is None or shown(subject)]
+    left = [subject for subject in wanted if shown is None or shown(subject)]
     batches = Batches(columns, options.subject_prefix, retained=options.mode == "retained")
     for at in range(0, len(left), options.batch_size):
         found = _last(options, left[at : at + options.batch_size])
@@ -122,15 +129,24 @@ def _unmet(batch: pa.RecordBatch, met: set[str]) -> pa.RecordBatch:
     return batch.filter(pa.array([not one for one in known], pa.bool_())) if any(known) else batch
 
 
-def _subjects(options: Options) -> set[str]:
-    """Return all subjects (without the prefix) that the stream has now and that match the topic filters."""
-    found: set[str] = set()
+def _several(options: Options) -> set[str]:
+    """Return the subjects (without the prefix) that match the topic filters and have several messages."""
+    with Connection(options.access) as connection:
+        state = stream_info(connection, options.stream)["state"]
+    if state["messages"] == records_in(state):
+        return set()
+    return {subject for subject, count in _counts(options).items() if count > 1}
+
+
+def _counts(options: Options) -> dict[str, int]:
+    """Return the number of messages of each subject (without the prefix) that matches the topic filters."""
+    found: dict[str, int] = {}
     with Connection(options.access) as connection:
         for asked in options.asked or (">",):
             offset, total = 0, 1
             while offset < total:
                 info = stream_info(connection, options.stream, subjects_filter=asked, offset=offset)
                 page = info["state"].get("subjects") or {}
-                found.update(subject.removeprefix(options.subject_prefix) for subject in page)
+                found |= {subject.removeprefix(options.subject_prefix): int(count) for subject, count in page.items()}
                 offset, total = offset + len(page), int(info.get("total", 0)) if page else 0
     return found

@@ -25,13 +25,14 @@ from pyspark.sql.types import (
 )
 
 from mqtt_streams import headers, positions, sessions, timers
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import PoisonedRecord, SessionRecord
 from mqtt_streams.subjects import subject_to_filter
 from pyspark_mqtt_nats import schema
 from pyspark_mqtt_nats.errors import ApiError
 from pyspark_mqtt_nats.nats.connection import Connection
-from pyspark_mqtt_nats.nats.jetstream import STREAM_NOT_FOUND, api
+from pyspark_mqtt_nats.nats.jetstream import api
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.projection import Projection
 from pyspark_mqtt_nats.reading.ranges import Snapshot, snapshot

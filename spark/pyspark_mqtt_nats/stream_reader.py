@@ -53,7 +53,6 @@ class Offset(NamedTuple):
 
     `turn`: how often the query has begun again because the stream had become another one. `since`: time in ns since
     1970 at which the query is to begin. `topics`: a hash of the topic filters. `parts`: of the batch that ends here.
-    Earlier versions wrote neither `stream` nor `topics` nor `parts`: "" and 0 are not known.
     """
 
     created: str
@@ -71,9 +70,8 @@ class Offset(NamedTuple):
         """Return the offset of a checkpoint; raises SourceError for what is none of this source."""
         try:
             created, first, then = str(found["created"]), int(found["first"]), int(found["next"])
-            # Earlier versions wrote none of these.
-            time, turn, since, parts = (int(found.get(name, 0)) for name in ("time", "turn", "since", "parts"))
-            stream, topics = (str(found.get(name, "")) for name in ("stream", "topics"))
+            time, turn, since, parts = (int(found[name]) for name in ("time", "turn", "since", "parts"))
+            stream, topics = str(found["stream"]), str(found["topics"])
             return cls(created, first, then, time, turn, since, stream, topics, parts)
         except (AttributeError, KeyError, TypeError, ValueError):
             text = f"the checkpoint (option checkpointLocation) is not one of this source: {found!r}"[:300]

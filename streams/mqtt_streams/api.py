@@ -6,7 +6,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-_NO_LEADER: Final = (10008, 10009)
+from mqtt_streams.error_codes import NO_LEADER
+
+_API: Final = "$JS.API"
 
 
 class Reply(NamedTuple):
@@ -71,6 +73,23 @@ class JetStream(Protocol):
         """
 
 
+class TellingJetStream(JetStream, Protocol):
+    """A NATS connection over which others are told of what was stored."""
+
+    def tell(self, subject: bytes, payload: bytes) -> None:
+        """Publish a message that nobody answers."""
+
+
+def api_prefix(domain: str | None) -> str:
+    """Return the prefix of the JetStream API of a domain; None or "": of the account's own servers."""
+    return f"$JS.{domain}.API" if domain else _API
+
+
+def kv_subject(js: JetStream, subject: str) -> str:
+    """Return the subject on which a key of a KV bucket is written; leafnodes bring none below `$KV.` to a domain."""
+    return subject if js.api_prefix == _API else f"{js.api_prefix}.{subject}"
+
+
 def has_leader(info: Mapping[str, Any]) -> bool:
     """Return whether a stream has a leader, from an answer to `STREAM.INFO`, where any replica answers without one."""
     cluster = info.get("cluster")
@@ -103,13 +122,15 @@ def _error(error: object) -> ApiError | NoLeader:
     if not isinstance(error, dict):
         return ApiError(500, 0, str(error))
     found = ApiError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
-    return NoLeader(str(found)) if found.err_code in _NO_LEADER else found
+    return NoLeader(str(found)) if found.err_code in NO_LEADER else found
 
 
-async def call(js: JetStream, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+async def call(
+    js: JetStream, subject: str, body: dict[str, Any] | None = None, *, timeout: float = 5.0
+) -> dict[str, Any]:
     """Send one JetStream API request, `subject` without API prefix; raises ApiError, NoResponders, RequestTimeout."""
     payload = b"" if body is None else orjson.dumps(body)
-    return decode((await js.request(f"{js.api_prefix}.{subject}", payload)).payload)
+    return decode((await js.request(f"{js.api_prefix}.{subject}", payload, timeout=timeout)).payload)
 
 
 async def publish(js: JetStream, subject: str, payload: bytes, headers: bytes = b"", *, reply: str = "") -> int:

@@ -7,8 +7,11 @@ from typing import Any, Final
 
 import orjson
 
-from mqtt_streams.api import JetStream, publish
+from mqtt_streams import headers
+from mqtt_streams.api import TellingJetStream, kv_subject, publish
+from mqtt_streams.gateway_subjects import BANS
 from mqtt_streams.pages import pages_of
+from mqtt_streams.stored import newest
 
 STREAM: Final = "KV_MQTT_bans"
 BUCKET: Final = "MQTT_bans"
@@ -42,7 +45,7 @@ def read_ban(payload: bytes) -> dict[str, Any] | None:
 class BanStore:
     """Store that reads and writes the bans."""
 
-    def __init__(self, js: JetStream) -> None:
+    def __init__(self, js: TellingJetStream) -> None:
         self._js = js
 
     async def add(self, kind: str, value: str, until: float, reason: str, by: str, now: float) -> None:
@@ -56,15 +59,13 @@ class BanStore:
 
     async def _write(self, kind: str, value: str, body: dict[str, Any], ttl: int) -> None:
         lines = b"Nats-TTL:%ds\r\n" % ttl if ttl else b""
-        block = b"NATS/1.0\r\n%b\r\n" % lines if lines else b""
-        await publish(self._js, ban_subject(kind, value), orjson.dumps(body), block)
+        block = headers.START + headers.REPLACES + lines + headers.END
+        payload = orjson.dumps(body)
+        await publish(self._js, kv_subject(self._js, ban_subject(kind, value)), payload, block)
+        self._js.tell(BANS, payload)
 
     async def all(self) -> list[dict[str, Any]]:
         """Return every ban in the form of `read_ban`, bans lifted in the last `LIFTED` seconds included."""
-        found: list[dict[str, Any]] = []
-        async for page in pages_of(self._js, STREAM, PREFIX + ">"):
-            for message in page:
-                one = read_ban(message.payload)
-                if one is not None:
-                    found.append(one)
-        return found
+        stored = [message async for page in pages_of(self._js, STREAM, PREFIX + ">") for message in page]
+        found = (read_ban(message.payload) for message in newest(stored))
+        return [one for one in found if one is not None]

@@ -5,19 +5,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from mqtt_streams.api import ApiError, JetStream, bounded_ack_pending, call
+from mqtt_streams.api import ApiError, JetStream, RequestTimeout, bounded_ack_pending, call
+from mqtt_streams.error_codes import CONSUMER_EXISTS, CONSUMER_GONE, CONSUMER_NAME_EXISTS, CONSUMER_NOT_FOUND
+from mqtt_streams.stored import rfc3339, time_ns
 from mqtt_streams.subjects import subject_to_filter
 
 ACK_WAIT_NS: Final = 30_000_000_000
-CONSUMER_NOT_FOUND: Final = 10014
-CONSUMER_EXISTS: Final = (10105, 10148)
-CONSUMER_IN_USE: Final = 10013
+
+DELETED: Final = 1.0
+"""Seconds without an answer after which the deletion of a consumer is repeated."""
+
+DELETIONS: Final = 5
+"""Times that the deletion of a consumer is requested."""
 
 BACKSTOP_S: Final = 86_400
 """Seconds by which a consumer outlives the deadline of its session when no gateway runs that deletes it."""
 
 
 MESSAGE_PREFIX: Final = "$MQTT.msgs."
+
+RESUME_NS: Final = 1_000_000_000
+"""Nanoseconds: a pause that ends within this time is taken for one that is being ended."""
 
 DESCRIBED_LENGTH: Final = 200
 """Characters of a client id, and of a topic filter, in the description of a consumer; nats-server allows 4 KiB."""
@@ -106,6 +114,8 @@ class ConsumerInfo(NamedTuple):
     num_ack_pending: int
     num_pending: int
     num_redelivered: int = 0
+    paused: bool = False
+    """Whether somebody has paused the consumer for a time: it delivers nothing."""
 
 
 def _info(answer: dict[str, Any]) -> ConsumerInfo:
@@ -119,7 +129,13 @@ def _info(answer: dict[str, Any]) -> ConsumerInfo:
         answer.get("num_ack_pending", 0),
         answer.get("num_pending", 0),
         answer.get("num_redelivered", 0),
+        is_paused(answer),
     )
+
+
+def is_paused(answer: Mapping[str, Any]) -> bool:
+    """Return whether an answer about a consumer says that it is paused, and not just being resumed."""
+    return int(answer.get("pause_remaining", 0)) > RESUME_NS
 
 
 async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str) -> ConsumerInfo:
@@ -130,11 +146,11 @@ async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str)
     try:
         return _info(await call(js, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.durable_name}", body))
     except ApiError as error:
-        if error.err_code == CONSUMER_IN_USE:
+        if error.err_code == CONSUMER_NAME_EXISTS:
             raise DeliverSubjectBusy(consumer.durable_name) from error
         if error.err_code in CONSUMER_EXISTS:
             raise ConsumerExists(consumer.durable_name) from error
-        if error.err_code in (CONSUMER_NOT_FOUND, 10149):
+        if error.err_code in CONSUMER_GONE:
             raise ConsumerNotFound(consumer.durable_name) from error
         raise
 
@@ -181,14 +197,44 @@ async def update_consumer(js: JetStream, stream: str, consumer: ConsumerRef) -> 
 
 
 async def delete_consumer(js: JetStream, stream: str, name: str) -> bool:
-    """Delete a consumer; False when no consumer has this name."""
+    """Delete a consumer; False when no consumer has this name. Raises ApiError, NoResponders, RequestTimeout."""
+    return await _delete(js, stream, name, 5.0)
+
+
+async def delete_for_good(js: JetStream, stream: str, name: str) -> bool:
+    """Delete a consumer whose name is never used again; False when no consumer had this name.
+
+    nats-server (2.15.1) deletes a consumer that has no leader, and does not answer. So the request is repeated, and the
+    next answer is that no consumer has this name. A repeated request may be late: under the same name it would delete
+    the next consumer. Raises ApiError, NoResponders, RequestTimeout.
+    """
+    for earlier in range(DELETIONS - 1):
+        try:
+            return await _delete(js, stream, name, DELETED) or earlier > 0
+        except RequestTimeout:
+            continue
+    await _delete(js, stream, name, DELETED)
+    return True
+
+
+async def _delete(js: JetStream, stream: str, name: str, timeout: float) -> bool:
     try:
-        await call(js, f"CONSUMER.DELETE.{stream}.{name}")
+        await call(js, f"CONSUMER.DELETE.{stream}.{name}", timeout=timeout)
     except ApiError as error:
         if error.err_code == CONSUMER_NOT_FOUND:
             return False
         raise
     return True
+
+
+async def resume_consumer(js: JetStream, stream: str, name: str) -> None:
+    """End the pause of a consumer within a second. Raises ApiError, NoResponders, RequestTimeout.
+
+    nats-server (2.15.1) looks for messages when the time of a pause is over, and not when a pause is ended before its
+    time: a message that was stored during the pause would wait for the next one. So the pause gets an early end.
+    """
+    now = time_ns((await call(js, f"CONSUMER.INFO.{stream}.{name}"))["ts"])
+    await call(js, f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": rfc3339(now + RESUME_NS // 2)})
 
 
 async def consumer_info(js: JetStream, stream: str, name: str) -> ConsumerInfo | None:

@@ -14,18 +14,36 @@ from typing import Any, Final, Literal
 import orjson
 
 from mqtt_streams.account import AccountLimits, account_limits
-from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, RequestTimeout, api_prefix, call, decode
 from mqtt_streams.bans import STREAM as BANS
+from mqtt_streams.error_codes import (
+    ACCOUNT_RESOURCES_EXCEEDED,
+    CLUSTER_NO_PEERS,
+    INSUFFICIENT_RESOURCES,
+    MAXIMUM_STREAMS,
+    MEMORY_EXCEEDED,
+    NOT_ENABLED,
+    NOT_ENABLED_FOR_ACCOUNT,
+    REPLICAS_NOT_SUPPORTED,
+    STORAGE_EXCEEDED,
+    STREAM_CREATE_FAILED,
+    STREAM_NAME_EXISTS,
+    STREAM_NOT_FOUND,
+    SUBJECTS_OVERLAP,
+)
 from mqtt_streams.fleet import STREAM as FLEET
 from mqtt_streams.gateways import STREAM as GATEWAYS
+from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.qos2 import STREAM as QOS2IN
 from mqtt_streams.retained import STREAM as RETAINED
+from mqtt_streams.retained import listener_has_clients
 from mqtt_streams.sessions import PREFIX as SESSION_PREFIX
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.shared import STREAM as SHARED
+from mqtt_streams.stored import time_ns
 from mqtt_streams.timers import STREAM as TIMERS
 from mqtt_streams.wills import STREAM as WILLS
 
@@ -43,21 +61,20 @@ NEVER_AGAIN: Final = (SESSIONS, QOS2IN)
 A stream of this list that was removed is created again with sequences above all former ones.
 """
 
+RECORDS: Final = (SESSIONS, RETAINED, POSITIONS, WILLS, SHARED, GATEWAYS, BANS, FLEET)
+"""Streams whose records are replaced. Their limit of messages per subject is above 1: see `kept_single`."""
+
 BY_SIZE: Final = 3
 """Replicas of streams when the setting is absent and the cluster has enough servers."""
 
-_TOO_FEW: Final = (10005, 10074)
-_STREAM_NOT_FOUND: Final = 10059
-_NAME_IN_USE: Final = 10058
-_SUBJECTS_OVERLAP: Final = 10065
-_STORE_FAILED: Final = 10049
-_SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules")
+_TOO_FEW: Final = (CLUSTER_NO_PEERS, REPLICAS_NOT_SUPPORTED)
+_SWITCHES: Final = ("allow_direct", "allow_msg_ttl", "allow_msg_schedules", "allow_rollup_hdrs")
 _NS: Final = 1_000_000_000
 
 IDS_WINDOW: Final = 30 * _NS
 """Duplicate window in nanoseconds where every message has an id: nats-server keeps each id in memory for this time."""
 
-_DURATIONS: Final = ("max_age", "duplicate_window", "subject_delete_marker_ttl")
+_DURATIONS: Final = ("max_age", "duplicate_window")
 _LIMITS: Final = ("max_age", "max_bytes", "max_msgs", "max_msg_size")
 _UNITS: Final = (("d", 86400 * _NS), ("h", 3600 * _NS), ("m", 60 * _NS), ("s", _NS), ("ms", 1_000_000))
 
@@ -67,15 +84,15 @@ _NEVER: Final = "0001-"
 """Beginning of the time of the last message of a stream that has never had one."""
 
 _HINTS: Final[Mapping[int, str]] = {
-    10002: "raise JetStream's limits of the account or the server",
-    10023: "raise JetStream's limits of the account or the server, or free space",
-    10027: "raise the account's limit of streams",
-    10028: "raise JetStream's memory limit of the account or the server",
-    10039: "enable JetStream for the account",
-    10047: "raise JetStream's storage limit (max_file_store), or free space",
-    10074: "several replicas need a cluster: set stream_replicas to 1",
-    10005: "the cluster has too few JetStream servers for stream_replicas",
-    10076: "start nats-server with JetStream (-js)",
+    ACCOUNT_RESOURCES_EXCEEDED: "raise JetStream's limits of the account or the server",
+    INSUFFICIENT_RESOURCES: "raise JetStream's limits of the account or the server, or free space",
+    MAXIMUM_STREAMS: "raise the account's limit of streams",
+    MEMORY_EXCEEDED: "raise JetStream's memory limit of the account or the server",
+    NOT_ENABLED_FOR_ACCOUNT: "enable JetStream for the account",
+    STORAGE_EXCEEDED: "raise JetStream's storage limit (max_file_store), or free space",
+    REPLICAS_NOT_SUPPORTED: "several replicas need a cluster: set stream_replicas to 1",
+    CLUSTER_NO_PEERS: "the cluster has too few JetStream servers for stream_replicas",
+    NOT_ENABLED: "start nats-server with JetStream (-js)",
 }
 
 
@@ -131,7 +148,8 @@ class EnsureReport:
     `domain`: the JetStream domain, "" for none. `upgraded`: changed settings by stream. `kept`: differences that were
     left, one line each. `configs`: present configuration of each stream. `limits`: limits of the account. `remains`:
     number of messages in a created stream that come from a stream of that name whose definition nats-server has lost.
-    `lost`: the stream of sessions or of messages, if it was missing although the other one has been used.
+    `lost`: the stream of sessions or of messages, if it was missing although the other one has been used. `single`: why
+    streams of `RECORDS` keep one message per subject, by stream: what is removed there may come back after a kill.
     """
 
     domain: str
@@ -141,6 +159,7 @@ class EnsureReport:
     lost: list[str] = field(default_factory=list)
     upgraded: dict[str, list[str]] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
+    single: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -156,9 +175,7 @@ async def ensure_streams(
     *,
     replicas: int | None = None,
     message_retention: int = 86400,
-    retention: Literal["limits", "interest"] = "limits",
     message_ids: Literal["replicated", "always", "never"] = "never",
-    upgrade_retention: bool = False,
     positions: bool = False,
     max_retained: int | None = None,
 ) -> EnsureReport:
@@ -166,9 +183,10 @@ async def ensure_streams(
 
     `replicas`: of new streams, and of existing ones that have fewer; None = by the size of the cluster: three with
     three servers or more, one with fewer servers, and never fewer than any of the streams has.
-    `message_retention`: seconds a QoS 1/2 message is kept. `retention`: policy of a new `$MQTT_msgs`; an existing
-    stream keeps its policy, unless `upgrade_retention` allows interest -> limits. `message_ids`: whether every message
-    is stored under an id, which shortens the duplicate window; an existing one stays unless it is the default.
+    `message_retention`: seconds a QoS 1/2 message is kept. A `$MQTT_msgs` of nats-server's listener, which removes what
+    all consumers have, gets the retention limits; its messages stay for as long again as they have, and for
+    `message_retention` at least. `message_ids`: whether every message is stored under an id, which shortens the
+    duplicate window; an existing one stays unless it is the default.
     `max_retained`: most topics with a retained message; existing messages stay, also above the limit; None removes a
     limit that a gateway has set. `positions`: whether positions of sessions are stored. Several gateways may call this
     at the same time. Raises StreamSetupError, StreamConflict; NotAnswering while there is no leader.
@@ -178,6 +196,7 @@ async def ensure_streams(
     infos = {stream: await _info(js, stream) for stream in streams}
     level = _Replicas(replicas, (info for info in infos.values() if info))
     report = EnsureReport(str(account.get("domain", "")), account_limits(account, level.wanted))
+    report.single.update(await kept_single(js, max_retained))
     for stream, other in ((SESSIONS, MESSAGES), (MESSAGES, SESSIONS)):
         if infos[stream] is None and _has_been_used(infos[other]):
             report.lost.append(stream)
@@ -190,25 +209,48 @@ async def ensure_streams(
                 definition["max_consumers"] = min(definition["max_consumers"], allowed)
             if stream == RETAINED and max_retained is not None:
                 definition |= {"max_msgs": max_retained, "discard": "new"}
+            if stream in report.single:
+                definition["max_msgs_per_subject"] = 1
             if stream == MESSAGES:
-                definition |= _message_limits(definition, retention, message_retention, message_ids)
+                definition |= _message_limits(definition, message_retention, message_ids)
             try:
-                await _ensure(js, report, definition, infos[stream], level, upgrade_retention)
+                await _ensure(js, report, definition, infos[stream], level)
                 break
             except _TooFew:
                 continue
     return report
 
 
-def _message_limits(
-    definition: dict[str, Any], retention: str, message_retention: int, message_ids: str
-) -> dict[str, Any]:
+async def kept_single(js: JetStream, max_retained: int | None) -> dict[str, str]:
+    """Return the streams of `RECORDS` that have to keep one message per subject, each with the reason.
+
+    nats-server deletes a record on the disk when the header `Nats-Rollup` of the next one asks for it, and not because
+    of the limit of messages per subject: so the limit is above 1. nats-server's own MQTT listener does not send the
+    header, and removes a record by its sequence alone; above the limit of 1 the record before would take its place at
+    once. With `max_retained`, or `discard` = `new` from an operator, nats-server refuses to replace a record in a full
+    stream above the limit of 1. Raises NotAnswering, StreamSetupError.
+    """
+    try:
+        retained = await _info(js, RETAINED)
+        listener = await listener_has_clients(js) if retained else False
+    except (NoResponders, RequestTimeout):
+        raise NotAnswering("JetStream does not say who writes to the streams; check that it has a leader") from None
+    except ApiError as error:
+        raise StreamSetupError(_refusal("who writes to the streams cannot be looked up", error)) from None
+    refusing = retained is not None and retained["config"].get("discard") == "new"
+    single = {RETAINED: "the number of retained messages is limited"} if refusing or max_retained is not None else {}
+    if listener:
+        single |= dict.fromkeys((SESSIONS, RETAINED), "nats-server's own MQTT listener has clients")
+    return single
+
+
+def _message_limits(definition: dict[str, Any], message_retention: int, message_ids: str) -> dict[str, Any]:
     """Return the settings of `$MQTT_msgs` that follow from the arguments of `ensure_streams`."""
     max_age = message_retention * _NS
     window = min(definition["duplicate_window"], max_age)  # nats-server refuses a longer one than the age limit
     if with_ids(message_ids, definition["num_replicas"]):
         window = min(window, IDS_WINDOW)
-    return {"retention": retention, "max_age": max_age, "duplicate_window": window}
+    return {"max_age": max_age, "duplicate_window": window}
 
 
 def _has_been_used(info: dict[str, Any] | None) -> bool:
@@ -227,7 +269,6 @@ async def _ensure(
     definition: dict[str, Any],
     info: dict[str, Any] | None,
     level: _Replicas,
-    upgrade_retention: bool,
 ) -> None:
     stream = definition["name"]
     if info is None:
@@ -242,7 +283,7 @@ async def _ensure(
         info = await _info(js, stream)  # another gateway, or nats-server's listener, has created the stream
         if info is None:
             raise NotAnswering(f"stream {stream} is being created or removed by another program; try again")
-    await _reconcile(js, report, definition, info, level, upgrade_retention)
+    await _reconcile(js, report, definition, info, level)
 
 
 async def _account(js: JetStream) -> dict[str, Any]:
@@ -251,15 +292,41 @@ async def _account(js: JetStream) -> dict[str, Any]:
     except NoLeader as error:
         raise NotAnswering(f"JetStream cannot be used: {error}") from None
     except NoResponders:
+        if js.api_prefix != api_prefix(None):
+            raise StreamSetupError(
+                f"no JetStream answers to {js.api_prefix}.INFO; check the name of the domain in jetstream_domain, and "
+                "the leafnode connection to its nats-servers"
+            ) from None
         raise StreamSetupError(
-            "no JetStream here; start nats-server with -js or a jetstream {} block, and enable it for the account"
+            "no JetStream here; start nats-server with -js or a jetstream {} block, and enable it for the account, or "
+            "set jetstream_domain to the domain of the hub if this nats-server is a leafnode"
         ) from None
     except RequestTimeout:
         raise NotAnswering(
-            "JetStream does not answer; check that its cluster has a leader and the NATS user may publish $JS.API.>"
+            "JetStream does not answer; check that its cluster has a leader and the NATS user may publish "
+            f"{js.api_prefix}.>"
         ) from None
     except ApiError as error:
         raise StreamSetupError(_refusal("JetStream cannot be used", error)) from None
+
+
+async def check_own_streams(js: JetStream, domain: str) -> None:
+    """Check that no other domain stores the gateways' messages, too: they are published on the same subjects.
+
+    `domain`: that of the streams in use. Where the account's own servers have another one, no stream there may take
+    messages of gateways. Raises StreamSetupError.
+    """
+    try:
+        own = decode((await js.request(f"{api_prefix(None)}.INFO")).payload).get("domain", "")
+        body = orjson.dumps({"subject": f"{MESSAGE_PREFIX}>"})
+        found = decode((await js.request(f"{api_prefix(None)}.STREAM.NAMES", body)).payload).get("streams")
+    except (ApiError, NoResponders, RequestTimeout):
+        return
+    if found and own != domain:
+        raise StreamSetupError(
+            f"messages would be stored twice: this account has {', '.join(found)} in its own JetStream (domain "
+            f"{own!r}), too; remove jetstream_domain to use that one, or the streams of gateways there"
+        )
 
 
 async def _request(js: JetStream, verb: str, stream: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -276,7 +343,7 @@ async def _info(js: JetStream, stream: str) -> dict[str, Any] | None:
     try:
         return await _request(js, "INFO", stream)
     except ApiError as error:
-        if error.err_code == _STREAM_NOT_FOUND:
+        if error.err_code == STREAM_NOT_FOUND:
             return None
         raise StreamSetupError(_refusal(f"stream {stream} cannot be looked up", error)) from None
 
@@ -289,11 +356,11 @@ async def _create(js: JetStream, definition: dict[str, Any], level: _Replicas) -
     try:
         return await _request(js, "CREATE", stream, definition)
     except ApiError as error:
-        if error.err_code == _NAME_IN_USE:
+        if error.err_code == STREAM_NAME_EXISTS:
             return None
-        if error.err_code == _SUBJECTS_OVERLAP:
+        if error.err_code == SUBJECTS_OVERLAP:
             raise await _overlap(js, stream, definition["subjects"][0]) from None
-        if error.err_code == _STORE_FAILED:
+        if error.err_code == STREAM_CREATE_FAILED:
             raise StillThere(_refusal(f"stream {stream} cannot be created", error)) from None
         level.refused(error)
         raise StreamSetupError(_refusal(f"stream {stream} cannot be created", error)) from None
@@ -356,7 +423,8 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
             "it cannot be changed: remove the stream if its content may go",
         )
     per_subject = definition["max_msgs_per_subject"]
-    if _limit(config.get("max_msgs_per_subject")) != _limit(per_subject):
+    legal = {1, load_definition(stream)["max_msgs_per_subject"]} if stream in RECORDS else {_limit(per_subject)}
+    if _limit(config.get("max_msgs_per_subject")) not in legal:
         raise StreamConflict(stream, "max_msgs_per_subject", config.get("max_msgs_per_subject"), per_subject)
     if stream not in (MESSAGES, RETAINED) and config.get("discard") != definition["discard"]:
         raise StreamConflict(stream, "discard", config.get("discard"), definition["discard"])
@@ -368,7 +436,7 @@ def _check(stream: str, definition: dict[str, Any], config: dict[str, Any], doma
 
 
 def _changes(
-    definition: dict[str, Any], config: dict[str, Any], messages: int, upgrade_retention: bool
+    definition: dict[str, Any], config: dict[str, Any], state: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings to update, and remarks on differences that stay."""
     changes: dict[str, Any] = {}
@@ -380,20 +448,18 @@ def _changes(
         present = config.get("max_consumers", -1)
         if present <= 0 or present < definition["max_consumers"]:
             changes["max_consumers"] = definition["max_consumers"]
-    if definition.get("subject_delete_marker_ttl") and not config.get("subject_delete_marker_ttl"):
-        changes["subject_delete_marker_ttl"] = definition["subject_delete_marker_ttl"]
+    if definition["name"] in RECORDS and config.get("max_msgs_per_subject") != definition["max_msgs_per_subject"]:
+        changes["max_msgs_per_subject"] = definition["max_msgs_per_subject"]
     if config.get("num_replicas", 1) < definition["num_replicas"]:
         changes["num_replicas"] = definition["num_replicas"]
     elif config.get("num_replicas", 1) > definition["num_replicas"]:
         remarks.append(f"num_replicas is {config['num_replicas']}, stream_replicas says {definition['num_replicas']}")
-    to_limits = upgrade_retention and definition["retention"] == "limits" and config["retention"] == "interest"
-    if to_limits:
-        changes["retention"] = "limits"
-    elif config["retention"] != definition["retention"]:
-        remarks.append(f"retention is {config['retention']}, the setting retention says {definition['retention']}")
+    if config["retention"] != definition["retention"]:
+        changes["retention"] = definition["retention"]
+        definition = definition | {"max_age": max(definition["max_age"], 2 * _oldest(state))}
     for limit in _LIMITS:
         if _limit(config.get(limit)) != _limit(definition[limit]):
-            to, remark = _change_of_limit(limit, definition, config, messages, to_limits)
+            to, remark = _change_of_limit(limit, definition, config, state["messages"])
             changes |= to
             remarks += remark
     window = changes.get("max_age", 0)
@@ -406,12 +472,18 @@ def _changes(
     return changes, remarks
 
 
+def _oldest(state: dict[str, Any]) -> int:
+    """Return the age of a stream's oldest message in nanoseconds, in whole seconds; 0 = it has none."""
+    age = time.time_ns() - time_ns(state["first_ts"]) if state["messages"] else 0
+    return max(-(-age // _NS), 0) * _NS
+
+
 def _change_of_limit(
-    limit: str, definition: dict[str, Any], config: dict[str, Any], messages: int, to_limits: bool
+    limit: str, definition: dict[str, Any], config: dict[str, Any], messages: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings to update for a limit that differs, and remarks on a difference that stays.
 
-    The age limit may grow; it shrinks only where nothing is stored, or with the permission to change the policy.
+    The age limit may grow; it shrinks only where nothing is stored, or where there was none beside interest retention.
     """
     policies = definition["discard"], config.get("discard")
     if limit == "max_msgs" and definition["name"] == RETAINED and "new" in policies:
@@ -422,8 +494,7 @@ def _change_of_limit(
         return changes, []
     own = limit == "max_age" and definition["name"] == MESSAGES
     grows = _limit(definition[limit]) > _limit(config.get(limit))
-    empty = messages == 0 and (to_limits or config["retention"] == "limits")
-    if own and (grows or empty or to_limits):
+    if own and (grows or messages == 0 or config["retention"] == "interest"):
         return {limit: definition[limit]}, []
     says = "message_retention says" if own else "the definition says"
     return {}, [f"{limit} is {shown(limit, config.get(limit))}, {says} {shown(limit, definition[limit])}"]
@@ -435,12 +506,11 @@ async def _reconcile(
     definition: dict[str, Any],
     info: dict[str, Any],
     level: _Replicas,
-    upgrade_retention: bool,
 ) -> None:
     stream = definition["name"]
     config = info["config"]
     _check(stream, definition, config, report.domain)
-    changes, remarks = _changes(definition, config, info["state"]["messages"], upgrade_retention)
+    changes, remarks = _changes(definition, config, info["state"])
     if changes:
         config = await _update(js, stream, config, changes, remarks, level)
     done = [name for name in changes if config.get(name) == changes[name]]

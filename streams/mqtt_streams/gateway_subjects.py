@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subjects of messages between gateways, and of requests to gateways, over NATS: below ``$MQTT.gateways.``."""
+"""Subjects of messages between gateways, and of requests to gateways, over NATS: nearly all below ``$MQTT.gateways.``.
 
+Replies to gateways and to ``ctl`` arrive below `INBOX`.
+"""
+
+import secrets
 from typing import Final
+
+INBOX: Final = "$MQTT.inbox."
+"""Prefix of the subjects on which gateways and ``ctl`` wait for replies: no other NATS user needs it."""
 
 GATEWAYS: Final = "$MQTT.gateways."
 """Prefix of all these subjects."""
@@ -36,17 +43,27 @@ REPORTS_WANTED: Final = b"$MQTT.gateways.reports_wanted"
 HERE: Final = b"$MQTT.gateways.here"
 """A gateway names its nats-server here; with a reply subject one gateway of each server answers with its own."""
 
-READS_POSITIONS: Final = b"Mqtt-Positions:1"
-"""Header of a question on `HERE`: the gateway that has connected can resume sessions with a position in `$MQTT_pos`."""
-
-NAMES_BUCKETS: Final = b"Mqtt-Claim-Buckets:1"
-"""Header of a question on `HERE`: the subjects of the gateway's claims name the bucket of the session."""
-
 ECHO: Final = b"$MQTT.gateways.echo."
 """Prefix of a nats-server's id: one gateway on that nats-server answers."""
+
+SETTLE: Final = b"$MQTT.gateways.settle"
+"""Question to every gateway, with the asking gateway's token: each answers when its stores of now have ended."""
+
+AGAIN: Final = b"$MQTT.again."
+"""Prefix of a message's subject: a second live copy, for gateways alone, where the first one may have been lost.
+
+It is not below `GATEWAYS`, where operators publish and subscribe: it is a message of a client."""
 
 LEFT: Final = "$MQTT.gateways.left."
 """Prefix of a gateway's id: request with a client id, answered when that gateway has left the client's session."""
 
 ASSIGNED: Final = b"$MQTT.gateways.assigned"
 """A gateway names the sequence of a record in `$MQTT_shared` and, behind a space, the client id."""
+
+BANS: Final = b"$MQTT.gateways.bans"
+"""A written ban is told here, for gateways behind a leafnode: nothing below ``$KV.`` comes through leafnodes."""
+
+
+def new_inbox() -> bytes:
+    """Return a prefix of reply subjects below `INBOX`, with a dot at its end, that nobody can guess."""
+    return b"%b%b." % (INBOX.encode(), secrets.token_hex(11).encode())

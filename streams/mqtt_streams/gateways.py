@@ -2,9 +2,9 @@
 """KV bucket `MQTT_gateways`: registrations and leases of gateways.
 
 Each gateway has two keys. `gateway.<id>` (registration, without TTL) describes the gateway and has the time at which it
-was last known to be alive. `lease.<id>` has a TTL, which ends when the gateway does not renew the lease. nats-server
-then puts a marker in place of the lease. Of the gateways that want to deal with the dead gateway's clients, one
-succeeds: the first that replaces the marker by its sequence.
+was last known to be alive. `lease.<id>` has a TTL, which ends when the gateway does not renew the lease. Of the
+gateways that want to deal with the dead gateway's clients, one succeeds: the first that writes a lease in place of the
+lapsed one.
 """
 
 from contextlib import aclosing
@@ -13,21 +13,14 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, publish
+from mqtt_streams.api import ApiError, JetStream, kv_subject, publish
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.pages import pages_of
 from mqtt_streams.stored import StoredMessage
 
 STREAM: Final = "KV_MQTT_gateways"
 BUCKET: Final = "MQTT_gateways"
 PREFIX: Final = "$KV.MQTT_gateways."
-
-POSITIONS: Final = "positions"
-"""Key in a gateway's registration: the gateway can resume sessions that have a position in `$MQTT_pos`."""
-
-CLAIM_BUCKETS: Final = "claim_buckets"
-"""Key in a gateway's registration: the subjects of the gateway's claims name the bucket of the session."""
-
-WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 
 _OLDEST_MESSAGES: Final = 64
 """Messages of a page of `oldest`: leases and registrations of 32 gateways."""
@@ -40,9 +33,9 @@ class LeaseTaken(Exception):
 class Entry(NamedTuple):
     """A registered gateway.
 
-    `alive`: Unix time in seconds at which the gateway was last known to be alive. `sequence`: sequence of its lease or
-    of the marker in its place, 0 = neither. `lapsed`: the lease has no holder. `reaper`: gateway that deals with the
-    dead gateway's clients, empty = none.
+    `alive`: Unix time in seconds at which the gateway was last known to be alive. `sequence`: sequence of its lease,
+    0 = none. `lapsed`: the lease has no holder. `reaper`: gateway that deals with the dead gateway's clients, empty =
+    none.
     """
 
     identity: str
@@ -62,7 +55,7 @@ class GatewayStore:
     async def hold(self, identity: str, holder: str, expected: int, ttl: int) -> int:
         """Write the lease of `identity` for `ttl` seconds; `holder`: that gateway, or the one that handles its clients.
 
-        `expected`: sequence of the present lease or marker, 0 = neither. Returns the new sequence. Raises LeaseTaken,
+        `expected`: sequence of the present lease, 0 = none. Returns the new sequence. Raises LeaseTaken,
         ApiError, NoResponders, RequestTimeout.
         """
         lines = b"Nats-TTL:%ds\r\n" % ttl
@@ -77,16 +70,16 @@ class GatewayStore:
         return await self._write(f"gateway.{identity}", orjson.dumps(info | {"alive": alive}), expected)
 
     async def _write(self, key: str, body: bytes, expected: int, lines: bytes = b"") -> int:
-        block = b"NATS/1.0\r\n%bNats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % (lines, expected)
+        block = b"NATS/1.0\r\n%b%bNats-Expected-Last-Subject-Sequence:%d\r\n\r\n" % (headers.REPLACES, lines, expected)
         try:
-            return await publish(self._js, PREFIX + key, body, block)
+            return await publish(self._js, kv_subject(self._js, PREFIX + key), body, block)
         except ApiError as error:
             if error.err_code in WRONG_LAST_SEQUENCE:
                 raise LeaseTaken(key) from None
             raise
 
     async def lease(self, identity: str) -> tuple[int, str]:
-        """Return the sequence of a lease or its marker (0 = neither), and the holder of the lease (empty = none)."""
+        """Return the sequence of a lease (0 = none), and its holder (empty = none)."""
         message = await stored.get_last(self._js, STREAM, f"{PREFIX}lease.{identity}")
         return (0, "") if message is None else (message.seq, _holder(message))
 
@@ -102,7 +95,8 @@ class GatewayStore:
         async for page in pages_of(self._js, STREAM, PREFIX + ">"):
             for message in page:
                 kind, identity = _key(message)
-                (leases if kind == "lease" else found)[identity] = message
+                if not message.is_answer:
+                    (leases if kind == "lease" else found)[identity] = message
         return [
             _entry(identity, message, leases.get(identity)) for identity, message in found.items() if message.payload
         ]
@@ -114,7 +108,7 @@ class GatewayStore:
         """
         leases: dict[str, StoredMessage | None] = {}
         found: list[Entry] = []
-        async with aclosing(pages_of(self._js, STREAM, PREFIX + ">", messages=_OLDEST_MESSAGES)) as pages:
+        async with aclosing(pages_of(self._js, STREAM, PREFIX + ">", newest=True, messages=_OLDEST_MESSAGES)) as pages:
             async for page in pages:
                 leases |= {identity: one for one in page for kind, identity in [_key(one)] if kind == "lease"}
                 entries = []
@@ -130,14 +124,15 @@ class GatewayStore:
                     break
         return found
 
-    async def registrations(self) -> dict[str, dict[str, Any]]:
-        """Return the descriptions of all registered gateways by their ids, also of those whose lease has lapsed."""
-        return {
-            _key(message)[1]: _info(message)[0]
-            async for page in pages_of(self._js, STREAM, PREFIX + "gateway.*")
-            for message in page
-            if message.payload
-        }
+    async def end_all(self, *keys: str) -> None:
+        """End every lease: no registered gateway lives. `keys`: what registrations of dead gateways must not have.
+
+        Raises LeaseTaken, ApiError, NoResponders, RequestTimeout.
+        """
+        for entry in await self.entries():
+            info = {name: value for name, value in entry.info.items() if name not in keys}
+            await self.register(entry.identity, entry.alive, info, await self.registered(entry.identity))
+            await stored.purge(self._js, STREAM, f"{PREFIX}lease.{entry.identity}")
 
     async def remove(self, identity: str) -> None:
         """Remove a gateway's registration and lease: it has stopped in order, or its clients have been dealt with."""
@@ -146,8 +141,6 @@ class GatewayStore:
 
 
 def _holder(message: StoredMessage) -> str:
-    if not message.payload or headers.get(message.headers, headers.MARKER_REASON) is not None:
-        return ""
     try:
         return str(orjson.loads(message.payload)["holder"])
     except (ValueError, KeyError, TypeError):

@@ -7,21 +7,20 @@ or another time of creation has replaced the former one: the mark gets a new id 
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream, call, has_leader, publish
-from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.error_codes import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, REPLACES, REPLACING
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.shared import STREAM
 
 SUBJECT: Final = "$MQTT.shared.generation"
 
-_STREAM_NOT_FOUND: Final = 10059
-_WRONG_LAST_SEQUENCE: Final = (10071, 10164)
 _ROUNDS: Final = 20
 
 _SKEW: Final = 1_000_000_000
@@ -59,6 +58,10 @@ class GenerationStore:
         self._js = js
         self._clock = clock
         self._seen = Mark("", "", 0, 0)
+        self._written = 0
+        """Store time of the mark that was read last, nanoseconds since 1970; 0 = there was none."""
+        self.info: dict[str, Any] = {}
+        """The last answer about the stream."""
         self.has_leader = False
         """Whether the stream had a leader in the answer to the last request; False while there is none."""
         self.consumers = 0
@@ -78,31 +81,46 @@ class GenerationStore:
             # The mark is read before the stream: an unreplaced stream then ends at the mark's sequence or later.
             message = await stored.get_last(self._js, STREAM, SUBJECT)
             known = _mark(message.payload) if message is not None else None
+            if known is None and self._seen.id:
+                known = self._seen  # somebody has removed the mark, as with its stream, or has overwritten it
             self.has_leader = False
             asked = self._clock()
             try:
                 info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
             except ApiError as error:
-                if error.err_code == _STREAM_NOT_FOUND:
+                if error.err_code == STREAM_NOT_FOUND:
                     return None
                 raise
             self.heard = stored.time_ns(info["ts"]) / 1e9, asked, self._clock()
             self.has_leader = has_leader(info)
             self.consumers, self.replicas = info["state"]["consumer_count"], info["config"]["num_replicas"]
             last, created = int(info["state"]["last_seq"]), str(info.get("created", ""))
-            if known is None or message is None:
+            since = message.time_ns if message is not None else self._written
+            if known is None:
                 mark = Mark(new_id, created, last, last)
-            elif known.created != created or await self._is_lower(known, message.time_ns, last, lower):
-                mark = Mark(new_id, created, last, await self._floor(message.time_ns, last))
-            elif await self._was_restored(known, message.time_ns - _SKEW, last):
-                mark = Mark(new_id, created, last, await self._floor(message.time_ns - _SKEW, last))
+            elif known.created != created or await self._is_lower(known, since, last, lower):
+                mark = Mark(new_id, created, last, await self._floor(since, last))
+            elif await self._was_restored(known, since - _SKEW, last):
+                mark = Mark(new_id, created, last, await self._floor(since - _SKEW, last))
             else:
                 mark = known._replace(last=max(last, known.last))
-            written = mark == known or await self._write(mark, message.seq if message is not None else 0)
+            unchanged = mark == known and message is not None
+            written = unchanged or await self._write(mark, message.seq if message is not None else 0)
             if written or (known is not None and mark.id == known.id):  # or another gateway has updated the mark
-                self._seen = mark
+                self._seen, self._written = mark, since
+                self.info = info
                 return mark
         raise ApiError(503, 0, "too many gateways write the mark of the stream at once")
+
+    async def replace(self, new_id: str) -> None:
+        """Write the mark of a stream that is known to have been restored: all its messages are of the former stream.
+
+        Raises ApiError, NoResponders, RequestTimeout.
+        """
+        info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
+        last = int(info["state"]["last_seq"])
+        mark = Mark(new_id, str(info.get("created", "")), last, last)
+        await publish(self._js, SUBJECT, orjson.dumps(mark._asdict()), REPLACING)
 
     async def _is_lower(self, known: Mark, since: int, last: int, lower: int | None) -> bool:
         """Whether the stream's last sequence went back; messages stored since are newer than the mark (`since`)."""
@@ -130,11 +148,11 @@ class GenerationStore:
         return bool(page) and page[0].time_ns < since
 
     async def _write(self, mark: Mark, expected: int) -> bool:
-        block = b"NATS/1.0\r\n%b:%d\r\n\r\n" % (EXPECTED_LAST_SUBJECT_SEQUENCE.encode(), expected)
+        block = b"NATS/1.0\r\n%b%b:%d\r\n\r\n" % (REPLACES, EXPECTED_LAST_SUBJECT_SEQUENCE.encode(), expected)
         try:
             await publish(self._js, SUBJECT, orjson.dumps(mark._asdict()), block)
         except ApiError as error:
-            if error.err_code in _WRONG_LAST_SEQUENCE:
+            if error.err_code in WRONG_LAST_SEQUENCE:
                 return False  # another gateway has written the mark
             raise
         return True

@@ -10,6 +10,8 @@ PUB: Final = "Nmqtt-Pub"
 ID: Final = "Nmqtt-Id"
 CLIENT: Final = "Nmqtt-Client"
 RETAIN: Final = "Nmqtt-Retain"
+FOR: Final = "Nmqtt-For"
+"""Client id of a durable session for which a message is; such a message may have several, and is for no others."""
 EXPIRY: Final = "Nmqtt-Expiry"
 FORMAT: Final = "Nmqtt-Format"
 CONTENT_TYPE: Final = "Content-Type"
@@ -40,6 +42,7 @@ R_SOURCE: Final = "Nmqtt-RSource"
 MSG_ID: Final = "Nats-Msg-Id"
 TTL: Final = "Nats-TTL"
 EXPECTED_LAST_SUBJECT_SEQUENCE: Final = "Nats-Expected-Last-Subject-Sequence"
+ROLLUP: Final = "Nats-Rollup"
 MARKER_REASON: Final = "Nats-Marker-Reason"
 STREAM_SUBJECT: Final = "Nats-Subject"
 STREAM_SEQUENCE: Final = "Nats-Sequence"
@@ -50,6 +53,15 @@ SCHEDULE_TARGET: Final = "Nats-Schedule-Target"
 
 START: Final = b"NATS/1.0\r\n"
 END: Final = b"\r\n"
+REPLACES: Final = b"Nats-Rollup:sub\r\n"
+"""Header line of a write that replaces the record of its subject.
+
+nats-server then deletes the former record itself, on the disk too. A record that is removed because of
+`max_msgs_per_subject` is not deleted on the disk: it is back after a kill of nats-server, once the record that has
+replaced it is removed.
+"""
+REPLACING: Final = START + REPLACES + END
+"""Header block of such a write that has no other headers."""
 PUB_LINES: Final = (b"Nmqtt-Pub:0\r\n", b"Nmqtt-Pub:1\r\n", b"Nmqtt-Pub:2\r\n")
 """Header line `PUB` by QoS, for frames that are built without `build`."""
 PUB_BLOCKS: Final = tuple(START + line + END for line in PUB_LINES)
@@ -125,6 +137,16 @@ def message_id(time_us: int, gateway48: int, counter16: int) -> str:
 def percent_encode(text: str) -> str:
     """Encode any text as a header value: every character except `A-Za-z0-9_.-~` is percent-encoded."""
     return text if _UNRESERVED.issuperset(text) else quote(text, safe="")
+
+
+def for_some(headers: bytes) -> bool:
+    """Return whether a message with these headers is for some durable sessions only."""
+    return b"\r\nNmqtt-For:" in headers
+
+
+def for_line(client_id: str) -> bytes:
+    """Return the header line that names one of the sessions for which a message is."""
+    return f"{FOR}:{percent_encode(client_id)}\r\n".encode()
 
 
 def percent_decode(value: str) -> str:

@@ -13,7 +13,7 @@ import orjson
 from mqtt_streams import headers
 from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, reader_request
-from mqtt_streams.stored import StoredMessage, direct_page
+from mqtt_streams.stored import StoredMessage, direct_page, get_last, several
 
 PAGE_FIRST: Final = 256
 PAGE_MESSAGES: Final = 2048
@@ -107,12 +107,28 @@ class SubjectReader:
     another consumer.
     """
 
-    def __init__(self, js: JetStream, stream: str, subject: str, start: dict[str, Any]) -> None:
-        """Make a reader that begins at `start`: `{"seq": n}` or `{"start_time": <RFC 3339>}`."""
+    def __init__(
+        self,
+        js: JetStream,
+        stream: str,
+        subject: str,
+        start: dict[str, Any],
+        several: dict[str, int] | None = None,
+    ) -> None:
+        """Make a reader that begins at `start`: `{"seq": n}` or `{"start_time": <RFC 3339>}`.
+
+        `several`: of a stream of records, as returned by `stored.several`: only the last record of each subject is
+        read, and no answers (`stored.is_answer`). A record that is written meanwhile may come out of order.
+        """
         self._js = js
         self._stream = stream
         self._subject = subject
         self._start = start
+        self._records = several is not None
+        self._several = several or {}
+        """By subject, number of records that are still to come."""
+        self._former: dict[str, StoredMessage] = {}
+        """By subject, the last of its records so far; others are still to come, which may be answers."""
         self._pages: Pages | None = None
         self._direct = True
         """Whether the next page is read by direct get."""
@@ -130,7 +146,26 @@ class SubjectReader:
         page, self.more = await self._read(messages, size)
         if page:
             self._start = {"seq": page[-1].seq + 1}
-        return page
+        return await self._last_ones(page) if self._records else page
+
+    async def _last_ones(self, page: list[StoredMessage]) -> list[StoredMessage]:
+        """Return the records of a page that no other one has replaced."""
+        found = []
+        for one in page:
+            left = self._several.pop(one.subject, 1) - 1
+            former = self._former.pop(one.subject, None)
+            last = former if one.is_answer else one
+            if left:
+                self._several[one.subject] = left
+            if last is not None and left:
+                self._former[one.subject] = last
+            elif last is not None:
+                found.append(last)
+        if not self.more:  # what is left has been replaced or removed since, or its first records are before the start
+            for subject in self._several:
+                last = await get_last(self._js, self._stream, subject)
+                found += [] if last is None else [last]
+        return found
 
     async def _read(self, messages: int, size: int) -> tuple[list[StoredMessage], bool]:
         if not self._direct:
@@ -160,6 +195,7 @@ async def pages_of(
     subject: str,
     start: dict[str, Any] | None = None,
     *,
+    newest: bool = False,
     messages: int = PAGE_MESSAGES,
     size: int = PAGE_BYTES,
 ) -> AsyncGenerator[list[StoredMessage], None]:
@@ -169,10 +205,12 @@ async def pages_of(
 
     Args:
         start: `{"seq": n}` or `{"start_time": <RFC 3339>}`; None = the beginning of the stream.
+        newest: only the last message of each subject: of a stream of records, which replace each other.
         messages: most messages of a page.
         size: bytes of a page, about.
     """
-    reader = SubjectReader(js, stream, subject, start or {"seq": 1})
+    former = await several(js, stream, subject) if newest else None
+    reader = SubjectReader(js, stream, subject, start or {"seq": 1}, former)
     try:
         while reader.more:
             if page := await reader.page(messages, size):

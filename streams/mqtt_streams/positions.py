@@ -11,13 +11,13 @@ import orjson
 
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream
-from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, REPLACES
 
 STREAM: Final = "$MQTT_pos"
 PREFIX: Final = "$MQTT.pos."
 
-_EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
-_STREAM_NOT_FOUND: Final = 10059
+_EXPECTED: Final = b"NATS/1.0\r\n%b%b:%%d\r\n\r\n" % (REPLACES, EXPECTED_LAST_SUBJECT_SEQUENCE.encode())
 _MAX_SEQUENCE: Final = 2**63 - 1
 _MAX_ID: Final = 65535
 
@@ -33,7 +33,8 @@ class Position:
     `perhaps`: stream sequence up to which a previous owner may have sent more messages; 0 = none. `unsent`: sequences,
     as far as known, of messages taken or delivered but never sent. `gateway`: gateway that wrote the position.
     `most`: in a clean position, last sequence that was sent, however often later ones were delivered; -1 = not known.
-    `present`: those of `live` that may exist, in a session whose consumers are removed.
+    `present`: those of `live` that may exist, in a session whose consumers are removed. `identifiers`: packet
+    identifiers by sequence of messages that have another one than follows from their sequence.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Position:
     gateway: str = ""
     most: int = -1
     present: list[str] = field(default_factory=list)
+    identifiers: dict[int, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the stored JSON; a clean position leaves out `perhaps` where it is 0, and an empty `unsent`."""
@@ -69,6 +71,8 @@ class Position:
         value |= {name: one for name, one in further.items() if one or not self.clean}
         if self.present:
             value["present"] = self.present
+        if self.identifiers:
+            value["identifiers"] = list(self.identifiers.items())
         return orjson.dumps(value)
 
 
@@ -86,9 +90,10 @@ def decode(data: bytes) -> Position | None:
             dict(value["released"]),
             value.get("perhaps", 0),
             list(value.get("unsent", ())),
-            value.get("gateway", ""),
-            value.get("most", -1),
+            value["gateway"],
+            value["most"],
             list(value.get("present", ())),
+            dict(value.get("identifiers", ())),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -99,12 +104,14 @@ def decode(data: bytes) -> Position | None:
         *position.pending,
         *position.released.values(),
         *position.unsent,
+        *position.identifiers,
         position.most + 1 if type(position.most) is int else None,
     ]
+    identifiers: list[Any] = [*position.released, *position.identifiers.values()]
     usable = (
         all(type(text) is str for text in texts)
         and all(type(number) is int and 0 <= number <= _MAX_SEQUENCE for number in numbers)
-        and all(type(identifier) is int and 1 <= identifier <= _MAX_ID for identifier in position.released)
+        and all(type(identifier) is int and 1 <= identifier <= _MAX_ID for identifier in identifiers)
     )
     return position if usable else None
 
@@ -138,7 +145,7 @@ class PositionStore:
         try:
             message = await stored.get_last(self._js, STREAM, position_subject(client_hash))
         except ApiError as error:
-            if error.err_code == _STREAM_NOT_FOUND:
+            if error.err_code == STREAM_NOT_FOUND:
                 return Found()
             raise
         return Found() if message is None else Found(message.payload, message.seq, message.time_ns / 1e9)

@@ -5,8 +5,6 @@ from collections.abc import Set
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
-import orjson
-
 from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -17,9 +15,6 @@ from mqtt_streams.stored import StoredMessage
 STREAM: Final = "$MQTT_qos2in"
 PREFIX: Final = "$MQTT.qos2.in."
 MAPPED: Final = "Nmqtt-Mapped"
-ALREADY_HELD: Final = 10077
-"""JetStream's error code for a second store under one packet identifier."""
-
 
 LATE_NS: Final = 5_000_000_000
 """Nanoseconds after a claim within which the new owner has listed the publishes that the former owner held."""
@@ -81,7 +76,7 @@ def held_subjects(client_token: str) -> str:
 
 def held_up_to(client_token: str, seq: int) -> bytes:
     """Return the purge request that removes a client's held publishes up to the sequence `seq`."""
-    return orjson.dumps({"filter": held_subjects(client_token), "seq": seq + 1})
+    return stored.up_to(held_subjects(client_token), seq)
 
 
 def release_id(seq: int) -> str:
@@ -91,6 +86,8 @@ def release_id(seq: int) -> str:
 
 def parse(message: StoredMessage) -> Held | None:
     """Read a held publish; None for an unusable record (no subject, not QoS 2, no packet identifier)."""
+    if message.is_answer:
+        return None
     block = message.headers
     pub = headers.get(block, headers.PUB) or ""
     subject = headers.get(block, headers.SUBJECT)

@@ -50,7 +50,7 @@ class QuotaStore:
         """
         sessions = consumers = 0
         found: dict[str, int] = {}
-        async for page in pages_of(self._js, STREAM, note_subject(quota, "*")):
+        async for page in pages_of(self._js, STREAM, note_subject(quota, "*"), newest=True):
             for message in page:
                 digits = message.payload[:9]
                 count = int(digits) if digits.isdigit() else 0

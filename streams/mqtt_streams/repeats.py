@@ -1,42 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for messages in `$MQTT_msgs` that were sent before its duplicate window, which recognises repetitions."""
+"""Search for messages in `$MQTT_msgs` whose store was not acknowledged, before they are sent again."""
 
 from collections.abc import Collection
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import JetStream, call
+from mqtt_streams.api import ApiError, JetStream, NoLeader, call, has_leader
 from mqtt_streams.messages import PREFIX, STREAM
 from mqtt_streams.pages import pages_of
+
+NONE: Final = 1 << 62
+"""A stream sequence that no message has."""
 
 CLOCKS: Final = 10.0
 """Seconds by which the clocks of gateways and nats-servers may differ in this search."""
 
 
-async def find_ids(js: JetStream, since: float, ids: Collection[bytes]) -> tuple[dict[bytes, int], bool]:
-    """Return the sequences of the stream's messages with `Nats-Msg-Id`s in `ids`; and whether the search is complete.
+def search_key(block: bytes, subject: bytes) -> bytes:
+    """Return the key of a message, or empty bytes: its `Nats-Msg-Id`, else its `Nmqtt-Id` and the subject.
 
-    `since`: Unix time before which no such message was stored, by a clock that is at most CLOCKS off. The search is
-    incomplete when a replica has answered that lags behind the leader, or the end of the stream was removed. Raises
-    ApiError, NoResponders, RequestTimeout.
+    A copy that somebody else has stored under another subject has the same `Nmqtt-Id`.
+    """
+    known_by = headers.get(block, headers.MSG_ID)
+    if known_by:
+        return known_by.encode()
+    identity = headers.get(block, headers.ID)
+    return b"%b %b" % (identity.encode(), subject) if identity else b""
+
+
+async def find_stored_keys(
+    js: JetStream, keys: Collection[bytes], since: float, after: int = 0
+) -> tuple[dict[bytes, int], bool]:
+    """Return the sequences of the stream's messages by key (`search_key`), and whether the search is complete.
+
+    Args:
+        js: the connection.
+        keys: keys of the messages.
+        since: Unix time before which none of the messages was stored, by a clock that is at most `CLOCKS` off.
+        after: sequence that the stream had when none of the messages was stored; 0 = not known, `since` counts.
+
+    The search is incomplete when a replica has answered that lags behind the leader, or the end of a stream with
+    replicas was removed. Raises ApiError, NoResponders, RequestTimeout: also while the stream has no leader.
     """
     begin = int((since - CLOCKS) * 1e9)
-    state = (await call(js, f"STREAM.INFO.{STREAM}"))["state"]
+    info = await _settled_info(js)
+    state = info["state"]
     end = int(state["last_seq"])
     found: dict[bytes, int] = {}
-    if not state["messages"] or stored.time_ns(state["last_ts"]) < begin:
+    if end == after or not state["messages"] or stored.time_ns(state["last_ts"]) < begin:
         return found, True
-    wanted = set(ids)
+    wanted = set(keys)
     last = 0
-    async with aclosing(pages_of(js, STREAM, f"{PREFIX}>", {"start_time": stored.rfc3339(begin)})) as pages:
+    start = {"seq": after + 1} if 0 < after < end else {"start_time": stored.rfc3339(begin)}
+    async with aclosing(pages_of(js, STREAM, f"{PREFIX}>", start)) as pages:
         async for page in pages:
             for message in page:
                 last = message.seq
-                identity = (headers.get(message.headers, headers.MSG_ID) or "").encode()
-                if identity in wanted:
-                    wanted.discard(identity)
-                    found[identity] = last
+                key = search_key(message.headers, message.subject.encode(errors="surrogateescape"))
+                if key in wanted:
+                    wanted.discard(key)
+                    found[key] = last
             if not wanted or last >= end:
                 break
-    return found, not wanted or last >= end
+    return found, not wanted or last >= end or info["config"]["num_replicas"] == 1
+
+
+async def _settled_info(js: JetStream) -> dict[str, Any]:
+    """Return `STREAM.INFO` after a decision of its leader with the other replicas.
+
+    Without a leader any replica answers, and may lack messages that the majority has stored. A new leader may not count
+    all of them before its first decision: the removal of a message that does not exist is one.
+    """
+    info = await call(js, f"STREAM.INFO.{STREAM}")
+    if int(info["config"].get("num_replicas", 1)) > 1:
+        try:
+            await stored.delete(js, STREAM, NONE)
+        except ApiError:  # somebody has denied removals
+            if not has_leader(info):
+                raise NoLeader(f"stream {STREAM} has no leader") from None
+        info = await call(js, f"STREAM.INFO.{STREAM}")
+    return info

@@ -14,6 +14,7 @@ import orjson
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import JetStream, call
+from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.pages import PAGE_BYTES, PAGE_MESSAGES, SubjectReader
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import readable_topic, starts_with_wildcard, visible_to_wildcard
@@ -55,7 +56,8 @@ def set_block(topic: str, flags: int, origin: str, lines: bytes = b"") -> bytes:
     `flags`: flags nibble of the PUBLISH (1, 3, 5 for QoS 0, 1, 2); `origin`: this gateway's 8-character id; `lines`:
     further ready header lines (`Name:value` CR LF, repeated).
     """
-    return b"NATS/1.0\r\nNmqtt-RTopic:%b\r\nNmqtt-RFlags:%x\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
+    return b"NATS/1.0\r\n%bNmqtt-RTopic:%b\r\nNmqtt-RFlags:%x\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
+        headers.REPLACES,
         readable_topic(topic).encode(),
         flags,
         origin.encode(),
@@ -65,7 +67,8 @@ def set_block(topic: str, flags: int, origin: str, lines: bytes = b"") -> bytes:
 
 def tombstone_block(topic: str, origin: str, lines: bytes = b"") -> bytes:
     """Return the header block of a tombstone; its payload is empty. `lines`: further ready header lines."""
-    return b"NATS/1.0\r\nNmqtt-RTopic:%b\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
+    return b"NATS/1.0\r\n%bNmqtt-RTopic:%b\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:%b\r\n%b\r\n" % (
+        headers.REPLACES,
         readable_topic(topic).encode(),
         origin.encode(),
         lines,
@@ -76,7 +79,7 @@ def parse(message: StoredMessage) -> RetainedMessage | None:
     """Read a retained message; None for a tombstone, an expiry marker, or an unusable record or subject."""
     block = message.headers
     payload = message.payload
-    if not payload or _MARKER in block:
+    if not payload or _MARKER in block or message.is_answer:
         return None
     name = message.subject
     if not name.isascii() and any("\ud800" <= sign <= "\udfff" for sign in name):
@@ -133,6 +136,18 @@ def _matches(filter_subject: str, found: Iterable[StoredMessage]) -> list[Retain
     return messages
 
 
+async def listener_has_clients(js: JetStream) -> bool:
+    """Whether nats-server's own MQTT listener serves clients in the account: it has a consumer, gateways have none.
+
+    Raises ApiError, NoResponders, RequestTimeout.
+    """
+    for name in await consumer_names(js, STREAM, STREAM + "_"):
+        info = await consumer_info(js, STREAM, name)
+        if info is not None and info.push_bound:
+            return True
+    return False
+
+
 class RetainedStore:
     """Store that reads retained messages by direct get; needs `allow_direct` on the stream.
 
@@ -184,7 +199,8 @@ class RetainedStore:
         seq = max(start_seq, 1)
         tail = max(seq, last_seq - _TAIL + 1)
         found: set[int] = set()
-        reader = SubjectReader(self._js, STREAM, PREFIX + filter_subject, {"seq": seq})
+        former = await stored.several(self._js, STREAM, PREFIX + filter_subject, info["state"])
+        reader = SubjectReader(self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, former)
         read = 0
         try:
             while reader.more and seq <= last_seq:
@@ -205,9 +221,5 @@ class RetainedStore:
                         break
                     if message.seq not in found:
                         late.append(message)
-            if page := _matches(filter_subject, late):
+            if page := _matches(filter_subject, stored.newest(late)):
                 yield page
-
-    async def delete_tombstone(self, seq: int) -> bool:
-        """Remove the tombstone with this sequence; False when it was replaced or removed meanwhile."""
-        return await stored.delete(self._js, STREAM, seq)

@@ -8,14 +8,8 @@ from typing import Final, Literal, Self, TypeAlias, get_args
 from mqtt_streams.fields import MAX_SEQUENCE, Fields, PoisonedRecord, is_subject, is_token
 from mqtt_streams.pubrel import CONSUMER_PREFIX as PUBREL_CONSUMER_PREFIX
 
-V5_PLAIN: Final = 1
-"""Version of a record without `pos`: no position of its session is stored."""
-V5_POSITION: Final = 2
-"""Version of a record with `pos`: a position of its session may be stored in `$MQTT_pos`."""
-V5_SECOND: Final = 3
-"""Version of a record that is stored under the second key of its client id."""
-V5_CONSUMERLESS: Final = 4
-"""Version of a record with `consumerless`: consumers that it names may be missing although the session is whole."""
+V5_VERSION: Final = 4
+"""Version of the `v5` that is written, and the highest that is read. Records with a lower one have the same keys."""
 FIRST: Final = -1
 """Value of `V5.first` in the first record of a session: the sequence is not known before the write."""
 
@@ -78,6 +72,38 @@ class SharedSubscription:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedShare:
+    """Ended shared subscription with QoS 1 messages that were sent to the client, which has not acknowledged them.
+
+    `rap`, `id`: retain as published, and subscription identifier. `sent`: packet identifier and stream sequence of each
+    message.
+    """
+
+    rap: bool
+    id: int | None
+    sent: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """Return an ended shared subscription from a record; raises PoisonedRecord."""
+        reader = Fields(value, "v5: ended")
+        rap, identifier = reader.flag("rap"), reader.optional_number("id", 1, MAX_SUBSCRIPTION_ID)
+        found = []
+        for one in _read_list(reader, "sent", "a list"):
+            if not isinstance(one, list) or len(one) != 2 or not all(type(part) is int for part in one):
+                raise PoisonedRecord("v5: ended does not name messages by packet identifier and stream sequence")
+            packet_id, sequence = one
+            if not (1 <= packet_id <= 65535 and 1 <= sequence <= MAX_SEQUENCE):
+                raise PoisonedRecord("v5: ended has a number that is neither packet identifier nor stream sequence")
+            found.append((packet_id, sequence))
+        return cls(rap, identifier, tuple(found))
+
+    def encode(self) -> dict[str, object]:
+        """Return the ended shared subscription as it is stored."""
+        return {"rap": self.rap, "id": self.id, "sent": self.sent}
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """Consumer of an ended subscription (or lower QoS): delivers at `qos` up to stream sequence `end`, then is deleted.
 
@@ -134,14 +160,15 @@ class V5:
     stream sequence by consumer key. `replay`: cursor of an unfinished retained replay by consumer key. `was`: by
     consumer key, the former QoS and the last stream sequence for which it holds. `wills`: gateways under which a will
     of the session may be stored. `shared`: shared subscriptions by their filter, `$share/` included. `leaving`: ended
-    ones, also of the session before, whose registrations in `$MQTT_shared` may exist. `generation`: id of the
+    ones, also of the session before, whose registrations in `$MQTT_shared` may exist. `ended`: ended ones, by their
+    filter, with messages that the client has not acknowledged. `generation`: id of the
     `$MQTT_msgs` whose sequences the record uses, "" = not known. `fresh`: first sequence of new messages when that
     stream has replaced another one; 0 = it has not. `pos`: id of the session's position when one may be stored,
     else "". `former`: sequence of the record that the last claim has replaced; kept while `q2`. `first`: sequence of
     the session's first record, `FIRST` in that record, 0 = not known. `user`: authenticated user of the session, "" =
-    anonymous, None = not known (records of 0.1). `quota`: quota that the session counts for, "" = none. `consumerless`:
-    consumers that the session's position replaces may be missing. `listener`: nats-server's listener has served the
-    session. `extra`: unknown keys, written back unchanged.
+    anonymous, None = not known (nats-server's listener has begun it). `quota`: quota that the session counts for, "" =
+    none. `consumerless`: consumers that the session's position replaces may be missing. `listener`: nats-server's
+    listener has served the session. `extra`: unknown keys, written back unchanged.
     """
 
     kind: Kind = "durable"
@@ -161,13 +188,13 @@ class V5:
     fresh: int = 0
     pos: str = ""
     former: int = 0
-    version: int = V5_PLAIN
     first: int = 0
     user: str | None = None
     quota: str = ""
     leaving: list[str] = field(default_factory=list)
     consumerless: bool = False
     listener: bool = False
+    ended: dict[str, EndedShare] = field(default_factory=dict)
     extra: dict[str, object] | None = None
 
     def sign(self, owner: str, nonce: str) -> None:
@@ -204,9 +231,8 @@ class V5:
         self.consumerless = True
 
     def move_to_consumers(self) -> None:
-        """Note that all consumers exist: gateways that do not know `consumerless` may continue the session."""
+        """Note that all consumers exist."""
         self.consumerless = False
-        self.version = min(self.version, V5_SECOND)
 
     def count_in(self, generation: str) -> None:
         """Set the id of the `$MQTT_msgs` whose sequences the record uses."""
@@ -221,6 +247,8 @@ class V5:
             for one in self.draining
         ]
         self.shared = {text: replace(one, start=min(one.start, floor + 1)) for text, one in self.shared.items()}
+        for text, ended in list(self.ended.items()):
+            self.end_share(text, replace(ended, sent=tuple(one for one in ended.sent if one[1] <= floor)))
 
     def suspect_from(self, sequence: int) -> None:
         """Set the first sequence of new messages of a stream that has replaced another one; 0 = it has not."""
@@ -248,13 +276,20 @@ class V5:
             if self.shared.pop(text, None) is not None:
                 self.leaving = [*self.leaving, text]
 
+    def end_share(self, text: str, ended: EndedShare) -> None:
+        """Set which messages of an ended shared subscription are not acknowledged; without any it is forgotten."""
+        if ended.sent:
+            self.ended[text] = ended
+        else:
+            self.ended.pop(text, None)
+
     def forget_leaving(self) -> None:
         """Note that the registrations of all ended shared subscriptions are removed."""
         self.leaving = []
 
-    def begin(self, version: int, user: str, quota: str) -> None:
-        """Set what only a new session has: the version of its record, its user and its quota."""
-        self.version, self.user, self.quota = version, user, quota
+    def begin(self, user: str, quota: str) -> None:
+        """Set what only a new session has: its user and its quota."""
+        self.user, self.quota = user, quota
 
     def belong(self, user: str, quota: str) -> None:
         """Set the user of the session, and its quota unless the record has a quota already."""
@@ -265,7 +300,7 @@ class V5:
 def encode_v5(v5: V5) -> dict[str, object]:
     """Return the gateways' part of a session record as it is stored; empty values are left out."""
     body: dict[str, object] = {
-        "version": max(v5.version, V5_CONSUMERLESS if v5.consumerless else V5_POSITION if v5.pos else V5_PLAIN),
+        "version": V5_VERSION,
         "kind": v5.kind,
         "expiry": v5.expiry,
         "owner": v5.owner,
@@ -289,6 +324,8 @@ def encode_v5(v5: V5) -> dict[str, object]:
         body["shared"] = {name: one.encode() for name, one in v5.shared.items()}
     if v5.leaving:
         body["leaving"] = v5.leaving
+    if v5.ended:
+        body["ended"] = {text: one.encode() for text, one in v5.ended.items()}
     if v5.wills:
         body["wills"] = v5.wills
     if v5.was:
@@ -303,12 +340,10 @@ def encode_v5(v5: V5) -> dict[str, object]:
         body["pos"] = v5.pos
     if v5.quota:
         body["quota"] = v5.quota
-    if v5.consumerless:
-        body["consumerless"] = True
-    if v5.listener:
-        body["listener"] = True
+    flags = {"consumerless": v5.consumerless, "listener": v5.listener}
+    body |= {key: True for key, given in flags.items() if given}
     if v5.first:
-        # The nonce marks the first record: a gateway that does not know this key writes it back beside a new nonce.
+        # The nonce marks the first record: who does not know this key writes it back beside a new nonce.
         body["first"] = v5.nonce if v5.first == FIRST else v5.first
     return body if v5.extra is None else body | v5.extra
 
@@ -323,7 +358,7 @@ def is_consumer_of(name: str, client_hash: str) -> bool:
 def read_v5(value: object, client_hash: str) -> V5:
     """Return the gateways' part of a session record, in a version that is known; raises PoisonedRecord."""
     reader = Fields(value, "v5")
-    version = reader.number("version", 1, MAX_SEQUENCE)
+    reader.number("version", 1, MAX_SEQUENCE)
     kind = reader.text("kind")
     if kind not in get_args(Kind):
         raise PoisonedRecord("v5: kind is neither durable nor regular")
@@ -357,13 +392,13 @@ def read_v5(value: object, client_hash: str) -> V5:
         reader.number("fresh", 0, MAX_SEQUENCE, 0),
         reader.text("pos", ""),
         reader.number("former", 0, MAX_SEQUENCE, 0),
-        version,
         reader.number("first", FIRST, MAX_SEQUENCE, 0),
         reader.optional_text("user"),
         reader.text("quota", ""),
         leaving,
         reader.flag("consumerless"),
         reader.flag("listener"),
+        {text: EndedShare.read(raw) for text, raw in reader.items("ended").items()},
         reader.values or None,
     )
 

@@ -16,21 +16,20 @@ import orjson
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, JetStream, NoResponders, publish
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerRef
+from mqtt_streams.error_codes import WRONG_LAST_SEQUENCE
 from mqtt_streams.fields import MAX_SEQUENCE, Fields, is_literal, is_subject
 from mqtt_streams.fields import PoisonedRecord as PoisonedRecord
 from mqtt_streams.hashing import HASH_LENGTH, SECOND_KEY_LENGTH, name_hash, second_key
-from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE
+from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, REPLACES, REPLACING
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.pubrel import DELIVER_PREFIX as PUBREL_DELIVER_PREFIX
 from mqtt_streams.pubrel import PREFIX as PUBREL_PREFIX
 from mqtt_streams.session_parts import FIRST as FIRST
 from mqtt_streams.session_parts import V5 as V5
-from mqtt_streams.session_parts import V5_CONSUMERLESS as V5_CONSUMERLESS
-from mqtt_streams.session_parts import V5_PLAIN as V5_PLAIN
-from mqtt_streams.session_parts import V5_POSITION as V5_POSITION
-from mqtt_streams.session_parts import V5_SECOND as V5_SECOND
+from mqtt_streams.session_parts import V5_VERSION as V5_VERSION
 from mqtt_streams.session_parts import Draining as Draining
+from mqtt_streams.session_parts import EndedShare as EndedShare
 from mqtt_streams.session_parts import Kind as Kind
 from mqtt_streams.session_parts import SharedSubscription as SharedSubscription
 from mqtt_streams.session_parts import SubscriptionOptions as SubscriptionOptions
@@ -40,8 +39,6 @@ from mqtt_streams.session_parts import read_v5 as read_v5
 
 STREAM: Final = "$MQTT_sess"
 PREFIX: Final = "$MQTT.sess."
-V5_VERSION: Final = 4
-"""Highest version of `v5` that this package reads."""
 SECOND: Final = "second."
 """Token in front of the second key in the subject of a session record."""
 BUCKET_LENGTH: Final = 2
@@ -53,13 +50,16 @@ SECOND_BUCKET: Final = "2"
 SECOND_SID: Final = " fwc"
 """Appended to the second subject of a `#` filter to make its key in `cons`."""
 
-WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-_EXPECTED: Final = b"NATS/1.0\r\n%b:%%d\r\n\r\n" % EXPECTED_LAST_SUBJECT_SEQUENCE.encode()
+_EXPECTED: Final = b"NATS/1.0\r\n%b%b:%%d\r\n\r\n" % (REPLACES, EXPECTED_LAST_SUBJECT_SEQUENCE.encode())
 _MAX_ACK_PENDING: Final = 65535
 
 
 class ForeignRecord(PoisonedRecord):
     """Session record of another client id with the same hash. The error text does not contain that client id."""
+
+
+class NoRecord(PoisonedRecord):
+    """There is no session record, but an answer of nats-server in its place (`seq`), which a record may replace."""
 
 
 class NewerRecord(PoisonedRecord):
@@ -234,8 +234,7 @@ def claims_of(bucket: str) -> str:
 def claim_subject(key: str, gateway: str, nonce: str) -> str:
     """Return the subject of the acknowledgement of a claim.
 
-    nats-server's listener, and gateways that do not know buckets, have their own id in place of the bucket. They hear
-    all subjects of this form.
+    nats-server's listener has its own id in place of the bucket. It hears all subjects of this form.
     """
     return f"$MQTT.JSA.{claim_bucket(key)}.SP.{key}.{gateway}{nonce}"
 
@@ -262,6 +261,8 @@ class SessionStore:
         if message is None:
             return None
         try:
+            if message.is_answer:
+                raise NoRecord("an answer of nats-server is in the place of the session record")
             record = decode(message.payload, client_id=client_id, key=client_hash)
         except PoisonedRecord as error:
             error.seq = message.seq
@@ -277,7 +278,7 @@ class SessionStore:
         """
         try:
             message = await stored.direct_get(self._js, STREAM, sequence)
-            if message is None or message.subject != self.subject(client_hash):
+            if message is None or message.subject != self.subject(client_hash) or message.is_answer:
                 return None
             record = decode(message.payload, key=client_hash)
         except (ApiError, NoResponders, PoisonedRecord):
@@ -296,7 +297,7 @@ class SessionStore:
         `reply`: subject on which the acknowledgement of the store announces the takeover. Raises Conflict, ApiError,
         RequestTimeout (the record may have been written: read it back).
         """
-        headers = b"" if expected is None else _EXPECTED % expected
+        headers = REPLACING if expected is None else _EXPECTED % expected
         try:
             return await publish(self._js, self.subject(record.key), record.encode(), headers, reply=reply)
         except ApiError as error:
@@ -304,6 +305,6 @@ class SessionStore:
                 raise Conflict(str(error)) from error
             raise
 
-    async def delete(self, seq: int) -> bool:
-        """Remove the record with this sequence; False when it was removed or replaced before."""
-        return await stored.delete(self._js, STREAM, seq)
+    async def delete(self, client_hash: str, seq: int) -> bool:
+        """Remove the record with this key and sequence; False when it was removed or replaced before."""
+        return await stored.remove(self._js, STREAM, self.subject(client_hash), seq)

@@ -15,7 +15,8 @@ import orjson
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, bounded_ack_pending, call, publish
-from mqtt_streams.consumers import ACK_WAIT_NS, CONSUMER_EXISTS, consumer_info, delete_consumer, describe, parse_ack
+from mqtt_streams.consumers import ACK_WAIT_NS, consumer_info, delete_consumer, describe, parse_ack
+from mqtt_streams.error_codes import CONSUMER_EXISTS, WRONG_LAST_SEQUENCE
 from mqtt_streams.hashing import nuid
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -31,7 +32,7 @@ WINDOW: Final = 20_000
 MEMBERS_MOST: Final = 10_000
 """Most pull requests of members of one group that wait at the same time (`max_waiting`)."""
 
-TAKEN: Final = (10071, 10164)
+TAKEN: Final = WRONG_LAST_SEQUENCE
 """JetStream's error codes for the assignment of a message that is assigned, or is being assigned, already."""
 
 IN_TIME_NS: Final = ACK_WAIT_NS // 2
@@ -48,7 +49,13 @@ _SOLE: Final = (
     + ASSIGNED.encode()
     + b"*.%b-%d\r\n"
 )
-_REPLACES: Final = b"Nats-Expected-Last-Subject-Sequence:%d\r\n"
+_ASKS: Final = (
+    b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence:%d\r\nNats-Expected-Last-Subject-Sequence-Subject:"
+    + ASSIGNED.encode()
+    + b"*.%%b-%%d\r\n\r\n"
+) % (2**63 - 1)
+"""Headers of a store that is refused in any case, since no stream has this sequence."""
+_REPLACES: Final = headers.REPLACES + b"Nats-Expected-Last-Subject-Sequence:%d\r\n"
 _BLOCK: Final = (
     b"NATS/1.0\r\nNmqtt-PacketId:%d\r\nNmqtt-Seq:%d\r\nNmqtt-Arrived:%d\r\nNmqtt-Epoch:%d\r\nNmqtt-Share:%b\r\n"
     b"Nmqtt-Ack:%b\r\n%b\r\n"
@@ -64,9 +71,9 @@ class Assignment(NamedTuple):
     """Assignment of a QoS 2 message of a shared subscription to one client.
 
     `seq`: sequence of this record. `message_seq`: sequence of the message in `$MQTT_msgs`. `subscription`: filter with
-    `$share/`. `ack`: acknowledgement subject of the message for the group's consumer, empty from older gateways.
-    `epoch`: epoch of the connection that has chosen the packet identifier, 0 from older gateways. `subject`: of this
-    record.
+    `$share/`. `ack`: acknowledgement subject of the message for the group's consumer, empty if the
+    record has none that can be used. `epoch`: epoch of the connection that has chosen the packet identifier.
+    `subject`: of this record.
     """
 
     packet_id: int
@@ -143,7 +150,7 @@ def assigned_block(
     that is stored more than `IN_TIME_NS` later is void. `epoch`: of the connection. `sole`: JetStream refuses it with a
     code of `TAKEN` when the group's copy of the message belongs to some client already.
     """
-    expected = _SOLE % (group.encode(), sequence) if sole else b""
+    expected = _SOLE % (group.encode(), sequence) if sole else headers.REPLACES
     share = headers.percent_encode(subscription).encode()
     return _BLOCK % (packet_id, sequence, arrived_ns, epoch, share, ack, expected)
 
@@ -176,7 +183,7 @@ class SharedStore:
         `threshold`: what the member needs of the group's consumer; see `ensure_consumer`.
         """
         body = orjson.dumps({"client": client_id, "filter": subscription, "threshold": threshold})
-        await publish(self._js, members_subject(group, client_hash), body)
+        await publish(self._js, members_subject(group, client_hash), body, headers.REPLACING)
 
     async def tidy(self, group: str) -> None:
         """Delete the consumer of a group if the group has no members."""
@@ -187,8 +194,10 @@ class SharedStore:
 
     async def ensure_consumer(
         self, group: str, subscription: str, subjects: tuple[str, ...], start: int, threshold: int
-    ) -> None:
+    ) -> bool:
         """Create the group's consumer from stream sequence `start`, or from the end of the stream if that is lower.
+
+        Returns whether there was one, and somebody has paused it.
 
         `threshold`: nanoseconds without a request until nats-server may remove the consumer, 0 = never; it only grows.
         The member's record is there already: see `_needed`.
@@ -200,7 +209,7 @@ class SharedStore:
                 # Else a gateway has died within `set_wait`.
                 sound = info.config.get("ack_wait") == ACK_WAIT_NS
                 if sound and _suffices(info.config, [threshold]):
-                    return
+                    return info.paused
                 await self._update(group, info.config, [threshold])
                 continue
             state = (await call(self._js, f"STREAM.INFO.{MESSAGES}"))["state"]
@@ -209,10 +218,16 @@ class SharedStore:
             config["max_ack_pending"] = bounded_ack_pending(self._js, WINDOW)
             try:
                 await self._write(name, config, "create")
-                return
+                return False
             except ApiError as error:
                 if error.err_code not in CONSUMER_EXISTS:  # otherwise another gateway has created it: look again
                     raise
+        return False
+
+    async def beginning(self, group: str) -> int | None:
+        """Return the stream sequence from which the group's consumer has all messages; None = there is no consumer."""
+        info = await consumer_info(self._js, MESSAGES, CONSUMER_PREFIX + group)
+        return None if info is None else int(info.config.get("opt_start_seq", 0))
 
     async def set_wait(self, group: str, ack_wait: int, most: int = 0) -> bool:
         """Set the AckWait (nanoseconds) of a group's consumer if more than ``most`` messages are pending there.
@@ -251,7 +266,7 @@ class SharedStore:
             config = info.config
 
     async def _needed(self, group: str) -> list[int]:
-        """Return the inactive thresholds that the members of a group need; older gateways have not stored them."""
+        """Return the inactive thresholds that the members of a group need."""
         found = []
         for record in await stored.all_of(self._js, STREAM, members_subject(group)):
             with suppress(orjson.JSONDecodeError, AttributeError):
@@ -268,7 +283,7 @@ class SharedStore:
         """Return the assignments to a client, oldest first, and the record of its incomplete QoS 2 messages."""
         found = []
         halfway = None
-        for message in await stored.all_of(self._js, STREAM, assigned_subjects(client_hash)):
+        for message in stored.newest(await stored.all_of(self._js, STREAM, assigned_subjects(client_hash))):
             if message.subject.endswith(_HALFWAY):
                 halfway = HalfWay(
                     message.seq, [int(one) for one in message.payload.split(b",") if one.removeprefix(b"-").isdigit()]
@@ -278,7 +293,7 @@ class SharedStore:
             sequence = headers.get_int(message.headers, headers.SEQ)
             name = headers.percent_decode(headers.get(message.headers, _SHARE) or "")
             if packet_id is None or sequence is None or not 1 <= packet_id <= 65535 or _void(message):
-                await stored.delete(self._js, STREAM, message.seq)
+                await stored.remove(self._js, STREAM, message.subject, message.seq)
             else:
                 ack, epoch = _ack_of(message, sequence), headers.get_int(message.headers, headers.EPOCH) or 0
                 found.append(Assignment(packet_id, message.seq, sequence, name, ack, epoch, message.subject))
@@ -307,7 +322,8 @@ class SharedStore:
                 raise RequestTimeout("an earlier attempt to replace an assignment is not stored yet") from error
             if found is None or headers.get_int(found.headers, _PACKET_ID) != packet_id:
                 return None
-            seq = found.seq  # an earlier attempt has stored it
+            seq = found.seq  # an earlier attempt has stored it, maybe without removing the former one
+            await stored.delete(self._js, STREAM, one.seq)
         return one._replace(packet_id=packet_id, seq=seq, epoch=epoch)
 
     async def acknowledge(self, client_hash: str, last: int) -> None:
@@ -316,27 +332,52 @@ class SharedStore:
             async for message in messages:
                 if message.seq > last:
                     return
+                if message.is_answer:
+                    continue
                 sequence = headers.get_int(message.headers, headers.SEQ)
                 ack = b"" if sequence is None or _void(message) else _ack_of(message, sequence)
                 if ack:
                     with suppress(NoResponders):  # the consumer is gone
                         await self._js.request(ack.decode())
 
-    async def owner(self, group: str, subscription: str, message_seq: int, stored_ns: int) -> Owner | None:
+    async def decide(self, client_hash: str, group: str, message_seq: int) -> None:
+        """Make sure that no assignment of a group's copy of a message is on its way, to whichever client.
+
+        A leader that has lost its followers has the store in its log, and may have it stored when they are back. Until
+        then it refuses any other conditional store of the message with the second code of `TAKEN`. A new leader answers
+        nothing before it has applied its log. So a leader that compares the sequence has no such store.
+
+        Raises:
+            RequestTimeout: an assignment may be stored yet, or the stream does not answer.
+            ApiError, NoResponders: the stream does not answer.
+        """
+        subject = assigned_subject(client_hash, group, message_seq)
+        try:
+            await publish(self._js, subject, b"", _ASKS % (group.encode(), message_seq))
+        except ApiError as error:
+            if error.err_code == TAKEN[1]:
+                raise RequestTimeout("an assignment is on its way") from error
+            if error.err_code != TAKEN[0]:
+                raise
+
+    async def remove_void(self, client_hash: str, group: str, message_seq: int) -> None:
+        """Remove the assignment of a message to a client if it is void.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: the stream does not do it.
+        """
+        subject = assigned_subject(client_hash, group, message_seq)
+        found = await stored.get_last(self._js, STREAM, subject)
+        if found is not None and _void(found):
+            await stored.remove(self._js, STREAM, subject, found.seq)
+
+    async def owner(self, group: str, message_seq: int, stored_ns: int) -> Owner | None:
         """Return the owner of a group's copy of a message of `$MQTT_msgs`, stored at `stored_ns` (ns since 1970).
 
         An assignment older than the message belongs to another message: the stream has been replaced since.
         """
         found = await stored.get_last(self._js, STREAM, f"{ASSIGNED}*.{group}-{message_seq}")
-        if found is not None and (owner := _owner(found, stored_ns)) is not None:
-            return owner
-        # Gateways before this one have one record for a message, under its sequence alone, of whichever group.
-        async with aclosing(stored.scan(self._js, STREAM, f"{ASSIGNED}*.{message_seq}")) as older:
-            async for found in older:
-                share = headers.percent_decode(headers.get(found.headers, _SHARE) or "")
-                if share == subscription and (owner := _owner(found, stored_ns)) is not None:
-                    return owner
-        return None
+        return None if found is None else _owner(found, stored_ns)
 
 
 def _longest(thresholds: list[int]) -> int:
@@ -351,7 +392,7 @@ def _suffices(config: dict[str, Any], needed: list[int]) -> bool:
 
 
 def _owner(found: stored.StoredMessage, stored_ns: int) -> Owner | None:
-    if found.time_ns < stored_ns or _void(found):
+    if found.time_ns < stored_ns or found.is_answer or _void(found):
         return None
     packet_id = headers.get_int(found.headers, _PACKET_ID) or 0
     client_hash = found.subject.removeprefix(ASSIGNED).partition(".")[0]

@@ -6,8 +6,7 @@ Single messages come from the stream's leader. A direct get is cheaper, but a re
 
 import re
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
@@ -16,11 +15,10 @@ import orjson
 
 from mqtt_streams import headers
 from mqtt_streams.api import ApiError, JetStream, NoResponders, Reply, RequestTimeout, call
+from mqtt_streams.error_codes import MESSAGE_GONE, NO_MESSAGE_FOUND, STREAM_NOT_FOUND
 
 T = TypeVar("T")
 
-NO_MESSAGE_FOUND: Final = 10037
-SEQUENCE_NOT_FOUND: Final = 10043
 
 _PAGE: Final = 8 * 1024 * 1024
 _NO_HEADERS: Final = len(b"NATS/1.0")
@@ -38,6 +36,33 @@ class StoredMessage(NamedTuple):
     time_ns: int
     headers: bytes
     payload: bytes
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether nobody has written this record: see :func:`is_answer`."""
+        return is_answer(self.headers, self.payload)
+
+
+_ANSWERS: Final = (b'{"type":"io.nats.jetstream.api.', b'{"stream":')
+"""Beginnings of answers without headers: those of the API, and acknowledgements of stores."""
+
+
+_NO_RECORD: Final = b"NATS/1.0 404 No Record\r\n\r\n"
+"""Headers of the empty record of a subject that has answers only."""
+
+
+def is_answer(block: bytes, payload: bytes) -> bool:
+    """Whether a message with these headers is an answer of nats-server to a request.
+
+    nats-server sends an answer to whatever reply subject the request names, and does not ask whether the requester may
+    publish there. So a NATS user who may only read one stream writes records of others, and chooses what they say: an
+    answer to a direct get is a copy of a stored message, with the header `Nats-Stream`. An answer without a message has
+    a status, other answers are JSON without headers. No record of a gateway, of nats-server's
+    listener or of a backup is like that.
+    """
+    if not block:
+        return payload.startswith(_ANSWERS)
+    return b"\r\nNats-Stream:" in block or headers.status(block) is not None
 
 
 @lru_cache(maxsize=64)
@@ -83,8 +108,19 @@ async def _get(js: JetStream, stream: str, body: dict[str, Any]) -> StoredMessag
 
 
 async def get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
-    """Return the newest message of a subject, None without one."""
-    return await _get(js, stream, {"last_by_subj": subject})
+    """Return the newest record of a subject (wildcards allowed), None without one; see `is_answer`.
+
+    A record behind which there are answers counts as the last one, with their sequence: so it can be replaced. Of a
+    subject that has answers only, there is an empty one, which is an answer too.
+    """
+    last = await _get(js, stream, {"last_by_subj": subject})
+    if last is None or not last.is_answer:
+        return last
+    found = last._replace(headers=_NO_RECORD, payload=b"")
+    async for one in scan(js, stream, subject):
+        if one.seq < last.seq and not one.is_answer:
+            found = one
+    return found._replace(seq=last.seq) if found.subject == last.subject else found
 
 
 async def get_sequence(js: JetStream, stream: str, seq: int) -> StoredMessage | None:
@@ -104,27 +140,70 @@ async def scan(js: JetStream, stream: str, subject: str, start_seq: int = 1) -> 
         start_seq = message.seq + 1
 
 
+def records_in(state: Mapping[str, Any]) -> int:
+    """Return the number of records in a stream, from the `state` in an answer to `STREAM.INFO`.
+
+    It may be lower than that of the messages: see `remove`.
+    """
+    return int(state.get("num_subjects", 0))
+
+
+async def several(js: JetStream, stream: str, subject: str, state: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """Return the number of messages of each subject (`subject` may have wildcards) that has more than one.
+
+    Of a stream of records; mostly there is none, and one request tells so. None without the stream. `state`: of an
+    answer to `STREAM.INFO`.
+    """
+    try:
+        state = state or (await call(js, f"STREAM.INFO.{stream}"))["state"]
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            return {}
+        raise
+    found: dict[str, int] = {}
+    offset, total = 0, state["messages"] - records_in(state)
+    while offset < total:
+        info = await call(js, f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
+        page = info["state"].get("subjects") or {}
+        found |= {name: count for name, count in page.items() if count > 1}
+        offset, total = offset + len(page), int(info.get("total", 0)) if page else 0
+    return found
+
+
+def newest(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+    """Return the last record of each subject, in the order of the stream, which `messages` must have; no answers."""
+    found: dict[str, StoredMessage] = {}
+    for message in messages:
+        if not message.is_answer:
+            found.pop(message.subject, None)
+            found[message.subject] = message
+    return list(found.values())
+
+
 async def usable(js: JetStream, stream: str, subject: str, parse: Callable[[StoredMessage], T | None]) -> list[T]:
-    """Return the records of a subject (wildcards allowed) in sequence order; those that `parse` refuses are deleted."""
+    """Return the records of a subject (wildcards allowed) in sequence order; those that `parse` refuses are removed."""
     found = []
-    async with aclosing(scan(js, stream, subject)) as messages:
-        async for message in messages:
-            record = parse(message)
-            if record is None:
-                await delete(js, stream, message.seq)
-            else:
-                found.append(record)
+    for message in newest([message async for message in scan(js, stream, subject)]):
+        record = parse(message)
+        if record is None:
+            await remove(js, stream, message.subject, message.seq)
+        else:
+            found.append(record)
     return found
 
 
 async def all_of(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:
-    """Return all messages of a subject (wildcards allowed) in sequence order, as the leader has them.
+    """Return all records of a subject (wildcards allowed) in sequence order, as the leader has them; no answers.
 
     It needs `allow_direct` for speed: any replica may send several in one page. The page counts if the leader has as
     many and the same last message.
     """
+    return [message for message in await _all(js, stream, subject) if not message.is_answer]
+
+
+async def _all(js: JetStream, stream: str, subject: str) -> list[StoredMessage]:
     first = await _get(js, stream, {"next_by_subj": subject, "seq": 1})
-    last = await get_last(js, stream, subject) if first is not None else None
+    last = await _get(js, stream, {"last_by_subj": subject}) if first is not None else None
     if first is None or last is None:
         return []
     if first.seq == last.seq:
@@ -164,7 +243,9 @@ def _from_direct(reply: Reply) -> StoredMessage | None:
     time = headers.get_last(reply.headers, headers.STREAM_TIME)
     if subject is None or seq is None or time is None:
         return None
-    return StoredMessage(subject, int(seq), time_ns(time), reply.headers, reply.payload)
+    at = block.rfind(b"\r\nNats-Stream:")  # nats-server's, so that it does not count for the publisher's
+    own = block if at < 0 else block[:at] + block[block.find(b"\r\n", at + 2) :]
+    return StoredMessage(subject, int(seq), time_ns(time), own, reply.payload)
 
 
 def _expect(reply: Reply, *codes: int) -> None:
@@ -175,13 +256,13 @@ def _expect(reply: Reply, *codes: int) -> None:
 
 
 async def direct_get_last(js: JetStream, stream: str, subject: str) -> StoredMessage | None:
-    """Return the newest message of a subject by direct get, None without one."""
+    """Return the newest record of a subject by direct get, None without one; see `get_last` for answers."""
     body = orjson.dumps({"last_by_subj": subject})
     reply = await js.request(f"{js.api_prefix}.DIRECT.GET.{stream}", body)
     message = _from_direct(reply)
     if message is None:
         _expect(reply, 404)
-    return message
+    return await get_last(js, stream, subject) if message is not None and message.is_answer else message
 
 
 async def direct_get(js: JetStream, stream: str, seq: int) -> StoredMessage | None:
@@ -241,14 +322,31 @@ async def subjects_of(js: JetStream, stream: str, pattern: str) -> tuple[list[st
 
 
 async def delete(js: JetStream, stream: str, seq: int) -> bool:
-    """Remove one message by sequence; False when it was removed before."""
+    """Remove one message by sequence; False when it was removed before.
+
+    For messages that have not replaced another: see `remove`.
+    """
     try:
         await call(js, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
     except ApiError as error:
-        if error.err_code in (NO_MESSAGE_FOUND, SEQUENCE_NOT_FOUND, 10057):
+        if error.err_code in MESSAGE_GONE:
             return False
         raise
     return True
+
+
+async def remove(js: JetStream, stream: str, subject: str, seq: int) -> bool:
+    """Remove the record of a subject that has this sequence; False when it was removed or replaced before.
+
+    Former records of the subject go with it: they are there if nats-server was killed between the store of a record
+    and the removal of the one before.
+    """
+    return bool(await purge(js, stream, subject, seq))
+
+
+def up_to(subject: str, seq: int) -> bytes:
+    """Return the body of the request `STREAM.PURGE` that removes the messages of a subject up to a sequence."""
+    return orjson.dumps({"filter": subject, "seq": seq + 1})
 
 
 async def purge(js: JetStream, stream: str, subject: str, up_to: int | None = None) -> int:

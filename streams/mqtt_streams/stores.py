@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores of all streams, and the subjects of requests that remove single messages of them."""
+"""The stores of all streams, and the subjects of requests that remove records of them."""
 
 from mqtt_streams.api import JetStream
 from mqtt_streams.positions import PositionStore
@@ -34,13 +34,18 @@ class Streams:
         self.groups = SharedStore(inbox)
         self.positions = PositionStore(inbox)
         self._api = inbox.api_prefix
-        self.delete_session = self._delete(SESSIONS)
-        self.delete_retained = self._delete(RETAINED)
-        self.delete_will = self._delete(WILLS)
-        self.delete_shared = self._delete(SHARED)
+        self.purge_sessions = self._purge(SESSIONS)
+        self.purge_retained = self._purge(RETAINED)
+        self.purge_wills = self._purge(WILLS)
+        self.purge_shared = self._purge(SHARED)
+        self.purge_held = self._purge(HELD)
         self.delete_held = self._delete(HELD)
-        self.purge_held = f"{self._api}.STREAM.PURGE.{HELD}".encode()
+        self.delete_assignment = self._delete(SHARED)
+
+    def _purge(self, stream: str) -> bytes:
+        """Return the subject of requests that remove a record with the former ones of its subject: `stored.up_to`."""
+        return f"{self._api}.STREAM.PURGE.{stream}".encode()
 
     def _delete(self, stream: str) -> bytes:
-        """Return the subject of requests that remove one message of a stream."""
+        """Return the subject of requests that remove one record by its sequence, which has replaced no other."""
         return f"{self._api}.STREAM.MSG.DELETE.{stream}".encode()

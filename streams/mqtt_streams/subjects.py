@@ -44,6 +44,9 @@ RESERVED_ROOTS: Final = _HIDDEN | frozenset(
 )
 """First tokens of subjects that belong to nats-server, JetStream, reply inboxes or the gateways."""
 
+_OWN_INBOXES: Final = "_INBOX_"
+"""Beginning of first tokens of reply inboxes of single NATS users, such as `_INBOX_app`."""
+
 _ENCODE: Final = str.maketrans({".": "//", **ESCAPES})
 _READABLE: Final = str.maketrans({char: code[1:] for char, code in ESCAPES.items()})
 _SPECIAL: Final = {code[2]: char for char, code in ESCAPES.items() if len(code) == 3}
@@ -121,7 +124,7 @@ def filter_to_subjects(topic_filter: str) -> tuple[str, ...]:
     root = tokens[0]
     if root == SYSTEM_LEVEL:
         tokens[0] = SYSTEM_ROOT
-    elif root in RESERVED_ROOTS:
+    elif is_reserved(root):
         raise ReservedSubject(f"topics under {root!r} are reserved")
     subject = _checked(".".join(tokens))
     if last > 0 and tokens[last] == ">":
@@ -203,7 +206,7 @@ def root_of(subject: str) -> str:
 
 def is_reserved(subject: str) -> bool:
     """Whether clients may neither publish to this subject nor name its root in a filter."""
-    return subject[:1] in "$_" and subject.partition(".")[0] in RESERVED_ROOTS
+    return subject[:1] in "$_" and (subject.startswith(_OWN_INBOXES) or subject.partition(".")[0] in RESERVED_ROOTS)
 
 
 def starts_with_wildcard(subject: str) -> bool:
@@ -216,4 +219,4 @@ def visible_to_wildcard(subject: str) -> bool:
     first = subject[:1]
     if first == "$":
         return False
-    return first != "_" or subject.partition(".")[0] not in _HIDDEN
+    return first != "_" or not (subject.startswith(_OWN_INBOXES) or subject.partition(".")[0] in _HIDDEN)

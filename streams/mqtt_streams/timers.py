@@ -14,7 +14,7 @@ import orjson
 
 from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, JetStream, NoResponders, RequestTimeout, call, publish
-from mqtt_streams.consumers import ACK_WAIT_NS, parse_ack
+from mqtt_streams.consumers import ACK_WAIT_NS, is_paused, parse_ack
 
 STREAM: Final = "$MQTT_timers"
 PREFIX: Final = "$MQTT.timers."
@@ -67,7 +67,7 @@ def schedule_block(kind: str, key: str, at: float | None, epoch: int, pairs: Ite
     None: the timer never fires. It is the mark that the connection of a session that does not expire has ended.
     """
     if at is None:
-        return headers.build(((headers.EPOCH, str(epoch)), *pairs))
+        return headers.build(((headers.ROLLUP, "sub"), (headers.EPOCH, str(epoch)), *pairs))
     due = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return headers.build(
         (
@@ -105,15 +105,23 @@ class TimerStore:
         found = await stored.get_last(self._js, STREAM, timer_subject(kind, key))
         if found is None or (headers.get_int(found.headers, headers.EPOCH) or 0) > epoch:
             return False
-        return await stored.delete(self._js, STREAM, found.seq)
+        return await stored.remove(self._js, STREAM, found.subject, found.seq)
+
+    async def scheduled(self, kind: str, key: str) -> int:
+        """Return the epoch of a timer that is set, also of one that never fires; 0 = none, or it has fired."""
+        found = await stored.get_last(self._js, STREAM, timer_subject(kind, key))
+        return 0 if found is None else headers.get_int(found.headers, headers.EPOCH) or 0
 
     async def fired(self, kind: str, key: str) -> int:
         """Return the epoch of a timer that has fired and was not dealt with yet; 0 = none."""
         found = await stored.get_last(self._js, STREAM, f"{FIRED_PREFIX}{kind}.{key}")
         return 0 if found is None else headers.get_int(found.headers, headers.EPOCH) or 0
 
-    async def ensure_consumer(self) -> None:
-        """Create the consumer that all gateways share; creating the consumer again is no error."""
+    async def ensure_consumer(self) -> bool:
+        """Create the consumer that all gateways share; creating the consumer again is no error.
+
+        Returns whether somebody has paused it.
+        """
         config = {
             "durable_name": CONSUMER,
             "deliver_policy": "all",
@@ -123,7 +131,8 @@ class TimerStore:
             "replay_policy": "instant",
         }
         body = {"stream_name": STREAM, "config": config}
-        await call(self._js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
+        answer = await call(self._js, f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", body)
+        return is_paused(answer)
 
     async def fetch(self, wait: float, most: int) -> list[FiredTimer]:
         """Take up to `most` fired timers; wait up to `wait` seconds for the first.
@@ -137,6 +146,7 @@ class TimerStore:
         for body in (fired, {"batch": 1, "expires": int(wait * 1e9)}):
             subject = f"{self._js.api_prefix}.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}"
             answers = self._js.stream(subject, orjson.dumps(body), timeout=wait + 5)
+            left = body["batch"]
             try:
                 async for reply in answers:
                     ack = parse_ack(reply.reply.encode())
@@ -147,12 +157,16 @@ class TimerStore:
                         if code not in _NOTHING:
                             raise ApiError(code or 500, 0, "fetching a timer: unexpected answer")
                         break
-                    kind, _, key = reply.subject.removeprefix(FIRED_PREFIX).partition(".")
-                    epoch = headers.get_int(reply.headers, headers.EPOCH) or 0
-                    found.append(
-                        FiredTimer(kind, key, epoch, ack.stream_seq, reply.headers, reply.payload, reply.reply)
-                    )
-                    if len(found) >= body["batch"]:
+                    left -= 1
+                    if stored.is_answer(reply.headers, reply.payload):  # nobody has set this timer
+                        await stored.delete(self._js, STREAM, ack.stream_seq)
+                    else:
+                        kind, _, key = reply.subject.removeprefix(FIRED_PREFIX).partition(".")
+                        epoch = headers.get_int(reply.headers, headers.EPOCH) or 0
+                        found.append(
+                            FiredTimer(kind, key, epoch, ack.stream_seq, reply.headers, reply.payload, reply.reply)
+                        )
+                    if not left:
                         break
             except (ApiError, NoResponders, RequestTimeout):
                 if not found:

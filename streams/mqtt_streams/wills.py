@@ -49,7 +49,8 @@ def will_subject(gateway: str, client_hash: str) -> str:
 
 def will_block(subject: bytes, qos: int, retain: bool, epoch: int, delay: int, lines: bytes) -> bytes:
     """Return the header block of a stored will; for the arguments see StoredWill."""
-    return b"NATS/1.0\r\nNmqtt-Pub:%d\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Delay:%d\r\n%b%b\r\n" % (
+    return b"NATS/1.0\r\n%bNmqtt-Pub:%d\r\nNmqtt-Subject:%b\r\nNmqtt-Epoch:%d\r\nNmqtt-Delay:%d\r\n%b%b\r\n" % (
+        headers.REPLACES,
         qos,
         subject,
         epoch,
@@ -97,6 +98,6 @@ class WillStore:
         """Return the wills of a gateway's clients; unusable records are deleted."""
         return await stored.usable(self._js, STREAM, f"{PREFIX}{gateway}.*", parse)
 
-    async def delete(self, seq: int) -> bool:
-        """Remove a will; False when it was removed before."""
-        return await stored.delete(self._js, STREAM, seq)
+    async def delete(self, will: StoredWill) -> bool:
+        """Remove a will; False when it was removed or replaced before."""
+        return await stored.remove(self._js, STREAM, will_subject(will.gateway, will.client_hash), will.seq)

@@ -9,8 +9,9 @@ import json
 import shutil
 import signal
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,7 +34,7 @@ from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw5 import SESSION_EXPIRY, Raw5, prop
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
 
 LISTEN = ("--admin-listen", "127.0.0.1:0")
 ENV = {"MQTT_NATS_ADMIN_TOKEN": TOKEN}
@@ -281,3 +282,73 @@ async def test_certificates_of_administrators(tmp_path: Path) -> None:
         shutil.copy(stranger.file, trusted)
         gateway.reload()
         assert [await let_in(one) for one in (known, unknown, None)] == [False, True, False]
+
+
+async def test_certificates_of_administrators_that_end(tmp_path: Path) -> None:
+    """Also on connections that are open: by their time, by a list of revoked ones, and with their authority."""
+    first, second = made(tmp_path, "first"), made(tmp_path, "second")
+    own, trusted, lists = first.issue("127.0.0.1"), tmp_path / "trusted.pem", tmp_path / "lists.pem"
+    shutil.copy(first.file, trusted)
+    lists.write_bytes(first.revocations())
+    settings = Settings(
+        admin_listen="127.0.0.1:0",
+        admin_tls_cert=own.certificate,
+        admin_tls_key=own.key,
+        admin_tls_client_ca=trusted,
+        admin_tls_crl_file=lists,
+    )
+    gateway = GatewayProcess(settings)
+    bound: list[Bound] = []
+
+    async def opened(pair: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.create_default_context(cafile=str(first.file))
+        context.load_cert_chain(str(pair.certificate), str(pair.key))
+        return await asyncio.open_connection("127.0.0.1", bound[0].port, ssl=context)
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection is there; each is asked more often than one that says nothing is ended."""
+        try:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await writer.drain()
+            return b" 200 " in await reader.readline() and await _rest(reader)
+        except OSError:
+            return False
+
+    async with administered(gateway, bound.extend) as ready, AsyncExitStack() as stack:
+        ready([])
+        names = ("short", "revoked", "known")
+        pairs = [first.issue(name, timedelta(seconds=4 if name == "short" else 3600)) for name in names]
+        found = [await opened(pair) for pair in pairs]
+        for _, writer in found:
+            stack.callback(writer.close)
+        assert [await served(*one) for one in found] == [True, True, True]
+
+        async def state() -> list[bool]:
+            return [await served(*one) for one in found]
+
+        lists.write_bytes(first.revocations(pairs[1]))
+        gateway.reload()
+        assert (await state())[1:] == [False, True]
+        await aeventually(lambda: _is(state(), [False, False, True]))
+        again = [await opened(pair) for pair in pairs[1:]]
+        for _, writer in again:
+            stack.callback(writer.close)
+        assert [await served(*one) for one in again] == [False, True]
+        shutil.copy(second.file, trusted)
+        lists.write_bytes(second.revocations())
+        gateway.reload()
+        assert await state() == [False, False, False]
+
+
+async def _rest(reader: asyncio.StreamReader) -> bool:
+    """Read the rest of an answer."""
+    length = 0
+    while (line := await reader.readline()).strip():
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    await reader.readexactly(length)
+    return True
+
+
+async def _is(found: Awaitable[list[bool]], expected: list[bool]) -> bool:
+    return await found == expected

@@ -32,6 +32,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         stored.observe(value * number)
     zero = dict.fromkeys(("connects", "connections", "clients", "durable", "regular", "subscriptions", "filters"), 0)
     zero |= dict.fromkeys(("inflight", "queued", "unacknowledged", "unread_bytes", "slow", "stalled"), 0)
+    zero["oldest_unacknowledged"] = 60 * number
     zero |= dict.fromkeys(("pending_stores", "pending_store_bytes", "resent_stores", "reconnects"), 0)
     zero |= dict.fromkeys(("cpu", "memory", "tasks", "copies_stored"), 0)
     return {
@@ -55,6 +56,7 @@ def worker(number: int, **changed: Any) -> dict[str, Any]:
         "lag": lag.state(),
         "draining": False,
         "obstacle": "",
+        "refused_tenants": {},
         "tenants": {},
         "process": {name: 1.5 for name, *_ in metrics.PROCESS} | {"start_time_seconds": 1000.0 + number},
         **changed,
@@ -268,7 +270,7 @@ def test_the_page_names_every_metric_and_no_other() -> None:
         row[0]: row[1:]
         for row in re.findall(r"^\| `((?:mqtt_nats|process)_\w+)` \| ([^|]*) \| ([^|]*) \|$", table, re.MULTILINE)
     }
-    found = families([worker(1)], False)
+    found = families([worker(1, refused_tenants={"acme": "no server answers"})], False)
     real = {}
     for family in found.values():
         plain = {one.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for one in family.samples}

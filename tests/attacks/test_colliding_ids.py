@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
 
 import nats
 import orjson
 import pytest
 
 from mqtt_streams import hashing
-from mqtt_streams.gateways import GatewayStore
 from mqtt_streams.hashing import name_hash, second_key
-from mqtt_streams.sessions import STREAM, V5_SECOND
+from mqtt_streams.sessions import STREAM
 from tests.base.support import Inside, running
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw, raw5
@@ -197,7 +193,7 @@ def present(port: int, client_id: str) -> bool:
 
 
 async def test_the_record_at_the_first_key_is_as_nats_server_has_it(port: int, nats_server: NatsServer) -> None:
-    """The other one has a version that gateways leave alone that do not know of second keys."""
+    """The other one is beside it."""
     one, other = PAIRS[0]
     for client_id in (one, other):
         Raw5.open(port, client_id, KEPT).close()
@@ -205,13 +201,10 @@ async def test_the_record_at_the_first_key_is_as_nats_server_has_it(port: int, n
     try:
         js = client.jetstream()
         keys = {name_hash(one): one, second_key(other, ""): other}
-        versions = []
         for key, client_id in keys.items():
             found = await js.get_last_msg(STREAM, subject(key))
             record = orjson.loads(found.data or b"")
             assert record["id"] == client_id
-            versions.append(record["v5"]["version"])
-        assert versions[0] < versions[1] == 3
     finally:
         await client.close()
 
@@ -258,60 +251,15 @@ async def stored(url: str, key: str) -> int:
         await client.close()
 
 
-async def records_told(url: str) -> list[int]:
-    """The newest version of a record that each gateway says it may write."""
-    client = await nats.connect(url)
-    try:
-        bucket = await client.jetstream().key_value("MQTT_gateways")
-        keys = [key for key in await bucket.keys() if key.startswith("gateway.")]
-        return [orjson.loads((await bucket.get(key)).value or b"")["records"] for key in keys]
-    finally:
-        await client.close()
-
-
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("version", [4, 5])
-async def test_others_are_told_before_the_first_of_them_is_stored(
-    nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch, version: int, kept: bool
-) -> None:
-    """A gateway that knows no second keys leaves the sessions of a dead one that has some to a newer one."""
+def test_sessions_under_second_keys_outlive_their_gateway(nats_factory: NatsFactory, kept: bool) -> None:
+    """Each is served as before."""
     url = nats_factory().url
-    register = GatewayStore.register
-    allowed = threading.Event()
-    allowed.set()
-    asked = threading.Event()
-
-    async def register_later(self: GatewayStore, *arguments: Any) -> int:
-        if not allowed.is_set():
-            asked.set()
-            await asyncio.to_thread(allowed.wait)
-        return await register(self, *arguments)
-
-    monkeypatch.setattr(GatewayStore, "register", register_later)
     one, other = PAIRS[0]
-
-    def come(port: int, client_id: str) -> Raw:
-        client = Raw(port)
-        properties = (KEPT,) if kept else ()
-        client.send(raw5.connect(client_id, *properties) if version == 5 else raw.connect(client_id, clean=not kept))
-        return client
-
-    with running(url, gateway_lease=3600) as gateway, Raw5.open(gateway.ports[0], one, KEPT):
-        port = gateway.ports[0]
-        assert max(await records_told(url)) < V5_SECOND
-        allowed.clear()
-        with come(port, other) as first, come(port, other) as second:
-            await aeventually(asked.is_set)
-            for client in (first, second):
-                with pytest.raises(TimeoutError):
-                    client.receive(0.1)
-            assert await stored(url, second_key(other, "")) == 0
-            allowed.set()
-            second.expect(raw.CONNACK)
-            assert await records_told(url) == [V5_SECOND]
-            assert await stored(url, second_key(other, "")) == 1
-    monkeypatch.undo()
-    with running(url) as gateway:  # sessions of the one before are served as ever
+    properties = (KEPT,) if kept else ()
+    with running(url) as gateway, Raw5.open(gateway.ports[0], one, KEPT):
+        Raw5.open(gateway.ports[0], other, *properties).close()
+    with running(url) as gateway:
         for client_id in (one, other):
             with Raw5.open(gateway.ports[0], client_id, KEPT, clean=False) as client:
                 assert client.present == (kept or client_id == one)

@@ -165,7 +165,7 @@ async def test_a_request_that_another_gateway_releases(gateways: Gateways, servi
 
 
 async def test_a_record_that_does_not_say_so(gateways: Gateways, service: Service, nats_server: NatsServer) -> None:
-    """It is of an older gateway, or somebody else has taken the line out: nobody is answered."""
+    """Somebody else has taken the line out: nobody is answered."""
     gateways.free()
     client = await nats.connect(nats_server.url)
     try:

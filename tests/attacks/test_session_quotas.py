@@ -158,8 +158,8 @@ def test_sessions_that_expire_make_room(nats_server: NatsServer) -> None:
         end(inside.ports[0], "later")
 
 
-async def test_a_session_that_an_older_gateway_has_ended(nats_server: NatsServer) -> None:
-    """It leaves the note that says that it counts; who is refused because of it is let in once that is found out."""
+async def test_a_session_that_was_removed_without_its_note(nats_server: NatsServer) -> None:
+    """Who is refused because of it is let in once that is found out."""
     with running(nats_server.url, max_sessions=1) as inside:
         Raw5.open(inside.ports[0], "gone", KEPT).close()
         client = await nats.connect(nats_server.url)
@@ -174,8 +174,8 @@ async def test_a_session_that_an_older_gateway_has_ended(nats_server: NatsServer
             await client.close()
 
 
-async def test_a_session_of_an_older_gateway(nats_server: NatsServer) -> None:
-    """It counts from when its client is back."""
+async def test_a_session_whose_record_names_no_quota(nats_server: NatsServer) -> None:
+    """nats-server's listener has served it: it counts from when its client is back."""
     with running(nats_server.url, max_sessions=1) as inside:
         with Raw5.open(inside.ports[0], "older", KEPT) as first:
             first.subscribed(("a/#", 1))
@@ -280,6 +280,28 @@ def test_the_rate_of_consumers(nats_server: NatsServer, positions: str) -> None:
             assert client.subscribed(*((f"s/{number}", 1) for number in range(40))) == (QUOTA_EXCEEDED,) * 40
             client.quiet()
         end(port, "many")
+
+
+def test_the_rate_of_new_sessions(nats_server: NatsServer) -> None:
+    """CONNACK comes later, and then CONNECT is refused. Sessions that go on, and clean ones, do not count."""
+    with running(nats_server.url, session_rate=5, rate_burst=1) as inside, ExitStack() as stack:
+        port = inside.ports[0]
+        started = time.monotonic()
+        names = [f"fast-{number}" for number in range(40)]
+        clients = [stack.enter_context(Raw5(port)) for _ in names]
+        for name, client in zip(names, clients, strict=True):
+            client.send(raw5.connect(name, KEPT))
+        answers = [client.answer(raw5.CONNACK).reason for client in clients]
+        assert set(answers) == {0, QUOTA_EXCEEDED}
+        assert 20 <= answers.count(0) <= 30
+        assert time.monotonic() - started >= 3
+        there = [name for name, answer in zip(names, answers, strict=True) if answer == 0]
+        for name in there:
+            with Raw5.open(port, name, KEPT, clean=False) as again:
+                assert again.present
+        for number in range(40):
+            Raw5.open(port, f"clean-{number}").close()
+        end(port, *there)
 
 
 def test_everything_at_once(nats_server: NatsServer) -> None:

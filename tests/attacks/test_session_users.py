@@ -35,7 +35,7 @@ topics = ["bob/#", "both/#"]
 
 [[rules]]
 effect = "allow"
-client = "watcher"
+client = ["watcher", "nobody"]
 topics = "#"
 """
 
@@ -163,7 +163,8 @@ def test_at_another_gateway(port: int, nats_server: NatsServer, tmp_path: Path) 
 
 def test_an_anonymous_session(port: int) -> None:
     """It is that of anonymous clients: a user does not get it."""
-    Raw5.open(port, "nobody", KEPT, clean=False).close()
+    with Raw5.open(port, "nobody", KEPT, clean=False) as first:
+        assert first.subscribed(("both/x", 1)) == (1,)
     refused(port, "nobody", "bob")
     with Raw5.open(port, "nobody", KEPT, clean=False) as again:
         assert again.present
@@ -221,7 +222,7 @@ def test_a_session_of_its_own(separate: int) -> None:
 
 
 async def rewritten(url: str, client_id: str, *, listener: bool = False) -> None:
-    """The session's record as a gateway of 0.1 has it, or nats-server's ``listener``."""
+    """The session's record as nats-server's ``listener`` has it, or a gateway that has continued that session."""
     client = await nats.connect(url)
     try:
         subject = f"$MQTT.sess.{name_hash(client_id)}"
@@ -236,7 +237,7 @@ async def rewritten(url: str, client_id: str, *, listener: bool = False) -> None
         await client.close()
 
 
-@pytest.mark.parametrize("listener", [False, True], ids=["of 0.1", "of nats-server"])
+@pytest.mark.parametrize("listener", [False, True], ids=["of a gateway", "of nats-server"])
 @pytest.mark.parametrize("subscribed", [True, False], ids=["by what it reads", "by what it holds"])
 async def test_a_record_without_a_user(port: int, nats_server: NatsServer, subscribed: bool, listener: bool) -> None:
     """It is for the first who may have all of it, and then for nobody else."""

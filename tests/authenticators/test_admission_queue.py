@@ -255,7 +255,7 @@ async def test_hashes_of_mosquitto_are_replaced(tmp_path: Path, monkeypatch: pyt
     both.append(await others.check(credentials("ann", b"ann")))
     assert isinstance(await users.check(credentials("sue", b"wrong")), Denied)
     users.reload()()  # before anything is written
-    keeping = asyncio.create_task(users.keep())
+    keeping = asyncio.create_task(users.keep_current())
     await aeventually(lambda: schemes(file)["bob"] != "$7$101")
     assert schemes(file) == dict.fromkeys(("ann", "bob"), "$argon2id$v=19$m=64,t=1,p=1") | {"sue": "$7$101"}
     for one in (users, others):
@@ -287,7 +287,7 @@ async def test_a_file_that_cannot_be_written(
     monkeypatch.setattr("mqtt_nats.access.user_file.os.fsync", refuse)
     file = of_mosquitto(tmp_path / "passwords")
     users = PasswordFile(PasswordSettings(type="password", file=file, cost="m=64,t=1,p=1"))
-    keeping = asyncio.create_task(users.keep())
+    keeping = asyncio.create_task(users.keep_current())
     found = []
     for name in ("ann", "bob"):
         found.append(await users.check(credentials(name, name.encode())))

@@ -173,7 +173,7 @@ class Keyed:
         self.service = service
         values = {"type": "jwt", "keys": f"{service.url}/keys", "algorithms": ["RS256", "ES256"]}
         self.tokens = Tokens(TokenSettings.model_validate(values), self._changed)
-        self.task = asyncio.create_task(self.tokens.keep())
+        self.task = asyncio.create_task(self.tokens.keep_current())
 
     def _changed(self) -> None:
         self.lost += 1

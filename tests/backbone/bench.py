@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import cast
 
-from mqtt_nats.backbone.acked_publisher import AckedPublisher
+from mqtt_nats.backbone.acked_publisher import FENCE, AckedPublisher
 from mqtt_nats.backbone.link import Handler, NatsConnection
 from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_streams.api import ApiError, NoResponders
@@ -14,6 +15,9 @@ from mqtt_streams.api import ApiError, NoResponders
 ACK = b"$JS.ACK.$MQTT_msgs.C.1.1.1.1.0"
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
+
+PASSED = b'{"error":{"code":400,"err_code":10060,"description":"expected stream does not match"}}'
+"""What a stream answers to a fence."""
 
 
 class FakeLink:
@@ -25,9 +29,23 @@ class FakeLink:
         self.online = True
         self.handler: Handler | None = None
         self.renewed: list[bytes] = []
+        self.fences: list[bytes] = []
+        """Reply subjects of fences, in order."""
+        self.passes = True
+        """Whether a fence is answered, as by a stream that has handled all before."""
 
     def kick(self) -> None:
-        """Nothing to schedule."""
+        """Nothing to schedule. Fences do not stay in ``out``."""
+        for frame in [frame for frame in self.out if FENCE in frame]:
+            self.out.remove(frame)
+            self.fences.append(frame.split(b" ")[2])
+            if self.passes:
+                asyncio.get_running_loop().call_soon(self.answer_fence)
+
+    def answer_fence(self, payload: bytes = PASSED, headers: bytes = b"") -> None:
+        """Answer the last fence."""
+        assert self.handler is not None
+        self.handler(self.fences[-1], b"", headers, payload)
 
     def subscribe_raw(self, subject: bytes, handler: Handler) -> bytes:
         self.handler = handler
@@ -54,21 +72,16 @@ class Note(PendingStore):
         name: str,
         optional: bool = False,
         waits: bool = False,
-        outlasts: bool = False,
         by: object | None = None,
     ) -> None:
         self.log = log
         self.name = name
         self.optional = optional
         self._waits = waits
-        self._outlasts = outlasts
         self._by = by
 
     def waits(self) -> bool:
         return self._waits
-
-    def outlasts(self) -> bool:
-        return self._outlasts
 
     def publisher(self) -> object | None:
         return self._by
@@ -96,14 +109,16 @@ class Bench:
         payload: bytes = b"x",
         *,
         identity: bytes = b"",
+        message_id: bytes = b"",
         subject: bytes = b"$MQTT.msgs.s",
         waits: bool = False,
-        outlasts: bool = False,
         by: object | None = None,
     ) -> None:
         before = set(self.store.pending)
-        headers = b"NATS/1.0\r\n%b\r\n" % (b"Nats-Msg-Id:%b\r\n" % identity if identity else b"")
-        note = Note(self.log, name, waits=waits, outlasts=outlasts, by=by)
+        lines = b"Nmqtt-Id:%b\r\n" % message_id if message_id else b""
+        lines += b"Nats-Msg-Id:%b\r\n" % identity if identity else b""
+        headers = b"NATS/1.0\r\n%b\r\n" % lines
+        note = Note(self.log, name, waits=waits, by=by)
         self.store.put(b"HPUB %b " % subject, headers, payload, note)
         (token,) = set(self.store.pending) - before
         self.replies[name] = self.store.prefix + token
@@ -140,14 +155,16 @@ class Look:
     def __init__(self, bench: Bench, stored: dict[bytes, int]) -> None:
         self.asked: list[set[bytes]] = []
         self.since: list[float] = []
+        self.after: list[int] = []
         self.stored = stored
         self.failures = 0
         bench.store.find = self.find
 
-    async def find(self, since: float, ids: set[bytes]) -> dict[bytes, int]:
-        self.asked.append(ids)
+    async def find(self, keys: set[bytes], since: float, after: int) -> dict[bytes, int]:
+        self.asked.append(keys)
         self.since.append(since)
+        self.after.append(after)
         if self.failures:
             self.failures -= 1
             raise NoResponders("a test")
-        return {name: seq for name, seq in self.stored.items() if name in ids}
+        return {name: seq for name, seq in self.stored.items() if name in keys}

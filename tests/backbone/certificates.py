@@ -32,10 +32,10 @@ class Pair(NamedTuple):
 class Authority:
     """A certificate authority that lives for a day."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "test authority") -> None:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         certificate = (
             self._builder(self._name, self._key.public_key())
@@ -81,6 +81,21 @@ class Authority:
             )
         )
         return pair
+
+    def revocations(self, *revoked: Pair, lifetime: timedelta = timedelta(days=1)) -> bytes:
+        """Its list of revoked certificates (PEM), in force for ``lifetime``."""
+        now = datetime.now(UTC)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self._name)
+            .last_update(now - timedelta(hours=1))
+            .next_update(now + lifetime)
+        )
+        for one in revoked:
+            serial = x509.load_pem_x509_certificate(one.certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+            builder = builder.add_revoked_certificate(entry)
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 class Nkey(NamedTuple):

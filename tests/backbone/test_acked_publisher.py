@@ -180,8 +180,11 @@ async def test_a_probe_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyP
     assert bench.link.take() == [], "no probe without a connection"
 
 
-async def test_why_it_goes_on_is_said_when_the_reason_changes(monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
-    """A leader that is silent is another fault than one that is not there."""
+async def test_why_it_goes_on_is_said_when_the_reason_changes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, logged: Logged
+) -> None:
+    """A leader that is silent is another fault than one that is not there. Only the first reason is a warning."""
+    caplog.set_level("INFO", "mqtt_nats.nats")
     monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
     monkeypatch.setattr(outage, "PROBE_REFUSED", 0.01)
     monkeypatch.setattr(outage, "PROBE_MOST", 60.0)

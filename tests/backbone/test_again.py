@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.backbone import stream_outage as outage
 from mqtt_nats.backbone.acked_publisher import ACK_TIMEOUT
-from tests.backbone.bench import Bench, Look, Note
+from tests.backbone.bench import NO_RESPONDERS, Bench, Look, Note
 from tests.harness.waiting import aeventually
 
 
@@ -180,3 +180,125 @@ async def test_a_look_ends_with_the_connection() -> None:
     bench.store.online()
     await aeventually(lambda: bool(bench.log))
     assert look.asked[-1] == {b"1"}
+
+
+# -- messages without an id -------------------------------------------------------------------------------
+
+
+KEY = b"m1 $MQTT.msgs.s"
+
+
+async def test_a_message_without_an_id_is_looked_for_before_it_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the stream has handled what was sent before: until then nothing is sent but questions for that."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.link.passes = False
+    look = Look(bench, {KEY: 11})
+    bench.store.tick(1000.0)
+    bench.put("1", message_id=b"m1")
+    bench.put("2", message_id=b"m2")
+    bench.link.take()
+    bench.store.tick(1000.0 + ACK_TIMEOUT + 1)
+    bench.put("3", message_id=b"m3")
+    await aeventually(lambda: bench.link.fences)
+    assert (bench.sent(), look.asked) == ([], [])
+    bench.link.answer_fence()
+    await aeventually(lambda: bench.log)
+    assert look.asked == [{KEY, b"m2 $MQTT.msgs.s"}]
+    assert bench.log == [("1", b'{"seq":11}')]
+    assert bench.sent() == ["2", "3"]
+    assert not bench.stalled
+
+
+async def test_what_is_answered_meanwhile_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stood still answers what it had been sent, and then the fence."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.link.passes = False
+    look = Look(bench, {})
+    bench.store.tick(1000.0)
+    bench.put("1", message_id=b"m1")
+    bench.link.take()
+    bench.store.tick(1000.0 + ACK_TIMEOUT + 1)
+    await aeventually(lambda: bench.link.fences)
+    bench.answer("1")
+    bench.put("2", message_id=b"m2")
+    assert bench.sent() == []
+    bench.link.answer_fence()
+    await aeventually(lambda: bench.sent() == ["2"])
+    assert look.asked == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param((b"", NO_RESPONDERS), id="no responders"),
+        pytest.param((b'{"error":{"code":503,"err_code":10008,"description":"a test"}}', b""), id="unavailable"),
+    ],
+)
+async def test_a_stream_that_does_not_store_is_asked_again(
+    answer: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    bench.link.passes = False
+    look = Look(bench, {})
+    bench.put("1", message_id=b"m1")
+    bench.link.take()
+    bench.store.offline()
+    bench.store.online()
+    await aeventually(lambda: bench.link.fences)
+    bench.link.answer_fence(*answer)
+    await aeventually(lambda: len(bench.link.fences) == 2)
+    assert (bench.sent(), look.asked) == ([], [])
+    bench.link.answer_fence()
+    await aeventually(lambda: bench.sent() == ["1"])
+    assert look.asked == [{KEY}]
+
+
+async def test_a_message_that_was_refused_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not stored: it is what tells that the stream stores again."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    bench = Bench()
+    look = Look(bench, {})
+    bench.put("1", message_id=b"m1")
+    bench.link.take()
+    bench.answer("1", b"", NO_RESPONDERS)
+    await aeventually(lambda: bench.sent() == ["1"])
+    bench.answer("1")
+    assert bench.log == [("1", b'{"seq":1}')]
+    assert (look.asked, bench.link.fences, bench.stalled) == ([], [], False)
+
+
+async def test_the_search_begins_behind_a_sequence_that_is_known() -> None:
+    """The stream had it before the message was sent. No sequence is noted while the stream does not store."""
+    bench = Bench()
+    look = Look(bench, {})
+
+    def acknowledge(name: str, seq: int) -> None:
+        bench.put(name, message_id=name.encode())
+        bench.answer(name, b'{"stream":"$MQTT_msgs", "seq":%d}' % seq)
+
+    acknowledge("a", 7)
+    bench.store.tick(1000.0)
+    acknowledge("b", 8)
+    bench.put("of another stream", subject=b"$MQTT.qos2.in.token.1")
+    bench.answer("of another stream", b'{"stream":"$MQTT_qos2in", "seq":99}')
+    bench.store.tick(1001.0)
+    bench.put("1", message_id=b"m1")
+    acknowledge("c", 10)
+    bench.store.tick(1002.0)
+    bench.store.offline()
+    bench.store.online()
+    await aeventually(lambda: look.asked)
+    assert (look.asked, look.after) == ([{KEY}], [7])
+
+
+async def test_a_payload_is_not_taken_for_headers() -> None:
+    bench = Bench()
+    look = Look(bench, {KEY: 11})
+    bench.put("1", b"\r\nNats-Msg-Id:x\r\nNmqtt-Id:y\r\n", message_id=b"m1")
+    bench.store.offline()
+    bench.store.online()
+    await aeventually(lambda: bench.log)
+    assert look.asked == [{KEY}]

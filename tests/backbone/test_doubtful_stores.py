@@ -10,8 +10,9 @@ import pytest
 
 from mqtt_nats.backbone import doubtful_stores
 from mqtt_nats.backbone.connect import NatsLinks
-from mqtt_nats.backbone.doubtful_stores import STREAM_NOT_FOUND, DoubtfulStores, find_stored
+from mqtt_nats.backbone.doubtful_stores import DoubtfulStores, find_stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from tests.backbone.bench import ACK, NO_RESPONDERS, Bench
 from tests.sessions.fakes import FakeInbox, FakeLink, FakeRound, FakeTasks, as_inbox, as_link, as_tasks
 
@@ -193,12 +194,13 @@ async def test_messages_are_found_by_their_ids(caplog: pytest.LogCaptureFixture)
     caplog.set_level("INFO", "mqtt_nats.broker")
     js = FakeInbox()
     store(js, "a", "b", "c")
-    assert await find_stored(as_inbox(js), 0.0, {b"a", b"c", b"lost"}) == {b"a": 1, b"c": 3}
+    assert await find_stored(as_inbox(js), {b"a", b"c", b"lost"}, 0.0) == {b"a": 1, b"c": 3}
     assert "2 of 3 messages without an acknowledgement were stored" in caplog.text
 
 
 async def test_a_replica_that_lags_is_asked_again() -> None:
     js = FakeInbox()
+    js.replicas = 3
     store(js, "a", "b")
     late = js.messages[MESSAGES].pop()
 
@@ -207,20 +209,23 @@ async def test_a_replica_that_lags_is_asked_again() -> None:
             js.messages[MESSAGES] = [*js.messages[MESSAGES][:1], late]
 
     js.before = catch_up
-    assert await find_stored(as_inbox(js), 0.0, {b"b"}) == {b"b": 2}
+    assert await find_stored(as_inbox(js), {b"b"}, 0.0) == {b"b": 2}
     assert len(js.asked) == 4
 
 
-async def test_a_message_that_was_removed_from_the_end_is_not_waited_for_without_end() -> None:
+@pytest.mark.parametrize("replicas", [1, 3])
+async def test_a_message_that_was_removed_from_the_end_is_not_waited_for_without_end(replicas: int) -> None:
+    """Where there are no replicas, none lags."""
     js = FakeInbox()
+    js.replicas = replicas
     store(js, "a", "b")
     js.messages[MESSAGES].pop()
-    assert await find_stored(as_inbox(js), 0.0, {b"a", b"b"}) == {b"a": 1}
-    assert len(js.asked) > 2
+    assert await find_stored(as_inbox(js), {b"a", b"b"}, 0.0) == {b"a": 1}
+    assert (len(js.asked) > 2) is (replicas > 1)
 
 
 async def test_who_asked_learns_that_jetstream_does_not_answer() -> None:
     js = FakeInbox()
     js.before = failing("$JS.API.STREAM.INFO.$MQTT_msgs", RequestTimeout("a test"))
     with pytest.raises(RequestTimeout):
-        await find_stored(as_inbox(js), 0.0, {b"a"})
+        await find_stored(as_inbox(js), {b"a"}, 0.0)

@@ -15,6 +15,7 @@ from tests.backbone.bench import NO_RESPONDERS, Bench
 from tests.harness.waiting import aeventually
 
 FULL = b'{"error":{"code":503,"err_code":10023,"description":"insufficient resources"}}'
+STREAM_FULL = b'{"error":{"code":503,"err_code":10077,"description":"maximum bytes exceeded"}}'
 DELETE = b"$JS.API.STREAM.MSG.DELETE.$MQTT_msgs"
 HELD = b"$MQTT.qos2.in.token.1"
 RETAINED = b"$MQTT.rmsgs.s"
@@ -32,15 +33,15 @@ async def test_what_waits_is_stored_in_order_when_there_is_room(caplog: pytest.L
     """One store at a time is tried; removals and acknowledgements go on, which may make the room."""
     caplog.set_level("INFO", "mqtt_nats.nats")
     bench = Bench()
-    bench.put("one", waits=True)
-    bench.put("two", waits=True)
+    bench.put("one", waits=True, by="a")
+    bench.put("two", waits=True, by="a")
     bench.sent()
     bench.answer("one", FULL)
     bench.answer("two", FULL)
     assert bench.store.full == "JetStream storage is full: insufficient resources (JetStream error 10023)"
     assert (bench.log, bench.store.outages) == ([], ["$MQTT_msgs"])
-    bench.put("three", waits=True)
-    bench.put("retained", subject=RETAINED, waits=True)
+    bench.put("three", waits=True, by="a")
+    bench.put("retained", subject=RETAINED, waits=True, by="a")
     bench.acknowledge("removal", DELETE)
     bench.acknowledge("acknowledgement")
     assert bench.sent() == ["removal", "acknowledgement"]
@@ -49,12 +50,15 @@ async def test_what_waits_is_stored_in_order_when_there_is_room(caplog: pytest.L
     bench.answer("one", FULL)
     bench.answer("removal")
     await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["retained"], "topics take turns"
+    bench.answer("retained", FULL)
+    await aeventually(lambda: bool(bench.link.out))
     assert bench.sent() == ["one"]
     bench.answer("one")
     assert bench.sent() == ["two", "three", "retained"]
     assert not bench.stalled
     assert bench.store.full == ""
-    assert bench.store.refusals.counts == {**dict.fromkeys(REASONS, 0), "storage_full": 3}
+    assert bench.store.refusals.counts == {**dict.fromkeys(REASONS, 0), "storage_full": 4}
     assert caplog.text.count("JetStream does not store: JetStream storage is full") == 1
     assert all(getattr(one, "once", "") for one in caplog.records), "also where there is room again and again"
 
@@ -85,8 +89,8 @@ async def test_what_a_later_message_of_its_publisher_has_overtaken_is_refused() 
 async def test_a_newer_message_of_anybody_overtakes_a_retained_one() -> None:
     """[MQTT-3.3.1-5] (3.1.1, 5.0): a will that has waited for room would replace it."""
     bench = Bench()
-    bench.put("will", subject=RETAINED, waits=True, outlasts=True, by=ANYBODY)
-    bench.put("elsewhere", subject=RETAINED + b"2", waits=True, outlasts=True, by=ANYBODY)
+    bench.put("will", subject=RETAINED, waits=True, by=ANYBODY)
+    bench.put("elsewhere", subject=RETAINED + b"2", waits=True, by=ANYBODY)
     bench.put("newer", subject=RETAINED, by=ANYBODY)
     bench.answer("will", FULL)
     bench.answer("elsewhere", FULL)
@@ -99,7 +103,7 @@ async def test_a_newer_message_overtakes_a_retained_one_that_was_not_sent() -> N
     bench = Bench()
     bench.put("large", subject=b"$MQTT.msgs.other", waits=True, by="a")
     bench.answer("large", FULL)
-    bench.put("will", subject=RETAINED, waits=True, outlasts=True, by=ANYBODY)
+    bench.put("will", subject=RETAINED, waits=True, by=ANYBODY)
     bench.put("newer", subject=RETAINED, by=ANYBODY)
     assert bench.sent() == ["large", "newer"]
     bench.answer("newer")
@@ -192,16 +196,17 @@ async def test_what_can_be_refused_is_sent_all_the_same(monkeypatch: pytest.Monk
     assert bench.log == [("5.0", 10023)]
 
 
-async def test_it_does_not_wait_for_ever() -> None:
-    """What would make room may wait behind the stores themselves."""
+async def test_publishers_that_are_not_read_from_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many stores wait that QoS 0 is not read either."""
+    monkeypatch.setattr(pending_stores, "MAX_PENDING", 3)
     bench = Bench()
     bench.store.tick(1000.0)
     bench.put("held", subject=HELD, waits=True)
     for name in ("one", "two"):
-        bench.put(name, waits=True)
+        bench.put(name, waits=True, by="a")
     bench.answer("held", FULL)
     bench.answer("one", FULL)
-    bench.put("three", waits=True)
+    bench.put("three", waits=True, by="a")
     bench.sent()
     bench.store.tick(1000.0 + FULL_MOST - 1)
     await aeventually(lambda: len(bench.link.out) == 2)
@@ -215,50 +220,65 @@ async def test_it_does_not_wait_for_ever() -> None:
     bench.answer("one", FULL)
     assert sorted(map(str, bench.log)) == [f"({name!r}, 10023)" for name in ("held", "one", "three", "two")]
     assert not bench.stalled
+    assert not bench.store.pressed
     assert bench.store.full == "", "no store waits for room"
-    bench.store.tick(1000.0 + 100 * FULL_MOST)
-    bench.put("four", waits=True)
-    assert bench.sent() == ["four"], "and the next may wait as long"
-    bench.answer("four", FULL)
-    bench.store.tick(1000.0 + 101 * FULL_MOST - 1)
-    bench.answer("four", FULL)
-    assert bench.log[4:] == []
-    assert bench.store.full.startswith("JetStream storage is full")
 
 
 @pytest.mark.parametrize("many", [False, True])
-async def test_what_nobody_would_repeat_goes_on_waiting(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
-    """Such as a will; unless so many stores wait that publishers are not read from, who might make room."""
+async def test_what_is_not_refused_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    """Its client stays; unless so many stores wait that publishers are not read from."""
     monkeypatch.setattr(pending_stores, "MAX_PENDING", 1 if many else 100)
     bench = Bench()
     bench.store.tick(1000.0)
-    bench.put("will", waits=True, outlasts=True)
-    bench.put("publish", waits=True)
+    bench.put("will", waits=True, by="a")
+    bench.put("publish", waits=True, by="a")
     bench.answer("will", FULL)
     bench.sent()
-    bench.store.tick(1000.0 + FULL_MOST)
+    for number in range(1, 4):
+        bench.store.tick(1000.0 + number * FULL_MOST)
+        await aeventually(lambda: bool(bench.link.out))
+        bench.sent()
+        bench.answer("will", FULL)
+        if many:
+            assert bench.log == [("will", 10023), ("publish", 10023)]
+            return
+        assert bench.log == []
+        assert bench.store.full
     await aeventually(lambda: bool(bench.link.out))
-    bench.sent()
-    bench.answer("will", FULL)
-    if many:
-        assert bench.log == [("will", 10023), ("publish", 10023)]
-        return
-    assert bench.log == [("publish", 10023)]
-    assert bench.sent() == ["will"]
-    bench.answer("will", FULL)
-    assert bench.store.full
-    bench.store.tick(1000.0 + 2 * FULL_MOST)
-    await aeventually(lambda: bool(bench.link.out))
-    bench.sent()
-    bench.answer("will", FULL)
     assert bench.sent() == ["will"]
     bench.answer("will")
-    assert bench.log == [("publish", 10023), ("will", b'{"seq":1}')]
+    assert bench.sent() == ["publish"]
+    bench.answer("publish")
+    assert bench.log == [("will", b'{"seq":1}'), ("publish", b'{"seq":1}')]
     assert bench.store.full == ""
 
 
-async def test_in_a_cluster_the_leader_without_room_steps_down() -> None:
-    """Without room and without a leader in turns: it is full all the time, and waiting ends as well."""
+async def test_a_store_that_is_too_large_does_not_keep_others_waiting() -> None:
+    """Publishers take turns, each with its oldest store: a later one of the same publisher and topic stays behind."""
+    bench = Bench()
+    for name, by in (("large", "a"), ("behind it", "a"), ("other's", "b"), ("retained", "c")):
+        bench.put(name, subject=RETAINED if name == "retained" else b"$MQTT.msgs.s", waits=True, by=by)
+    bench.sent()
+    bench.answer("large", STREAM_FULL)
+    assert bench.store.lacking_room(b"$MQTT_msgs") is not None
+    tried = []
+    for _ in range(4):
+        await aeventually(lambda: bool(bench.link.out))
+        tried += bench.sent()
+        bench.answer(tried[-1], STREAM_FULL)
+    assert tried == ["large", "other's", "retained", "large"]
+    assert bench.log == []
+    await aeventually(lambda: bool(bench.link.out))
+    assert bench.sent() == ["other's"]
+    bench.answer("other's")
+    assert [cast(tuple[str, bytes], one)[0] for one in bench.log] == ["other's"]
+    assert bench.sent() == ["large", "behind it", "retained"], "whatever has waited is tried"
+    assert bench.store.lacking_room(b"$MQTT_msgs") is None
+
+
+async def test_in_a_cluster_the_leader_without_room_steps_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room and without a leader in turns: it is full all the time, and waiting ends as well where it has to."""
+    monkeypatch.setattr(pending_stores, "MAX_PENDING", 0)
     bench = Bench()
     bench.store.tick(1000.0)
     bench.put("one", waits=True)

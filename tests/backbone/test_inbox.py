@@ -229,6 +229,26 @@ async def test_a_change_that_may_not_be_made_twice(
     assert len(link.out) == 1
 
 
+@pytest.mark.parametrize("verb", ["DELETE", "RESET", "PAUSE"])
+@pytest.mark.parametrize("elected", ["C", "other"])
+async def test_a_change_of_a_consumer_that_had_no_leader(
+    link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch, verb: str, elected: str
+) -> None:
+    """nats-server does not answer it: whoever asked may ask again when the consumer has a leader."""
+    monkeypatch.setattr(module, "SWEEP", 0.01)
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    task = await begin(inbox, f"$JS.API.CONSUMER.{verb}.$MQTT_msgs.C")
+    inbox.elected("$MQTT_msgs", elected)
+    if elected == "C":
+        with pytest.raises(RequestTimeout):
+            await asyncio.wait_for(task, 1.0)
+    else:
+        await asyncio.sleep(0.05)
+        link.reply(b"done")
+        assert (await task).payload == b"done"
+    assert len(link.out) == 1
+
+
 async def test_requests_of_a_lost_connection(
     link: FakeLink, inbox: RequestInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

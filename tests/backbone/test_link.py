@@ -83,7 +83,7 @@ async def round_trip(link: NatsConnection, text: bytes = b"hello") -> None:
 
 async def test_messages_of_every_size(nats_server: NatsServer, links: Links) -> None:
     link = await links.url(nats_server.url)
-    assert link.max_payload == 1024 * 1024
+    assert link.max_payload == 8 * 1024 * 1024
     for size in (0, 1, 1000, 65_536, 900_000):
         await round_trip(link, bytes(range(256)) * (size // 256) + b"x" * (size % 256))
 
@@ -297,6 +297,37 @@ async def test_reconnect(nats_factory: NatsFactory, links: Links) -> None:
         await aeventually(lambda: got)
         assert got == [b"seen"]
         got.clear()
+
+
+async def test_what_is_told_of_a_new_connection_comes_before_its_first_frame(
+    nats_server: NatsServer, links: Links
+) -> None:
+    """Whatever is sent then precedes what others send meanwhile; the loss is told once."""
+    listener, link = await links.url(nats_server.url), await links.url(nats_server.url)
+    got: list[bytes] = []
+    listener.subscribe_raw(b"order", lambda subject, reply, headers, payload: got.append(payload))
+    await listener.fence()
+    told: list[bool] = []
+
+    def changed(up: bool) -> None:
+        told.append(up)
+        if up:
+            link.out.append(b"PUB order 5\r\nfirst\r\n")
+
+    async def publish() -> None:
+        while True:
+            link.out.append(b"PUB order 5\r\nlater\r\n")
+            link.kick()
+            await asyncio.sleep(0.001)
+
+    link.call_on_wire(changed)
+    assert link.wire is not None
+    link.wire.transport.abort()
+    await aeventually(lambda: told == [False])
+    publishing = asyncio.create_task(publish())
+    await aeventually(lambda: {b"first", b"later"} <= set(got), 20.0)
+    publishing.cancel()
+    assert (got[0], told) == (b"first", [False, True])
 
 
 async def test_a_discovered_server_takes_over(nats_factory: NatsFactory, links: Links) -> None:

@@ -56,7 +56,7 @@ def test_each_request_is_known_by_its_stream() -> None:
     """What the gateway sends through the store, besides what is stored, and acknowledgements."""
     streams = Streams(MemoryJetStream(), "")
     requests = [value.decode() for name, value in vars(streams).items() if name.startswith(("delete", "purge"))]
-    assert len(requests) == 6
+    assert len(requests) == 7
     for request in requests:
         stream = request.rpartition(".")[2]
         assert stream in EVERY
@@ -64,6 +64,36 @@ def test_each_request_is_known_by_its_stream() -> None:
     ack = parse_ack(ACK)
     assert ack is not None
     assert ack.stream in EVERY
+
+
+async def test_several_streams_without_a_leader_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And its end is one; what else there is to say is no warning."""
+    monkeypatch.setattr(outage, "PROBE_FIRST", 0.01)
+    caplog.set_level("INFO", "mqtt_nats.nats")
+    bench = Bench()
+    for name, subject in [("1", b"$MQTT.msgs.a"), ("2", b"$MQTT.msgs.b"), ("3", HELD), ("4", b"$MQTT.rmsgs.a")]:
+        bench.put(name, subject=subject)
+    bench.sent()
+    for name in "1234":
+        bench.answer(name, b"", NO_RESPONDERS)
+    assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
+        "JetStream does not store: no server answers, on $MQTT.msgs.a; 3 publishes wait"
+    ]
+    assert {one.levelname for one in caplog.records[1:]} == {"INFO"}
+    assert bench.store.warned
+    await aeventually(lambda: len(bench.link.out) == 2)
+    bench.sent()
+    caplog.clear()
+    for name in "1234":
+        bench.answer(name, b'{"stream":"$MQTT_msgs","seq":1}')
+    ends = [(one.levelname, one.getMessage().partition(";")[0]) for one in caplog.records]
+    assert ends == [
+        ("WARNING", "JetStream stores again to $MQTT_msgs"),
+        ("INFO", "JetStream stores again to $MQTT_qos2in"),
+    ]
+    assert not bench.store.warned
 
 
 async def test_another_stream_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -324,7 +354,7 @@ async def test_a_look_that_fails_is_not_hurried(
     begun: list[float] = []
     loop = asyncio.get_running_loop()
 
-    async def find(since: float, ids: set[bytes]) -> dict[bytes, int]:
+    async def find(keys: set[bytes], since: float, after: int) -> dict[bytes, int]:
         begun.append(loop.time())
         if len(begun) == 1:
             raise ValueError

@@ -110,7 +110,7 @@ def port(nats_server: NatsServer, gateways: list[Gateway]) -> Iterator[int]:
             ready.extend(addresses)
             started.set()
 
-        settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
+        settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), temporary_refusals="connack")
         await mqtt_nats.gateway.gateway.serve(settings, on_ready=on_ready, stop=stop)
 
     thread = threading.Thread(target=lambda: anyio.run(main), daemon=True)

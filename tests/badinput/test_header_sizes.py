@@ -69,7 +69,7 @@ def test_what_is_not_stored_has_no_such_limit(gateway: Gateway, topic: str) -> N
 
 def test_a_will(nats_server: NatsServer, gateway_factory: GatewayFactory, topic: str) -> None:
     gateway = gateway_factory(nats_server, "--connect-packet-size", "1MiB")
-    refused(gateway.port, connect("w", flags=4, tail=will(topic, b"x", LARGE)), 0x97)
+    refused(gateway.port, connect("w", flags=4, tail=will(topic, b"x", LARGE)), 0x95)
     with Raw5.open(gateway.port) as listener:
         listener.subscribed((topic, 1))
         with Raw5(gateway.port) as client:

@@ -79,7 +79,7 @@ def running(nats: str, *listeners: dict[str, Any], **settings: Any) -> Iterator[
     made = tuple(
         ListenerSettings.model_validate({"listen": LOCAL, "allow_anonymous": True, **one}) for one in listeners or ({},)
     )
-    given = Settings(nats=(nats,), listeners=made, **settings)
+    given = Settings(nats=(nats,), listeners=made, **({"temporary_refusals": "connack"} | settings))
     started = threading.Event()
     found: list[Inside] = []
     stop: list[anyio.Event] = []
@@ -92,7 +92,7 @@ def running(nats: str, *listeners: dict[str, Any], **settings: Any) -> Iterator[
             found.append(Inside(gateway, asyncio.get_running_loop(), [one.port for one in addresses]))
             started.set()
 
-        await gateway.connect()
+        await gateway.connect(anyio.Event())
         try:
             await gateway.run(on_ready, stop[0])
         finally:

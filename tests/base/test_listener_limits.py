@@ -361,7 +361,7 @@ def test_the_size_of_what_is_retained(inside: Inside, port: int) -> None:
             assert late.ping() == []
         four.send(raw.publish("kept/fits", b"", qos=1, id=9, flags=1))
         four.expect(raw.PUBACK)
-    refused(port, raw5.connect("w", flags=0x24, tail=raw5.will("kept/w", bytes(21))), 0x97)
+    refused(port, raw5.connect("w", flags=0x24, tail=raw5.will("kept/w", bytes(21))), 0x95)
 
 
 def test_what_is_not_set_costs_nothing(inside: Inside) -> None:

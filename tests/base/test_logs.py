@@ -248,6 +248,27 @@ def test_names_are_shortened(written: Written, formatter: logging.Formatter) -> 
         assert json.loads(written.lines[4])["name"].endswith("(65535 characters)")
 
 
+@pytest.mark.parametrize("formatter", [Text(), Json()])
+def test_a_record_is_one_line_without_controls(written: Written, formatter: logging.Formatter) -> None:
+    written.handler.setFormatter(formatter)
+    written.log.warning(
+        "client %s is banned: %s", Named("a\x1b[2Jb\n"), "x\r\nERROR forged\x9b\u2028", extra=about(peer="\n")
+    )
+    (line,) = written.stream.getvalue().split("\n")[:-1]
+    assert line.isprintable()
+    assert "ERROR forged" in line
+
+
+def test_the_text_of_an_error_has_no_controls(written: Written) -> None:
+    try:
+        raise ValueError("a\x1b[2Jb")
+    except ValueError:
+        written.log.exception("failed")
+    text = written.stream.getvalue()
+    assert "\x1b" not in text
+    assert text.count("\n") > 3
+
+
 def test_what_is_short_stays_as_it_is(written: Written) -> None:
     written.log.warning("%s %r %d %s", "x" * NAME_LENGTH, b"y", 7, Named("lamp"))
     assert written.lines[0].endswith(f"{'x' * NAME_LENGTH} b'y' 7 somebody [name=lamp]")

@@ -47,11 +47,11 @@ def test_what_is_kept_has_a_limit_beyond_what_everybody_may_keep() -> None:
     budget = MemoryBudget(3 * KEPT_FREE, 2 * KEPT_FREE)
     one, two, three = Cache(budget), Cache(budget), Cache(budget)
     one.share.add(KEPT_FREE)
-    assert two.share.keep(2 * KEPT_FREE)
-    assert not two.share.keep(1), "its own limit"
-    assert not three.share.keep(KEPT_FREE + 1), "that of all"
-    assert three.share.keep(KEPT_FREE)
-    assert one.share.keep(KEPT_FREE), "so much may everybody keep"
+    assert two.share.count_kept(2 * KEPT_FREE)
+    assert not two.share.count_kept(1), "its own limit"
+    assert not three.share.count_kept(KEPT_FREE + 1), "that of all"
+    assert three.share.count_kept(KEPT_FREE)
+    assert one.share.count_kept(KEPT_FREE), "so much may everybody keep"
     assert one.emptied == 1, "what is kept takes the place of what can be forgotten"
     for cache in (one, two, three):
         cache.share.end()
@@ -70,7 +70,7 @@ def test_the_sums_are_right_whatever_is_done(operations: list[tuple[str, int, in
         if kind == "a":
             share.add(size)
         elif kind == "k":
-            share.keep(max(size, -share.kept))
+            share.count_kept(max(size, -share.kept))
         elif kind == "f":
             share.forget()
         else:

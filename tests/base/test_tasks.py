@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -60,3 +61,33 @@ async def test_the_end_waits_for_last_jobs_of_clients() -> None:
         tasks.await_at_end(tasks.spawn_safe(last_job(), "last job"))
         await tasks.last_jobs()
         assert stored == ["position"]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_in_a_group_that_ends_because_of_an_error_nothing_begins_and_nothing_is_reported() -> None:
+    begun: list[str] = []
+
+    async def work(name: str) -> None:
+        begun.append(name)
+
+    async def at_end(tasks: Tasks) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks.spawn(work("spawned"), "spawned")
+            tasks.spawn_safe(work("last job"), "last job")
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = Tasks(group)
+            group.create_task(at_end(tasks))
+            await asyncio.sleep(0)
+            tasks.spawn(work("cancelled before its start"), "early")
+            tasks.spawn_safe(work("cancelled before its start"), "early, too")
+            raise ValueError("an error")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run()
+    assert [type(one) for one in caught.value.exceptions] == [ValueError]
+    gc.collect()
+    assert begun == []

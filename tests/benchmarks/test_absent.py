@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import absent, peers
-from mqtt_nats.mqtt_clients.load.packets import DeliveryError, Layout
+from benchmarks.generator.packets import DeliveryError, Layout
 
 PRESENT = b"\x20\x02\x01\x00"
 MESSAGE = bytes(Layout(absent.TOPIC, 128, 1).template)

@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
+from benchmarks.generator.packets import DeliveryError
 from benchmarks.job import Job
 from benchmarks.scenarios import select
-from mqtt_nats.mqtt_clients.load.packets import DeliveryError
 
 pytestmark = pytest.mark.processes
 

@@ -15,11 +15,11 @@ import pytest
 
 from benchmarks import load, peers, stored
 from benchmarks.__main__ import main
+from benchmarks.generator.answers import Limits, RefusedError, connack, packet_at, shorten, suback
+from benchmarks.generator.clients import Client, LoadError, Loop, Publisher, connect_all
+from benchmarks.generator.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from benchmarks.job import Job
 from benchmarks.scenarios import select
-from mqtt_nats.mqtt_clients.load.answers import Limits, RefusedError, connack, packet_at, shorten, suback
-from mqtt_nats.mqtt_clients.load.clients import Client, LoadError, Loop, Publisher, connect_all
-from mqtt_nats.mqtt_clients.load.packets import Batch, DeliveryError, Layout, Verifier, connect, subscribe
 from tests.benchmarks.test_bench_run import SLOWLY
 
 PROPERTIES = bytes.fromhex("03000161 26000162000163")

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks import peers
 from benchmarks.durable_sessions import make_absent
-from mqtt_nats.mqtt_clients.load.answers import packet_at
-from mqtt_nats.mqtt_clients.load.clients import Client, LoadError
+from benchmarks.generator.answers import packet_at
+from benchmarks.generator.clients import Client, LoadError
 
 CONNECT, DISCONNECT = 0x10, 0xE0
 

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from benchmarks.gateways import stubs
 from benchmarks.stub_gateways import CONNECTIONS, NAME
+from mqtt_streams.gateway_subjects import INBOX
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.monitor import Monitor
 from tests.harness.nats import NatsServer
@@ -36,7 +37,7 @@ MANY = 40
 SETTLE_MANY_S = 75.0
 """Seconds after which a gateway among so many others has sent its second report, and reads those of others no more."""
 
-OTHERS = ("$MQTT.gateways.here", "$JS.EVENT.", "_INBOX.")
+OTHERS = ("$MQTT.gateways.here", "$JS.EVENT.", INBOX)
 """Subjects of messages that one gateway sends for all on its nats-server, or that nats-server sends."""
 
 
@@ -80,8 +81,8 @@ async def requests_of(server: NatsServer) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
 
     async def count(message: Msg) -> None:
-        if message.reply.startswith("_INBOX."):
-            _, inbox, *_ = message.reply.split(".")
+        if message.reply.startswith(INBOX):
+            _, _, inbox, *_ = message.reply.split(".")
             kinds = found.setdefault(inbox.partition("s")[0], Counter())  # of pages and pull requests: <inbox>s<number>
             kinds[VARIABLE.sub("*", message.subject)] += 1
 
@@ -106,7 +107,7 @@ def test_a_stub_among_many_asks_what_a_gateway_asks(nats_factory: NatsFactory, g
     subjects = [
         one for each in connections if each["name"].startswith("mqtt-nats ") for one in each["subscriptions_list"]
     ]
-    (gateway,) = found.keys() & {one.split(".")[1] for one in subjects if one.startswith("_INBOX.")}
+    (gateway,) = found.keys() & {one.split(".")[2] for one in subjects if one.startswith(INBOX)}
     real = found.pop(gateway)
     assert len(found) == MANY
     for kind in set(real).union(*found.values()):

@@ -105,6 +105,8 @@ class ChaosClient:
         self.connections = 0
         """How many CONNACKs have accepted."""
         self.delivered: set[tuple[str, int]] = set()
+        self.owed: set[int] = set()
+        """Packet identifiers that were not acknowledged as a connection was lost, and have not come since."""
         """(publisher, number) of what the application has got."""
         self.acked = 0
         self.connected = asyncio.Event()
@@ -240,6 +242,7 @@ class ChaosClient:
         if not self._closing:
             self.left += 1
             self.history.note("lost", reason=link.reason, conn=link.number, open=sorted(link.unacknowledged))
+            self.owed |= link.unacknowledged
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(ConnectionError("connection lost"))
@@ -363,6 +366,16 @@ class ChaosClient:
         """How many of our messages are not acknowledged."""
         return len(self._out)
 
+    @property
+    def unreleased(self) -> int:
+        """How many messages to us at QoS 2 wait for their PUBREL."""
+        return len(self._in)
+
+    @property
+    def answered(self) -> bool:
+        """Whether every SUBSCRIBE and UNSUBSCRIBE has its answer."""
+        return not self._asked
+
     async def settled(self, timeout: float) -> bool:
         """Wait until everything that was handed over is acknowledged; False when that takes longer."""
         with contextlib.suppress(TimeoutError):
@@ -448,6 +461,7 @@ class ChaosClient:
         if qos == 2:
             self._in[identifier] = of, n
         link.unacknowledged.add(identifier)
+        self.owed.discard(identifier)
         if self.ack_after:
             asyncio.get_running_loop().call_later(self.ack_after, link.acknowledge, qos, identifier)
         else:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,9 +74,12 @@ class Setting:
 
     def fresh(self, name: str) -> Path:
         """A new empty directory."""
-        directory = self.directory / f"{name}{len(list(self.directory.iterdir()))}"
-        directory.mkdir(parents=True)
-        return directory
+        for number in itertools.count(len(list(self.directory.iterdir()))):
+            directory = self.directory / f"{name}{number}"
+            with contextlib.suppress(FileExistsError):  # of another thread
+                directory.mkdir(parents=True)
+                return directory
+        raise AssertionError("the numbers do not end")
 
 
 @dataclass

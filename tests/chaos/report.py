@@ -52,7 +52,7 @@ def write(path: Path, experiment: Experiment, result: Result, *, long: bool = Tr
     if not has_place(text):
         raise ValueError(f"{path} has no line {BEGIN!r} with a line {END!r} after it")
     start, end = text.find(BEGIN), text.find(END)
-    rows = [line for line in text[start:end].splitlines() if re.match(r"\| [A-Z]", line)][1:]
+    rows = [line for line in text[start:end].splitlines() if re.match(r"\| \w", line)][1:]
     rows = [row for row in rows if _name_in(row) != experiment.name] + rows_of(experiment, result, long=long)
     rows.sort(key=lambda row: int(re.sub(r"\D", "", _name_in(row)) or 99))  # stable: peers stay behind their experiment
     table = _HEAD + "\n".join(rows)

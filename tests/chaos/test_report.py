@@ -54,6 +54,15 @@ def test_a_table_is_written_and_its_rows_are_replaced(tmp_path: Path) -> None:
     assert text.count("| Experiment |") == 1
 
 
+def test_the_row_of_an_experiment_without_a_number_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    write(page, Experiment("workers", "processes are killed", "nothing lost", nothing), Result({"kills": 3}))
+    write(page, ONE, Result({"kills": 2}))
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert [line.partition(":")[0] for line in lines[1:]] == ["| R7", "| workers"]
+
+
 def test_a_page_without_a_place_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n")

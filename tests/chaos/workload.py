@@ -126,6 +126,9 @@ class Workload:
         self._prefix = prefix
         self._topics = topics
         self._stopped = asyncio.Event()
+        self._going = asyncio.Event()
+        """Cleared while nothing is to be published."""
+        self._going.set()
         self._tasks: list[asyncio.Task[None]] = []
         self._changes: list[asyncio.Task[None]] = []
 
@@ -177,10 +180,34 @@ class Workload:
         began = time.monotonic()
         n = 0
         while not self._stopped.is_set() and (not self.messages or n < self.messages):
+            await self._going.wait()
+            if self._stopped.is_set():
+                break
             n += 1
             await client.publish(f"{self._prefix}/{number}/{n % self._topics}", n, self.qos)
             if self.rate:
                 await asyncio.sleep(max(began + n / self.rate - time.monotonic(), 0))
+
+    async def still(self, timeout: float) -> None:
+        """Publish no more until :meth:`go_on`, and wait until all is acknowledged and delivered, to groups too.
+
+        Raises:
+            AssertionError: that takes more than ``timeout`` seconds.
+        """
+        self._going.clear()
+
+        def done() -> bool:
+            open_ = [one.client_id for one in self.clients if one.unacknowledged or one.unreleased]
+            assert not open_, f"handshakes are not complete: {open_}"
+            assert self._complete(), "a subscriber has not got everything"
+            assert self._shared(), "a group has not got everything"
+            return True
+
+        await aeventually(done, timeout, what="messages that are acknowledged and delivered")
+
+    def go_on(self) -> None:
+        """Publish again after :meth:`still`."""
+        self._going.set()
 
     @property
     def published(self) -> bool:
@@ -190,6 +217,7 @@ class Workload:
     def stop(self) -> None:
         """Publish no more."""
         self._stopped.set()
+        self._going.set()
 
     async def finish(self, timeout: float = 60.0) -> Verdict:
         """Wait until all is published and acknowledged, and all that was acknowledged is delivered; then judge.
@@ -224,6 +252,9 @@ class Workload:
                     await client.ping()
             except (TimeoutError, ConnectionError):
                 pass
+        # Of a client that has just come back: readers bring it, also behind the answer to the ping.
+        with contextlib.suppress(AssertionError):
+            await aeventually(lambda: not any(client.owed for client in self.subscribers if client.present), 5)
         await self.close()
         verdict = self.judge()
         verdict.figures["unacknowledged"] = unsettled
@@ -234,7 +265,8 @@ class Workload:
         return all(len(client.delivered) >= wanted for client in self.subscribers)
 
     def _willed(self) -> bool:
-        return len(self.watcher.delivered) >= sum(client.left for client in (*self.subscribers, *self.members))
+        willing = [client for client in (*self.subscribers, *self.members) if client.will is not None]
+        return len(self.watcher.delivered) >= sum(client.left for client in willing)
 
     def _shared(self) -> bool:
         wanted = sum(client.acked for client in self.publishers)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.sources
 
 LIMITS = Terms()
-DELETE = b"$JS.API.STREAM.MSG.DELETE.$MQTT_sess"
+REMOVE = b"$JS.API.STREAM.PURGE.$MQTT_sess"
 PURGE = b"$JS.API.STREAM.PURGE.$MQTT_qos2in"
 WILL = StoredWill("gateway0", "client", 7, 1, 0, 1, False, "will", b"", b"gone")
 
@@ -124,7 +124,8 @@ async def test_the_will_is_removed_before_the_connection_is_closed(reason: int, 
     client.will = WILL
     hear(client, disconnect(reason))
     assert (client.will is None) is dropped
-    assert [body for _, body in client.fake_called] == ([b'{"seq":7,"no_erase":true}'] if dropped else [])
+    removal = b'{"filter":"$MQTT.wills.gateway0.client","seq":8}'
+    assert [body for _, body in client.fake_called] == ([removal] if dropped else [])
     assert client.fake_ended == ([] if dropped else ["close"])
     for *_, operation in client.services.fake_store.fake_called:
         operation.stored(b"")
@@ -259,7 +260,7 @@ def test_messages_for_a_closed_connection_do_not_count_as_sent(alive: bool) -> N
     side.machine.start()
     for name, one in side.bindings.items():
         one.listen(name.encode(), cast("NatsTransport", object()))
-    side.bindings["ended"].source.end = 7
+    side.bindings["ended"].source.end_at(7)
     fall_silent(cast("Client", client))
     assert not side.machine.open
     assert client.services.fake_link.fake_unsubscribed == ([] if alive else [b"one"])
@@ -338,7 +339,7 @@ async def test_the_record_of_a_regular_session_is_removed_by_its_sequence() -> N
     """[MQTT-3.1.2-6] (3.1.1): a record that another connection has written meanwhile stays."""
     client = FakeLeaver(durable=False)
     leave(cast("Client", client))
-    assert client.fake_called == [(DELETE, b'{"seq":9,"no_erase":true}')]
+    assert client.fake_called == [(REMOVE, b'{"filter":"$MQTT.sess.%b","seq":10}' % client.hash.encode())]
     assert client.services.tasks.fake_spawned == []
 
 
@@ -358,7 +359,7 @@ async def test_the_record_goes_after_the_will_and_the_held_publishes() -> None:
     assert body == b'{"filter":"$MQTT.qos2.in.%b.*","seq":32}' % client.token.encode()
     client.services.fake_store.fake_called[0][2].stored(b"")
     await cast("Coroutine[Any, Any, None]", task)
-    assert client.fake_called[1:] == [(DELETE, b'{"seq":9,"no_erase":true}')]
+    assert client.fake_called[1:] == [(REMOVE, b'{"filter":"$MQTT.sess.%b","seq":10}' % client.hash.encode())]
 
 
 async def test_queued_messages_end_with_a_regular_session(caplog: pytest.LogCaptureFixture) -> None:

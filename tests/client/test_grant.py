@@ -18,6 +18,8 @@ from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import plain_filter
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from mqtt_streams.record_size import subscription_bytes
@@ -159,19 +161,21 @@ async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("text", "last", "end", "start"),
     [
-        ("a", 20, 0, 21),  # `a/#` has brought its messages up to 20
-        ("a/b", 5, 0, 8),  # the place of SUBSCRIBE is later
-        ("b", 20, 0, 8),  # no topic matches both
+        ("a", 20, None, 21),  # `a/#` has brought its messages up to 20
+        ("a/b", 5, None, 8),  # the place of SUBSCRIBE is later
+        ("b", 20, None, 8),  # no topic matches both
         ("+", 20, 15, 16),  # it has ended, and brings nothing after 15
     ],
 )
 async def test_a_message_that_an_overlapping_consumer_has_brought_does_not_come_again(
-    text: str, last: int, end: int, start: int
+    text: str, last: int, end: int | None, start: int
 ) -> None:
     client = FakeSubscriber()
     await client.fake_grant(wishes("a/#"))
     for one in client.fake_side.bindings.values():
-        one.source.last, one.source.end = last, end
+        one.source.last = last
+        if end is not None:
+            one.source.end_at(end)
     await client.fake_grant(wishes(text))
     assert v5_of(client).start[filter_to_subjects(text)[0]] == start
 
@@ -196,34 +200,46 @@ async def test_messages_wait_for_retained_ones() -> None:
 class FakeFeed(SharedFeed):
     """A shared reader that takes sessions, or does not."""
 
-    def __init__(self, *, taking: bool, told: bool = True) -> None:
+    def __init__(self, *, taking: bool, in_records: bool = True) -> None:
         super().__init__()
-        self._taking, self._told = taking, told
+        self._taking, self._in_records = taking, in_records
         self.fake_places: list[int] = []
 
     def takes(self, client: object, side: object) -> bool:
         return self._taking
 
-    async def announce(self) -> bool:
-        return self._told
+    def without_consumers(self, client: object) -> bool:
+        return self._in_records
 
-    async def subscribe(self, client: object, place: int, put: Callable[[], object]) -> None:
+    async def subscribe(
+        self, client: object, place: int, put: Callable[[], list[ConsumerBinding]]
+    ) -> list[ConsumerBinding]:
         self.fake_places.append(place)
-        put()
+        return put()
 
 
-@pytest.mark.parametrize(("taking", "told"), [(False, True), (True, True), (True, False)])
-async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool, told: bool) -> None:
-    """If it takes the session, and other gateways are told of such records before."""
+@pytest.mark.parametrize("taking", [False, True])
+async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool) -> None:
+    """If it takes the session."""
     client = FakeSubscriber()
-    client.delivery.feed = feed = FakeFeed(taking=taking, told=told)
-    taking = taking and told
+    client.delivery.feed = feed = FakeFeed(taking=taking)
     assert await client.fake_grant(wishes("a")) == set()
     assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
     assert client.fake_record.subs == {"a": 1}
     assert (client.fake_side.position_writer is not None) is taking
     assert client.services.stream.consumers == (not taking)
     assert client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed is taking
+
+
+async def test_the_shared_reader_serves_new_subscriptions_with_consumers() -> None:
+    """The consumers are created, and lie dormant."""
+    client = FakeSubscriber()
+    client.delivery.feed = feed = FakeFeed(taking=True, in_records=False)
+    assert await client.fake_grant(wishes("a")) == set()
+    assert (len(client.fake_created), feed.fake_places) == (1, [7])
+    assert client.services.stream.consumers == 1
+    assert not client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed
+    assert not claimed(cast("Any", client.fake_record))[1].consumerless
 
 
 @pytest.mark.parametrize("why", ["known", "qos 0", "raised"])

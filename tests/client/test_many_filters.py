@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.conftest import GatewayFactory
+from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 
@@ -20,9 +20,9 @@ async def test_500_filters_in_one_packet_of_a_durable_session(
 
 
 async def test_what_a_record_has_no_room_for_is_refused(
-    nats_server: NatsServer, gateway_factory: GatewayFactory
+    nats_factory: NatsFactory, gateway_factory: GatewayFactory
 ) -> None:
-    gateway = gateway_factory(nats_server)
+    gateway = gateway_factory(nats_factory(config="max_payload: 1MB"))
     filters = [f"{'level/' * 30}{number:04}/#" for number in range(400)]
     async with (
         await RawClient.connect(gateway.port, "verbose", clean=False) as client,

@@ -214,7 +214,7 @@ async def test_what_has_come_by_core_nats_does_not_come_from_the_stream() -> Non
     client.fake_marks.fake_last = 40
     raising.change()
     found.seen[after.headers.partition(b"Nmqtt-Id:")[2][:32]] = "a"
-    await raising.look()
+    await raising.read_second_mark()
     assert [raising.has_come(one, 50) for one in (before, after)] == [True, False]
     own = stored("a", b"0003", OWN)
     assert [raising.has_come(own, sequence) for sequence in (40, 41)] == [True, False]
@@ -271,7 +271,7 @@ async def test_a_lowering_that_fails_leaves_the_subscription_as_it_was() -> None
     one.open()
     (gate,) = (client.gates or {}).values()
     message = Message(b"\0\1a", b"core", 1, "")
-    gate.keep(Choice(gate.found, 0, b"", kept=False), message, b"id")
+    gate.keep_back(Choice(gate.found, 0, b"", kept=False), message, b"id")
     found = client.path.table.filters["a"]
     client.path.table.subscribe(client, "a", 0, ("a",), found.link, lambda each: lambda *_: None, options)
     one.give_up()

@@ -141,10 +141,8 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"connect_timeout": "inf"}, "connect_timeout"),
         ({"max_packet_size": "268435461"}, "max_packet_size"),
         ({"session_expiry_interval": "0"}, "session_expiry_interval"),
-        ({"retention": "workqueue"}, "retention = 'workqueue'"),
         ({"session_positions": "memory"}, "session_positions = 'memory'"),
         ({"session_positions": "records", "shared_reader": "never"}, "records needs the shared reader"),
-        ({"session_positions": "records", "retention": "interest"}, "records needs retention = limits"),
         ({"message_ids": "sometimes"}, "message_ids = 'sometimes'"),
         ({"log_level": "loud"}, "log_level = 'loud'"),
         ({"addresses": "deny 10.0.0.0/8"}, "addresses = 'deny 10.0.0.0/8': the last entry must be `allow all` or"),
@@ -196,7 +194,7 @@ def test_every_number_has_a_bound(model: type[BaseModel]) -> None:
         if {"integer", "number"} & {kind.get("type") for kind in (one, *one.get("anyOf", ()))}
     }
     assert model is not Settings or {"backlog", "message_retention", "flapping_ban"} < numbers
-    for name in numbers - {"message_rate", "connect_rate", "connect_rate_per_address", "consumer_rate"}:
+    for name in numbers - {"message_rate", "connect_rate", "connect_rate_per_address", "consumer_rate", "session_rate"}:
         with pytest.raises(ValidationError, match=f"{name}\n  "):
             model(**{name: 10**20})
 
@@ -262,8 +260,10 @@ def test_what_holds_at_a_listener(tmp_path: Path) -> None:
         "max_inflight": 6,
         "max_queued": 7,
         "receive_maximum": 8,
+        "temporary_refusals": "connack",
         "max_qos": 1,
         "durable_sessions": False,
+        "carried_messages": True,
     }
     assert set(own) == set(PER_LISTENER)
     settings = Settings.load(

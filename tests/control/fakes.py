@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import cast
 
 from mqtt_nats.client.account import Account
+from mqtt_nats.client.kept_messages import KeptMessages
 from mqtt_nats.control.server import Control, Powers
 from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeServices
@@ -18,6 +19,7 @@ class FakeAccount:
     def __init__(self) -> None:
         self.services = FakeServices()
         self.registry = self.services.registry
+        self.kept = KeptMessages()
 
 
 @stands_for(Control)

@@ -54,7 +54,7 @@ async def test_clients_are_left_in_peace_when_nobody_wants_it_any_more(
 ) -> None:
     """It is stopped, or nobody renews it; while somebody does, it goes on."""
     monkeypatch.setattr(controlclients, "HEARD", 0.01)
-    monkeypatch.setattr(controlclients, "PATIENCE", 0.1)
+    monkeypatch.setattr(controlclients, "KICK_RENEWAL_TIMEOUT", 0.1)
     fake = FakeControl()
     clients = [FakeClient(fake.account.services, f"c{number}") for number in range(100)]
     control = as_control(fake)

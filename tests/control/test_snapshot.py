@@ -14,6 +14,8 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.pending_stores import Refusals
 from mqtt_nats.client.account import Account
 from mqtt_nats.client.client import Client
+from mqtt_nats.client.kept_messages import KeptMessages
+from mqtt_nats.config.build_info import build_and_reason
 from mqtt_nats.control import snapshot as module
 from mqtt_nats.control.snapshot import snapshot
 from mqtt_nats.delivery.durable import DurableDelivery
@@ -92,6 +94,8 @@ class FakeAccount:
         self.services = FakeCountedServices()
         self.registry = self.services.registry
         self.lease, self.readiness, self.copies = FakeLease(), FakeReadiness(), FakeCopies()
+        self.refused = {"acme": "its streams are others"}
+        self.kept = KeptMessages()
 
 
 @stands_for(DurableSender)
@@ -99,7 +103,9 @@ class FakeDurable:
     """Stands for `DurableSender`: messages in flight and waiting."""
 
     def __init__(self, inflight: int, queued: int) -> None:
-        self.inflight, self.queued = dict.fromkeys(range(inflight)), [None] * queued
+        self.inflight, self.queued = {one: object() for one in range(inflight)}, [None] * queued
+        self.releases: dict[int, object] = {}
+        self.allocated: dict[int, int] = {}
 
 
 @stands_for(DurableDelivery)
@@ -167,12 +173,24 @@ async def test_sessions_are_summed_up_by_kind(account: FakeAccount) -> None:
     assert (found["inflight"], found["queued"]) == (7, 110)
     assert (found["subscriptions"], found["unacknowledged"]) == (9, 12)
     assert (found["slow"], found["stalled"]) == (1, 1)
+    assert found["oldest_unacknowledged"] == 0.0
+
+
+async def test_the_longest_time_for_which_a_client_keeps_a_message(account: FakeAccount) -> None:
+    times = [1000.0]
+    account.kept = KeptMessages(lambda: times[0])
+    client = FakeCounted(FakeDelivery(2, 0, stalled=False))
+    connect(account, client, FakeCounted(FakeTransient(4, 100)))
+    await account.kept.look_at_clients(account.registry.connections)
+    times[0] += 120.0
+    assert (await seen(account))["oldest_unacknowledged"] == 120.0
 
 
 async def test_numbers_of_the_gateway_and_of_its_connections_to_nats(account: FakeAccount) -> None:
     account.services.counters.connect()
     found = await seen(account)
     assert (found["id"], found["name"], found["obstacle"]) == ("gateway0", "edge", "JetStream does not answer")
+    assert found["build"] == build_and_reason()
     assert (found["sent"], found["sent_bytes"], found["connects"]) == ([3, 2, 1], [30, 20, 10], 1)
     assert (found["pending_stores"], found["pending_store_bytes"], found["resent_stores"]) == (2, 300, 1)
     assert (found["refused_stores"], found["copies_stored"]) == (account.services.nats.store.refusals.counts, 5)

@@ -2,6 +2,7 @@
 """A gateway that starts under the name of a dead one publishes that one's wills before it accepts clients."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from mqtt_nats.codec import Subscription, Will
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import ROOT
 from tests.harness.rawclient5 import RawClient5
+from tests.harness.waiting import aeventually
 
 pytestmark = pytest.mark.anyio
 
@@ -52,6 +54,7 @@ async def test_devices_come_back_under_other_client_ids_after_a_power_cut(
     for number in range(5):
         await device(gateway.port, f"device-{number}-after", f"devices/{number}", clients)
     assert "had the name of this gateway and is dead" in gateway.log
+    await aeventually(lambda: re.search(r"gateway \w+: 5 wills and \d+ sessions were taken over", gateway.log))
     async with await RawClient5.connect5(gateway.port, "watcher") as watcher:
         await watcher.subscribe5(Subscription("devices/+", 1))
         states = await watcher.messages(5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -40,6 +41,9 @@ WAITING_S = 4.0
 SOON = 2.0
 """Seconds in which the process itself answers, whatever NATS does."""
 
+TLS = ssl.create_default_context()
+"""Unused, but httpx would make one for each request, which takes ten times as long as the answer."""
+
 
 class View:
     """What a gateway shows, and `mqtt-nats ctl` beside it."""
@@ -50,7 +54,7 @@ class View:
         self._url = address(gateway)
 
     def _get(self, path: str) -> httpx.Response:
-        return httpx.get(f"{self._url}{path}", timeout=PATIENCE)
+        return httpx.get(f"{self._url}{path}", timeout=PATIENCE, verify=TLS)
 
     def ready(self) -> str:
         """What `/readyz` says: `ready`, or why not; `/healthz` is green meanwhile, and both answer at once."""
@@ -91,13 +95,18 @@ class View:
 
 @contextmanager
 def looking(look: Callable[[], str]) -> Iterator[set[str]]:
-    """Look again and again meanwhile; everything that was seen."""
+    """Look again and again meanwhile; everything that was seen. What `look` raises is raised at the end."""
     seen: set[str] = set()
     ended = threading.Event()
+    failures: list[Exception] = []
 
     def work() -> None:
         while not ended.is_set():
-            seen.add(look())
+            try:
+                seen.add(look())
+            except Exception as error:
+                failures.append(error)
+                return
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -106,6 +115,8 @@ def looking(look: Callable[[], str]) -> Iterator[set[str]]:
     finally:
         ended.set()
         thread.join()
+    if failures:
+        raise failures[0]
 
 
 @pytest.fixture

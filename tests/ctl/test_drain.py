@@ -80,7 +80,7 @@ def test_a_gateway_that_is_gone_is_named(
     fleet: Fleet, gateway_factory: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease has not lapsed: nobody knows whether it still runs; the others are shown."""
-    monkeypatch.setattr(asking, "PATIENCE", 3.0)
+    monkeypatch.setattr(asking, "SILENCE_TIMEOUT", 3.0)
     dying = launched(gateway_factory, fleet, "--gateway-lease", "600")
     known = {one["listen"][0]: one["id"] for one in fleet.json("cluster", "status")["gateways"] if one["listen"]}
     identity = known[f"127.0.0.1:{dying.port}"]

@@ -83,7 +83,7 @@ async def test_sessions_whose_queues_cannot_be_read(monkeypatch: pytest.MonkeyPa
     async def look(inbox: RequestInbox) -> None:
         """Nothing waits."""
 
-    monkeypatch.setattr(Waiting, "look", look)
+    monkeypatch.setattr(Waiting, "read_queues", look)
     monkeypatch.setattr(sessions, "_connected", connected)
     monkeypatch.setattr(sessions, "_briefs", unanswered)
     monkeypatch.setattr(sessions, "LOOKS", 1)

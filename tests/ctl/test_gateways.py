@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.config.build_info import build_and_reason
 from mqtt_nats.ctl.commands.gateways import shown
 from mqtt_nats.ctl.commands.streams import _warnings
 from mqtt_streams import api
@@ -36,6 +37,7 @@ def test_status(fleet: Fleet) -> None:
         assert re.search(r"^sessions +[1-9]\d*$", text, re.MULTILINE), text
         assert re.search(r"^JetStream storage +\d[\d.]* (Ki)?B, the account has no limit$", text, re.MULTILINE), text
         assert re.search(r"^refused stores +none$", text, re.MULTILINE), text
+        assert re.search(rf"^build +{re.escape(build_and_reason())}$", text, re.MULTILINE), text
         (only,) = fleet.json("status", "--gateway", two)["gateways"]
         assert only["gateway"] == two
 
@@ -53,14 +55,16 @@ def test_status_of_a_full_storage() -> None:
     }
     one |= {"received": [1, 0, 0], "sent": [1, 0, 0], "dropped": {"expired": 2}, "slow": 0, "stalled": 0, "queued": 0}
     one |= {"pending_stores": 0, "memory": 1, "lag": {"sum": 0.0, "counts": [1]}, "stored": {"last": 1.2345}}
+    one |= {"build": "compiled"}
     one |= {"refused_stores": {"storage_full": 3, "other": 1}, "disconnects": {"lost": 1}}
-    old = {key: value for key, value in one.items() if key != "refused_stores"} | {"stored": {}}
+    old = {key: value for key, value in one.items() if key not in ("refused_stores", "build")} | {"stored": {}}
     stored = {"sessions": None, "retained": 1, "messages": 1}
     found = {"gateways": [one, old, one], "stored": stored, "silent": [], "storage": {"used": 3072, "allowed": 4096}}
     text = shown(found)
     assert re.search(r"^JetStream storage +3\.0 KiB of 4\.0 KiB \(75%\)$", text, re.MULTILINE), text
     assert re.search(r"^refused stores +2 other, 6 storage full$", text, re.MULTILINE), text
     assert re.search(r"^dropped +6 expired$", text, re.MULTILINE)
+    assert re.search(r"^build +2 compiled; 1 not known$", text, re.MULTILINE), text
     assert " 1,234.5 ms  " in text
     unknown = shown(found | {"storage": {"used": None, "allowed": None}})
     assert re.search(r"^JetStream storage +not known$", unknown, re.MULTILINE)

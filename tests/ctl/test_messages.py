@@ -80,6 +80,6 @@ def test_bad_input(fleet: Fleet, arguments: tuple[str, ...], status: int, text: 
 
 
 def test_a_message_that_is_too_large(fleet: Fleet) -> None:
-    done = fleet.run("publish", "large", "-", stdin=bytes(1024 * 1024))
+    done = fleet.run("publish", "large", "-", stdin=bytes(8 * 1024 * 1024))
     assert done.status == 1
-    assert done.text.startswith("the request is too large: NATS takes 1,048,576 bytes")
+    assert done.text.startswith("the request is too large: NATS takes 8,388,608 bytes")

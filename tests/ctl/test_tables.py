@@ -3,8 +3,9 @@
 
 import pytest
 
+from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.commands import retained
-from mqtt_nats.ctl.tables import CELL, WIDTH, cell, plain, quantity, table
+from mqtt_nats.ctl.tables import CELL, WIDTH, cell, quantity, table
 
 ESC = "\x1b"
 

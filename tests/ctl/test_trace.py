@@ -15,7 +15,7 @@ import pytest
 
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control import trace as control_trace
-from mqtt_nats.control.trace import PATIENCE
+from mqtt_nats.control.trace import TRACE_RENEWAL_TIMEOUT
 from mqtt_nats.ctl.commands import trace as tracing
 from mqtt_nats.ctl.commands.trace import Durations, line, trace
 from mqtt_nats.ctl.nats_connection import connected
@@ -199,7 +199,7 @@ def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.Mon
     with Watching(fleet.server, topic="forgotten"):
         assert not untraced(fleet)
     assert not untraced(fleet)
-    eventually(lambda: untraced(fleet), PATIENCE + 30)
+    eventually(lambda: untraced(fleet), TRACE_RENEWAL_TIMEOUT + 30)
 
 
 def test_what_nobody_reads_is_counted_and_not_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

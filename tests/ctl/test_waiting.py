@@ -14,7 +14,7 @@ from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl import gateway_requests as asking
 from mqtt_nats.ctl.backlog import Load
-from mqtt_nats.ctl.commands.sessions import Client, _connected, _waits
+from mqtt_nats.ctl.commands.sessions import _connected
 from mqtt_nats.ctl.nats_connection import run_connected
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position, PositionStore, decode
@@ -163,7 +163,7 @@ def test_a_gateway_was_killed(
     nats_server: NatsServer, gateway_factory: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its sessions' consumers are where they were when the shared reader began."""
-    monkeypatch.setattr(asking, "PATIENCE", 1.0)  # it does not answer
+    monkeypatch.setattr(asking, "SILENCE_TIMEOUT", 1.0)  # it does not answer
     url = nats_server.url
     dying, other = gateway_factory(nats_server), gateway_factory(nats_server)
     with subscribed(url, dying.port, "c-killed") as client:
@@ -174,11 +174,3 @@ def test_a_gateway_was_killed(
         dying.kill()
         publish_all(other.port, "c-killed/a", 5)
         assert said(url, "c-killed") == Said((15, 0), (15, 0), (15, 0))
-
-
-async def test_a_gateway_that_does_not_say_what_it_has() -> None:
-    """An older one: then nothing is said, and nothing wrong."""
-    assert Load.told({"value": "c", "gateway": "g"}) is None
-    found: Any = type("Found", (), {"client_id": "c", "record": object()})
-    waiting: Any = object()
-    assert await _waits(found, {"c": Client("g", None)}, waiting) is None

@@ -56,7 +56,7 @@ class Session:
     def settle(self) -> None:
         pass
 
-    def subscription(self, subject: str, start: int, end: int = 0) -> ConsumerBinding:
+    def subscription(self, subject: str, start: int, end: int | None = None) -> ConsumerBinding:
         source = SubscriptionState(1, start, 100, end)
         consumer = ConsumerRef(f"from {start}", "", f"$MQTT.msgs.{subject}", 100)
         binding = self.bindings[consumer.durable_name] = ConsumerBinding(str(start), consumer, source)
@@ -138,7 +138,7 @@ def test_what_is_held_back_of_an_ended_subscription_keeps_its_consumer() -> None
 
 
 def test_where_an_ended_subscription_began_is_not_known() -> None:
-    """Its record is of an older gateway: it may have had everything."""
+    """It may have had everything."""
     side: Any = Session()
     one = side.subscription("t", 5)
     ended = side.subscription("t", 0, end=20)

@@ -47,7 +47,7 @@ class Setup:
             self.add(subject, qos)
         self.side.machine.start()
 
-    def add(self, subject: str, qos: int = 2, end: int = 0) -> ConsumerBinding:
+    def add(self, subject: str, qos: int = 2, end: int | None = None) -> ConsumerBinding:
         nuid = f"n{len(self.bindings)}"
         consumer = subscription_consumer(
             "hash", subject, name_nuid=nuid, deliver_nuid=nuid, max_ack_pending=10, start_seq=1

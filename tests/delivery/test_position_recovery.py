@@ -70,6 +70,15 @@ class Ports:
     def seek(self) -> None:
         pass
 
+    def allocate(self, sequence: int, identifier: int) -> None:
+        pass
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        pass
+
+    def report_no_identifier(self) -> None:
+        pass
+
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         pass
 

@@ -41,7 +41,7 @@ class Setup:
 
     def expected(self) -> list[bytes]:
         """The sequences that the writes are to follow."""
-        return [headers.split(b":")[1].split(b"\r")[0] for _, headers, _, _ in self.writes]
+        return [headers.removesuffix(b"\r\n\r\n").rpartition(b":")[2] for _, headers, _, _ in self.writes]
 
     def answer(self, sequence: int) -> None:
         """The last write was stored."""

@@ -12,6 +12,7 @@ from mqtt_nats.sessions import consumer_attach as attaching
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
+from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, consumer_state
 
@@ -138,7 +139,7 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
     assert len(found) == (2 if comes else 0)
 
 
-@pytest.mark.parametrize("code", [attaching.CREATE_FAILED, 10074])
+@pytest.mark.parametrize("code", [CONSUMER_CREATE_FAILED, 10074])
 async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_more(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -164,7 +165,7 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
     monkeypatch.setattr(attaching, "send_again", send_again)
     monkeypatch.setattr(attaching, "consumer_info", info)
     side = FakeSide(FakeClient(services))
-    if code == attaching.CREATE_FAILED:
+    if code == CONSUMER_CREATE_FAILED:
         assert await attaching.bring_back(side, binding, patience=0.0, attempts=3)
         assert told == ["name", "name"]
         told.clear()
@@ -192,7 +193,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
         patiences.append(patience)
         return back
 
-    monkeypatch.setattr(resuming, "save_record", nothing)
+    monkeypatch.setattr(resuming, "save_when_room", nothing)
     monkeypatch.setattr(resuming, "write_changed_record", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
     monkeypatch.setattr(resuming, "RETURN", 0.04)

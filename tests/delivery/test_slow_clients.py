@@ -225,9 +225,9 @@ def test_all_gates_of_a_filter_count() -> None:
     found, message = Filter("a", (), cast(NatsConnection, None), False), Message(b"\0\1a", bytes(100), 0)
     choice = Choice(found, 0, b"", False)
     former = Gate(found, 1000)
-    former.keep(choice, message)
+    former.keep_back(choice, message)
     last = Gate(found, former.room, former)
-    last.keep(choice, message)
+    last.keep_back(choice, message)
     fake = FakeSlowReceiver(write_buffer_of()[0])
     fake.gates = {found: last}
     fake.write_buffer.held = 7
@@ -291,7 +291,7 @@ def test_only_what_comes_again_is_taken_back() -> None:
 def test_what_an_ended_subscription_has_sent_is_not_taken_back() -> None:
     bench = Bench()
     data = bench.stored(2)
-    bench.source.end = 2
+    bench.source.end_at(2)
     assert not bench.machine.recallable(packet_id(2))
     _take_back(bench.client, bench.side)
     assert bench.write_buffer.chunks == [data]
@@ -305,7 +305,7 @@ def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
     for sequence in (3, 4):
         bench.machine.arrived(bench.source, sequence, 1, b"r%d" % sequence, "body", 1)
     ended = source(1)
-    ended.end = 1
+    ended.end_at(1)
     link = bench.fake.services.fake_link
     bench.side.bindings = {
         name: ConsumerBinding("a", ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), one)
@@ -410,7 +410,7 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
             machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
         one.attached(2, 2, False)
 
-    monkeypatch.setattr(stalling, "save_record", nothing)
+    monkeypatch.setattr(stalling, "save_when_room", nothing)
     monkeypatch.setattr(stalling, "ask_again", lambda client: None)
     client = FakeReceiver(FakeDeliveryServices())
     assert client.record is not None
@@ -441,7 +441,7 @@ def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
     machine.arrived(one, 1, 1, b"r1", None, 1)
     machine.arrived(one, 2, 1, b"r2", "body", 1)
     machine.arrived(ended, 3, 1, b"r3", "body", 1)
-    ended.end = 3
+    ended.end_at(3)
     assert [one.body for one in machine.queued] == ["body", "body"]
     machine.stop_sending()
     assert [delivery.sequence for delivery in machine.queued] == [3], "others may depend on one that has ended"

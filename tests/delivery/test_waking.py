@@ -42,7 +42,7 @@ async def test_what_an_ended_subscription_has_yet_to_bring(monkeypatch: pytest.M
         ended.missed = False
         note_redelivered(side, ended)
 
-    for name in ("save_record", "write_changed_record", "fetch_in_flight"):
+    for name in ("save_when_room", "write_changed_record", "fetch_in_flight"):
         monkeypatch.setattr(stalling, name, nothing)
     for name in ("limit_in_flight", "ask_again"):
         monkeypatch.setattr(stalling, name, lambda *_: None)

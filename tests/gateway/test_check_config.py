@@ -13,13 +13,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import hatch_build
 from mqtt_nats.base.config_files import entries_of, lines_of
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.cli import command
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.gateway.check_config import OTHERS, _text, _unsafe, check
 from mqtt_nats.mqtt_clients.commands import pub
-from mqtt_nats.mqtt_clients.load.command import bench
 from pyspark_mqtt_nats.jobs.flags import HIDDEN, secret_name
 from tests.plugins.conftest import install  # noqa: F401  # a fixture: plugins are there however this is installed
 
@@ -229,7 +229,6 @@ UNSAFE: dict[str, tuple[dict[str, Any], str]] = {
     "token": ({"admin_listen": "0.0.0.0:1", "admin_token": "x" * 16}, "admin_listen 0.0.0.0:1: the token is sent"),
     "login": ({"nats": "nats://u:p@h:1"}, "nats nats://h:1: the login is sent without encryption"),
     "lease": ({"gateway_lease": "5s"}, "gateway_lease: less than 20 s is not safe"),
-    "retention": ({"retention": "interest"}, "retention = interest: nats-server can lose"),
 }
 
 
@@ -255,8 +254,9 @@ def test_the_admin_listener_without_its_extra(monkeypatch: pytest.MonkeyPatch) -
 def test_variables_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the environment of who uses these as well."""
     variables = [secret_name(name) for name in HIDDEN]
-    options = [one for one in (*bench.params, *pub.params) if isinstance(one, click.Option)]
+    options = [one for one in pub.params if isinstance(one, click.Option)]
     variables += [one.envvar for one in options if isinstance(one.envvar, str)]
+    variables.append(hatch_build.BUILD)
     assert set(variables) == OTHERS
     for variable in variables:
         monkeypatch.setenv(variable, "hunter2")

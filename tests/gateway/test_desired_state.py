@@ -13,7 +13,8 @@ import pytest
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.gateway.desired_state import SUBJECTS, Fleet
-from mqtt_nats.plugins.manager import PluginError, Plugins
+from mqtt_nats.gateway.fleet_pause import FleetPause
+from mqtt_nats.plugins.manager import Plugins
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.fleet import FleetStore, Wish, wish_subject
 from mqtt_streams.gateway_subjects import RELOAD
@@ -35,22 +36,21 @@ class FakePlugins:
         self.fake_orders: list[str] = []
         self.fake_wanted: Mapping[str, bool] | None = None
 
-    def has(self, name: str) -> bool:
-        return name in self.fake_loaded
-
     async def start(self, wanted: Mapping[str, bool]) -> None:
         self.fake_wanted = wanted
 
-    async def load(self, name: str) -> None:
-        if not name.startswith(MARK):
-            self.fake_orders.append(f"load {name}")
-        if name == "broken":
-            raise PluginError("plugin 'broken' cannot be loaded")
-        self.fake_loaded.add(name)
+    def has(self, name: str) -> bool:
+        return name in self.fake_loaded
 
-    async def unload(self, name: str) -> None:
-        self.fake_orders.append(f"unload {name}")
-        self.fake_loaded.discard(name)
+    async def fulfil(self, name: str, loaded: bool) -> None:
+        if loaded == self.has(name):
+            return
+        if not name.startswith(MARK):
+            self.fake_orders.append(f"{'load' if loaded else 'unload'} {name}")
+        if loaded:
+            self.fake_loaded.add(name)
+        else:
+            self.fake_loaded.discard(name)
 
 
 class Gateway:
@@ -61,7 +61,12 @@ class Gateway:
         self.plugins = FakePlugins(*loaded)
         self.reloads = self.marks = 0
         self.problems: list[str] = []
-        self.fleet = Fleet(as_services(self.services), cast("Plugins", self.plugins), self.reload)
+        self.pauses = 0
+        self.pause = FleetPause(self.begin_pause)
+        self.fleet = Fleet(as_services(self.services), cast("Plugins", self.plugins), self.reload, self.pause)
+
+    def begin_pause(self) -> None:
+        self.pauses += 1
 
     def reload(self) -> list[str]:
         self.reloads += 1
@@ -87,7 +92,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.fleet.keep())
+        task = asyncio.create_task(self.fleet.follow_wishes())
         try:
             yield
         finally:
@@ -164,15 +169,6 @@ async def test_a_request_that_changes_nothing_gives_no_order(gateway: Gateway) -
         gateway.hear(Wish("plugin", "2", "other", False))
         await gateway.settle()
     assert gateway.plugins.fake_orders == []
-
-
-async def test_a_plugin_that_cannot_be_loaded_is_logged_and_others_are_loaded(gateway: Gateway, logged: Logged) -> None:
-    async with gateway.running():
-        gateway.hear(Wish("plugin", "1", "broken", True))
-        gateway.hear(Wish("plugin", "2", "good", True))
-        await gateway.settle()
-    assert gateway.plugins.fake_orders == ["load broken", "load good"]
-    assert any("plugin 'broken' cannot be loaded" in line for line in logged.messages)
 
 
 async def test_requests_that_were_missed_are_read_after_a_reconnect(gateway: Gateway) -> None:

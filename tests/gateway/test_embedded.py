@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,7 +21,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.gateway import embedded
 from mqtt_nats.gateway.embedded import run_server
 from tests.harness.nats import ROOT
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -100,16 +101,68 @@ async def test_a_port_in_use_is_named_with_its_option(tmp_path: Path) -> None:
     assert "--embedded-port" in message
 
 
-async def test_its_unexpected_end_is_reported(tmp_path: Path) -> None:
+async def test_it_is_started_again_a_limited_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(embedded, "RESTART_STEP_S", 0.0)
+    async with run_server(tmp_path, 0) as server:
+        port, pids = server.port, set[int]()
+
+        async def kill_each() -> None:
+            while True:
+                if server.pid not in pids and server.ready:
+                    pids.add(server.pid)
+                    server.kill()
+                await anyio.sleep(0.01)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill_each)
+            with pytest.raises(StartupError, match=r"signal 9; its log is .*\.log; it was restarted 5 times"):
+                await server.watch()
+            group.cancel_scope.cancel()
+        assert (len(pids), server.port) == (1 + embedded.RESTARTS_MOST, port)
+    assert caplog.text.count("it is started again") == embedded.RESTARTS_MOST
+    assert caplog.text.count("runs again") == embedded.RESTARTS_MOST
+
+
+async def test_old_ends_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "RESTARTS_WITHIN_S", 0.0)
+    async with run_server(tmp_path, 0) as server, anyio.create_task_group() as group:
+        group.start_soon(server.watch)
+        for _ in range(embedded.RESTARTS_MOST + 1):
+            former = server.pid
+            server.kill()
+
+            def restarted(former: int = former) -> bool:
+                return server.pid != former and server.ready
+
+            await aeventually(restarted)
+        group.cancel_scope.cancel()
+
+
+def listening(address: tuple[str, int]) -> socket.socket | None:
+    try:
+        return socket.create_server(address)
+    except OSError:
+        return None
+
+
+async def test_a_restart_that_fails_is_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is taken by another program for a while; the reason is that of the last start."""
+    monkeypatch.setattr(embedded, "RESTART_STEP_S", 0.0)
     async with run_server(tmp_path, 0) as server:
         server.kill()
-        with pytest.raises(StartupError, match=r"ended by signal 9.*nats-server\.log"):
+        address = ("127.0.0.1", server.port)
+        with (
+            await aeventually(partial(listening, address), what="the killed process has let go of its port"),
+            pytest.raises(StartupError, match=rf"port {server.port} .* is in use.*restarted 5 times within 60 s"),
+        ):
             await server.watch()
 
 
 async def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken.conf"
-    broken.write_text("max_payload: lots", encoding="utf-8")
+    broken.write_text("max_connections: lots", encoding="utf-8")
     monkeypatch.setattr(embedded, "find_configuration", lambda: broken)
     message = await refusal(tmp_path / "data")
     assert "ended with status 1" in message
@@ -119,6 +172,25 @@ async def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch
 async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "--data" in await refusal(tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+async def test_a_data_directory_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(mode)
+    message = await refusal(data)
+    assert f"chmod go-w {data}" in message
+    assert list(data.iterdir()) == []
+
+
+async def test_a_link_in_place_of_the_lock_is_refused_and_its_target_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content", encoding="ascii")
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "lock").symlink_to(tmp_path / "file")
+    assert "symbolic link" in await refusal(data)
+    assert (tmp_path / "file").read_text(encoding="ascii") == "content"
 
 
 async def test_without_the_extra_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,19 +102,19 @@ class TestTheDisk:
 
     def test_a_disk_with_room(self, tmp_path: Path, log: Path) -> None:
         looked_at = FullDisk(tmp_path, log)
-        assert not looked_at.look()
+        assert not looked_at.check_disk()
         assert not looked_at.full
 
     def test_the_log_tells_of_a_failed_write(self, tmp_path: Path, log: Path) -> None:
         """There is room again before anybody looks."""
         looked_at = FullDisk(tmp_path, log)
-        looked_at.look()
+        looked_at.check_disk()
         with log.open("a") as file:
             file.write(f"[ERR] write: {NO_SPACE}\n")
-        assert looked_at.look()
+        assert looked_at.check_disk()
         assert looked_at.full
         looked_at.restarted()
-        assert not looked_at.look()
+        assert not looked_at.check_disk()
 
     def test_a_disk_without_room(self, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The log is on it too: the line may be missing."""
@@ -122,13 +122,13 @@ class TestTheDisk:
         empty = os.statvfs_result((usual.f_bsize, usual.f_frsize, usual.f_blocks, 0, 0, *list(usual)[5:]))
         looked_at = FullDisk(tmp_path, log)
         monkeypatch.setattr(os, "statvfs", lambda path: empty)
-        assert not looked_at.look()
+        assert not looked_at.check_disk()
         assert looked_at.full
         monkeypatch.setattr(os, "statvfs", lambda path: usual)
-        assert looked_at.look()
+        assert looked_at.check_disk()
 
     def test_a_directory_that_is_gone(self, tmp_path: Path, log: Path) -> None:
         looked_at = FullDisk(tmp_path / "nowhere", log)
-        assert not looked_at.look()
+        assert not looked_at.check_disk()
         assert not looked_at.full
         assert FULL_BYTES > 0

@@ -82,7 +82,7 @@ async def test_a_server_that_answers_late_is_waited_for(fences: int, lost: bool)
 
 async def test_a_reconnect_is_known_before_the_connection_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the records of groups' messages would be removed, whose acknowledgements a killed server has forgotten."""
-    tenant = Tenant("", Settings())
+    tenant = Tenant("", Settings(), lambda: None)
     broker = FakeBroker()
     services = broker.account.services
     tenant.broker, tenant.store, tenant.inbox = cast(Broker, broker), services.nats.store, services.nats.inbox

@@ -181,7 +181,7 @@ async def test_a_worker_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(worker, "_begin", begin)
     monkeypatch.setattr("mqtt_nats.gateway.supervisor.AGAIN_FIRST", 0.01)
-    keeping = asyncio.get_running_loop().create_task(worker.keep())
+    keeping = asyncio.get_running_loop().create_task(worker.keep_running())
     await aeventually(lambda: not failures and worker._ready)
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -41,8 +41,11 @@ class Gateway:
         self.process = LoggedProcess("gateway", log)
         self.port = 0
         self._arguments = [*(["--nats", nats] if nats else []), *arguments]
-        self._env = {"MQTT_NATS_SESSION_CONSUMERS": "1000000"} | dict(env or {})
-        """Tests share nats-servers: consumers of others are not to decide whether a session has consumers."""
+        self._env = {"MQTT_NATS_SESSION_CONSUMERS": "1000000", "MQTT_NATS_TEMPORARY_REFUSALS": "connack"} | dict(
+            env or {}
+        )
+        """Tests share nats-servers: consumers of others are not to decide whether a session has consumers. And tests
+        compare the reasons of refusals; tests/client/test_temporary_refusals.py has the default."""
         self._module = module or "mqtt_nats"
 
     @property

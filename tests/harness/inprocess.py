@@ -66,7 +66,12 @@ class InProcess:
 
 @contextlib.contextmanager
 def running(settings: Settings) -> Iterator[InProcess]:
-    """A gateway with these settings, until the block ends. What keeps it from starting is raised."""
+    """A gateway with these settings, until the block ends. What keeps it from starting is raised.
+
+    Refusals that pass have a CONNACK, whose reason tests compare, unless the settings say otherwise.
+    """
+    if "temporary_refusals" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"temporary_refusals": "connack"})
     found = InProcess(Gateway(settings))
     started = threading.Event()
     ending: list[Callable[[], Any]] = []
@@ -81,7 +86,7 @@ def running(settings: Settings) -> Iterator[InProcess]:
             started.set()
 
         try:
-            await found.gateway.connect()
+            await found.gateway.connect(anyio.Event())
             try:
                 await found.gateway.run(on_ready, stop)
             finally:

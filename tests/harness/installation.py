@@ -18,6 +18,8 @@ from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.waiting import free_port
 
 DEPLOY = ROOT / "deploy"
+CLUSTER = ("nats-1", "nats-2", "nats-3")
+"""Names of the servers that cluster.conf has."""
 INSIDE = "/run/secrets"
 """Where containers find secrets."""
 
@@ -122,6 +124,10 @@ class SecuredNats:
         """Wait until clients can connect."""
         wait_ready(self.process, "(Server is ready)", 30.0)
 
+    def discard(self) -> None:
+        """End it."""
+        self.process.discard()
+
     def login(self, user: str) -> dict[str, Any]:
         """The environment with which gateway and ``ctl`` are this user."""
         return {
@@ -130,3 +136,42 @@ class SecuredNats:
             "MQTT_NATS_NATS_PASSWORD": self._secrets.text(f"{user}-password"),
             "MQTT_NATS_NATS_TLS_CA": str(self._secrets.authority),
         }
+
+
+class SecuredCluster:
+    """Three nats-servers as deploy/nats/cluster.conf has them.
+
+    Args:
+        directory: for configurations, stores and logs.
+    """
+
+    def __init__(self, directory: Path, secrets: Secrets) -> None:
+        self.routes = {name: free_port() for name in CLUSTER}
+        self.servers = [self._made(directory / name, secrets, name) for name in CLUSTER]
+
+    def _made(self, directory: Path, secrets: Secrets, name: str) -> SecuredNats:
+        places = {"0.0.0.0:6222": f"127.0.0.1:{self.routes[name]}"}
+        places |= {f"{other}:6222": f"127.0.0.1:{port}" for other, port in self.routes.items()}
+        arguments = (f"--server_name={name}",)
+        return SecuredNats(directory, secrets, main="cluster.conf", replaced=places, arguments=arguments)
+
+    @property
+    def url(self) -> str:
+        """Of all servers."""
+        return ",".join(server.url for server in self.servers)
+
+    def start(self) -> None:
+        """Start the servers and wait until clients can connect."""
+        for server in self.servers:
+            server.launch()
+        for server in self.servers:
+            server.wait()
+
+    def discard(self) -> None:
+        """End the servers."""
+        for server in self.servers:
+            server.process.discard()
+
+    def login(self, user: str) -> dict[str, Any]:
+        """The environment with which gateway and ``ctl`` are this user."""
+        return {**self.servers[0].login(user), "MQTT_NATS_NATS": self.url}

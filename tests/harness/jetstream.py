@@ -17,7 +17,8 @@ from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import headers as names
 from mqtt_streams.api import ApiError, Reply
 from mqtt_streams.definitions import EVERY, load_definition
-from mqtt_streams.stored import NO_MESSAGE_FOUND, StoredMessage, rfc3339, time_ns
+from mqtt_streams.error_codes import NO_MESSAGE_FOUND
+from mqtt_streams.stored import StoredMessage, rfc3339, time_ns
 
 SUBJECTS = {name: tuple(load_definition(name)["subjects"]) for name in EVERY}
 NS = 1_000_000_000
@@ -137,7 +138,9 @@ class MemoryJetStream:
             present = [one.seq for one in self.messages[stream] if one.subject == subject]
             if (present[-1] if present else 0) != expected:
                 raise ApiError(400, 10071, f"wrong last sequence: {present[-1] if present else 0}")
-            self.messages[stream] = [one for one in self.messages[stream] if one.subject != subject]
+        if names.get(headers, names.ROLLUP) == "sub":
+            for stream, some in self.messages.items():
+                self.messages[stream] = [one for one in some if one.subject != subject]
         return {"seq": self.put(subject, payload, headers)}
 
     def _api(self, tokens: list[str], body: Answer) -> Answer:
@@ -184,7 +187,9 @@ class MemoryJetStream:
         if "last_by_subj" in body:
             some = [one for one in some if match(one.subject, body["last_by_subj"])][-1:]
         elif "next_by_subj" in body:
-            some = [one for one in some if one.seq >= body["seq"] and match(one.subject, body["next_by_subj"])]
+            since = time_ns(body["start_time"]) if "start_time" in body else 0
+            some = [one for one in some if one.seq >= body.get("seq", 1) and one.time_ns >= since]
+            some = [one for one in some if match(one.subject, body["next_by_subj"])]
         else:
             some = [one for one in some if one.seq == body["seq"]]
         if not some:
@@ -202,8 +207,10 @@ class MemoryJetStream:
 
     def _info(self, name: str, body: Answer) -> Answer:
         state: Answer = {
+            "first_seq": self.messages[name][0].seq if self.messages[name] else self.last[name] + 1,
             "last_seq": self.last[name],
             "messages": len(self.messages[name]),
+            "num_subjects": len(set(self.subjects(name))),
             "consumer_count": len(self.consumers[name]),
         }
         state["last_ts"] = rfc3339(self.messages[name][-1].time_ns if self.messages[name] else 0)

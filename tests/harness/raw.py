@@ -115,9 +115,13 @@ class Closed(AssertionError):
 class Raw:
     """A TCP connection to a gateway. Every wait ends after ``patience`` seconds with an AssertionError."""
 
-    def __init__(self, port: int, *, patience: float = _PATIENCE, receive_buffer: int = 0) -> None:
+    def __init__(
+        self, port: int, *, patience: float = _PATIENCE, receive_buffer: int = 0, source: str = "127.0.0.1"
+    ) -> None:
         self.patience = patience
         self.socket = socket.socket()
+        if source != "127.0.0.1":
+            self.socket.bind((source, 0))
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(patience)

@@ -9,7 +9,7 @@ from mqtt_nats.backbone.pending_stores import PendingStore
 from mqtt_nats.client.client import Client
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ingress.publish import Ingress, Publisher
-from mqtt_nats.ingress.retained_store import RetainedStores, Tombstones
+from mqtt_nats.ingress.retained.store import RetainedStores, Tombstones
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.sessions.services import Services
 from mqtt_streams.api import ApiError
@@ -22,10 +22,10 @@ class FakeTombstones:
     """Stands for `Tombstones`."""
 
     def __init__(self) -> None:
-        self.fake_added: list[tuple[int, PendingStore | None, bytes]] = []
+        self.fake_added: list[tuple[str, int, PendingStore | None, bytes]] = []
 
-    def add(self, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
-        self.fake_added.append((sequence, parent, ack))
+    def add(self, subject: str, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
+        self.fake_added.append((subject, sequence, parent, ack))
 
 
 @stands_for(Settings)

@@ -10,9 +10,9 @@ import pytest
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.backbone.pending_stores import PendingStore
-from mqtt_nats.ingress import retained_deferral as withholding
-from mqtt_nats.ingress.retained_deferral import consider, withhold
-from mqtt_nats.ingress.retained_store import RetainedStores
+from mqtt_nats.ingress.retained import deferral as withholding
+from mqtt_nats.ingress.retained.deferral import consider, withhold
+from mqtt_nats.ingress.retained.store import RetainedStores
 from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.sessions import V5, PoisonedRecord, SessionRecord, SessionStore
 from tests.harness.waiting import aeventually

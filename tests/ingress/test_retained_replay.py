@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
-from mqtt_nats.ingress import retained_replay as replaying
-from mqtt_nats.ingress.retained_replay import Replay
+from mqtt_nats.ingress.retained import replay as replaying
+from mqtt_nats.ingress.retained.replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.routing_table import Filter
@@ -31,7 +31,8 @@ class Session:
         async def save(*_: object) -> None:
             self.saved += 1
 
-        monkeypatch.setattr(replaying, "save_record", save)
+        for name in ("save_record", "save_when_room"):
+            monkeypatch.setattr(replaying, name, save)
 
     def replay(self) -> tuple[Replay, SubscriptionState]:
         """A subscription of the same filter as any other, and its replay."""

@@ -7,18 +7,20 @@ import pytest
 
 from mqtt_nats.backbone.pending_stores import ANYBODY, OVERTAKEN
 from mqtt_nats.codec import QuotaExceeded
-from mqtt_nats.ingress import retained_store
 from mqtt_nats.ingress.publish_properties import extras
-from mqtt_nats.ingress.retained_ops import NO_ROOM, RetainedOp
-from mqtt_nats.ingress.retained_store import ORPHANED, is_retained, may_retain, retain, store_retained
+from mqtt_nats.ingress.retained import store as retained_store
+from mqtt_nats.ingress.retained.ops import RetainedOp
+from mqtt_nats.ingress.retained.store import ORPHANED, is_retained, may_retain, retain, store_retained
 from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
+from mqtt_streams.error_codes import MAXIMUM_MESSAGES_TEXT, STORE_FAILED
 from tests.ingress.fakes import FakePublisher, FakePublishingServices, Parent, as_publisher
 
 pytestmark = pytest.mark.sources
 
+TOMBSTONE = "$MQTT.rmsgs.a"
 ROUTE = Route(b"\x00\x01a", "a", "a")
-FULL = ApiError(503, 10077, NO_ROOM)
+FULL = ApiError(503, STORE_FAILED, MAXIMUM_MESSAGES_TEXT)
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def client() -> FakePublisher:
 
 
 def operation(client: FakePublisher, parent: Parent | None = None, *, tombstone: bool = False) -> RetainedOp:
-    return RetainedOp(client.ingress.retained, parent, tombstone, as_publisher(client))
+    return RetainedOp(client.ingress.retained, parent, TOMBSTONE if tombstone else "", as_publisher(client))
 
 
 # -- what is stored -----------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ def test_a_message_is_stored_under_its_topic(client: FakePublisher, qos: int, fl
 
 def test_an_empty_message_is_a_tombstone(client: FakePublisher) -> None:
     """It ends by itself, in case that its gateway dies."""
-    store_retained(as_publisher(client), ROUTE, b"", 1, Parent(), b"q2-7")
+    store_retained(as_publisher(client), ROUTE, b"", 1, Parent(), b"Nats-Msg-Id:q2-7\r\n")
     ((_, headers, payload, _),) = client.services.fake_store.fake_put
     assert payload == b""
     assert b"Nmqtt-RFlags:-1\r\n" in headers
@@ -117,7 +119,7 @@ def test_a_stored_tombstone_completes_its_publish_when_it_is_removed(client: Fak
     parent = Parent()
     operation(client, parent, tombstone=True).stored(b'{"seq":7}')
     assert parent.fake_stored == []
-    assert client.ingress.fake_tombstones.fake_added == [(7, parent, b'{"seq":7}')]
+    assert client.ingress.fake_tombstones.fake_added == [(TOMBSTONE, 7, parent, b'{"seq":7}')]
 
 
 def test_nobody_waits_for_a_message_at_qos_0(client: FakePublisher) -> None:
@@ -145,7 +147,7 @@ def test_a_message_that_a_newer_one_has_overtaken_is_replaced(client: FakePublis
 def test_too_many_retained_messages_fail_a_publish_that_can_say_so(client: FakePublisher) -> None:
     parent = Parent(explains=True)
     operation(client, parent).failed(FULL)
-    assert (parent.fake_failed, client.services.counters.not_retained) == ([NO_ROOM], 0)
+    assert (parent.fake_failed, client.services.counters.not_retained) == ([MAXIMUM_MESSAGES_TEXT], 0)
 
 
 def test_too_many_retained_messages_leave_any_other_publish_as_it_is(client: FakePublisher) -> None:

@@ -4,7 +4,7 @@
 import pytest
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
-from mqtt_nats.ingress.retained_store import HEARD, RetainedStores, Tombstones, retain
+from mqtt_nats.ingress.retained.store import HEARD, RetainedStores, Tombstones, retain
 from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
 from tests.harness.doubles import Timers
@@ -30,7 +30,7 @@ class Bench:
         self.pass_to = self.timers.pass_to
         services = FakeServices()
         self._called = services.fake_store.fake_called
-        self.tombstones = Tombstones(services.nats, b"delete", at_once=at_once)
+        self.tombstones = Tombstones(services.nats, b"purge", at_once=at_once)
 
     @property
     def calls(self) -> list[bytes]:
@@ -44,7 +44,7 @@ class Bench:
 
     def add(self, sequence: int) -> Waiting:
         waiting = Waiting()
-        self.tombstones.add(sequence, waiting, b"ack")
+        self.tombstones.add("$MQTT.rmsgs.a", sequence, waiting, b"ack")
         return waiting
 
     @property
@@ -63,7 +63,7 @@ def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
     bench.add(8)
     assert bench.gone == 0
     bench.pass_to(HEARD)
-    assert bench.calls == [b'{"seq":7,"no_erase":true}']
+    assert bench.calls == [b'{"filter":"$MQTT.rmsgs.a","seq":8}']
     bench.pass_to(HEARD * 1.5)
     assert bench.gone == 2
     bench.add(9)

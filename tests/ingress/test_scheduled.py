@@ -15,7 +15,7 @@ from mqtt_nats.ingress.interceptors import Taken
 from mqtt_nats.ingress.publish import Ingress
 from mqtt_nats.ingress.publish_properties import Extras, extras
 from mqtt_nats.ingress.request_reply import Replying
-from mqtt_nats.ingress.retained_store import Tombstones
+from mqtt_nats.ingress.retained.store import Tombstones
 from mqtt_nats.ingress.scheduled import message_due, release_of, schedule
 from mqtt_nats.ingress.server_publish import LoggedStore
 from mqtt_nats.messages.ids import MessageIds
@@ -95,8 +95,8 @@ class FakeIngressPath(FakePath):
 class FakePassingTombstones(FakeTombstones):
     """Stands for `Tombstones`, which are removed at once."""
 
-    def add(self, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
-        super().add(sequence, parent, ack)
+    def add(self, subject: str, sequence: int, parent: PendingStore | None, ack: bytes) -> None:
+        super().add(subject, sequence, parent, ack)
         if parent is not None:
             parent.stored(ack)
 

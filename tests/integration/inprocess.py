@@ -51,6 +51,7 @@ def running(**settings: Any) -> Iterator[Running]:
     """Run a gateway with these settings, on a free port unless they name listeners."""
     if "listeners" not in settings:
         settings = {"listen": "127.0.0.1:0", **settings}
+    settings = {"temporary_refusals": "connack", **settings}  # tests compare reasons
     found = Running(Settings(**settings))
     ready = threading.Event()
 
@@ -61,7 +62,7 @@ def running(**settings: Any) -> Iterator[Running]:
             found.addresses = addresses
             ready.set()
 
-        await found.gateway.connect()
+        await found.gateway.connect(anyio.Event())
         try:
             await found.gateway.run(on_ready, found.stop)
         finally:

@@ -12,14 +12,13 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5_CONSUMERLESS
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.integration.conftest import Connector, Stored, until
 from tests.integration.resuming import expect_rest, left, mixed_window, received
-from tests.integration.test_session_positions import consumerless, version
+from tests.integration.test_session_positions import consumerless
 
 BOUND = 20
 AUTO = ("--session-positions", "auto", "--session-consumers", f"{BOUND}", "--gateway-lease", "8")
@@ -87,7 +86,6 @@ async def with_consumers(stored: Stored, client_id: str, number: int = 1) -> Non
     """Wait until a session is served by the shared reader, and has its consumers."""
     await stored.live(client_id, number)
     assert len(await stored.session_consumers(client_id)) == number
-    assert await version(stored, client_id) < V5_CONSUMERLESS
     assert not await in_records(stored, client_id)
 
 
@@ -123,7 +121,6 @@ async def test_a_session_moves_in_both_directions(
             await with_consumers(stored, name, 2)
         else:
             await consumerless(stored, name, 2)
-            assert await version(stored, name) == V5_CONSUMERLESS
         await publisher.deliver(name, b"present", qos)
         await expect(client, [b"present"])
         await stored.settled(name)

@@ -13,10 +13,8 @@ from mqtt_nats.shared_reader import eligibility as company
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import call
 from mqtt_streams.consumers import consumer_names, delete_consumer
-from mqtt_streams.gateways import CLAIM_BUCKETS, POSITIONS, GatewayStore
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import V5_CONSUMERLESS
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import NatsFactory
 from tests.harness import raw
@@ -25,7 +23,6 @@ from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
 
 RETAINED = "$MQTT_rmsgs"
-OTHER = "another1"
 
 
 @pytest.fixture
@@ -72,7 +69,6 @@ def in_records(inside: Inside, client_id: str) -> bool:
         assert found is not None
         assert found[0].v5 is not None
         names = await consumer_names(inbox, MESSAGES, f"{name_hash(client_id)}_")
-        assert found[0].v5.consumerless or found[0].v5.version < V5_CONSUMERLESS
         return found[0].v5.consumerless, len(names)
 
     def agree() -> bool:
@@ -102,70 +98,8 @@ def deliver(writer: Raw, client: Raw, payload: bytes) -> None:
     client.send(raw.ack(raw.PUBACK, found.id))
 
 
-async def registered(inside: Inside, info: dict[str, Any] | None) -> None:
-    """Have another gateway say this of itself; None: it is gone."""
-    account = inside.gateway.account
-    assert account is not None
-    store = GatewayStore(account.services.nats.inbox)
-    if info is None:
-        await store.remove(OTHER)
-        return
-    await store.hold(OTHER, OTHER, 0, 60)
-    await store.register(OTHER, 0.0, info, 0)
-
-
 def do(inside: Inside, work: Any) -> None:
     asyncio.run_coroutine_threadsafe(work, inside.loop).result(PATIENCE)
-
-
-def records(inside: Inside) -> int:
-    """The newest version of records that this gateway tells others it may write."""
-    account = inside.gateway.account
-    assert account is not None
-    assert account.lease is not None
-    return int(account.lease.info["records"])
-
-
-def test_an_older_gateway(inside: Inside) -> None:
-    """While it runs sessions are served by their own consumers; messages come once, whoever brings them."""
-    with Raw.connected(inside.ports[0], "watched", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
-        assert client.subscribe(("company", 1)) == [1]
-        eventually(lambda: live(inside, "watched"), PATIENCE)
-        assert records(inside) == 2
-        deliver(writer, client, b"1")
-        do(inside, registered(inside, {"version": "0.0.1", "records": 1}))
-        eventually(lambda: not live(inside, "watched"), PATIENCE)
-        deliver(writer, client, b"2")
-        do(inside, registered(inside, None))
-        eventually(lambda: live(inside, "watched"), PATIENCE)
-        deliver(writer, client, b"3")
-        do(inside, registered(inside, {"version": "9.0", "records": 2, POSITIONS: True}))
-        client.ping()
-        assert live(inside, "watched")
-
-
-def test_a_session_that_began_beside_an_older_gateway(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its record names no position until there may be one, and the gateway says that it writes such records first."""
-    monkeypatch.setattr(company, "EVERY", 0.2)
-    monkeypatch.setattr(company, "QUIET", 0.5)
-    with running(server.url, shared_reader="never") as first:
-        do(first, registered(first, {"version": "0.0.1"}))
-    with (
-        running(server.url) as inside,
-        Raw.connected(inside.ports[0], "early", clean=False) as client,
-        Raw.connected(inside.ports[0]) as writer,
-    ):
-        assert client.subscribe(("company", 1)) == [1]
-        deliver(writer, client, b"1")
-        record = inside.client("early").record
-        assert record is not None
-        assert record.v5 is not None
-        assert (record.v5.pos, records(inside)) == ("", 1)
-        do(inside, registered(inside, None))
-        eventually(lambda: live(inside, "early"), PATIENCE)
-        assert record.v5.pos
-        assert records(inside) == 2
-        deliver(writer, client, b"2")
 
 
 def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None:
@@ -189,46 +123,6 @@ def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None
         deliver(writer, client, b"2")
 
 
-def test_sessions_without_consumers_beside_an_older_gateway(auto: Inside) -> None:
-    """It knows positions and not such sessions. They get consumers, and new ones have some, until it has gone."""
-    with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
-        assert records(auto) == 2
-        assert client.subscribe(("company", 1)) == [1]
-        eventually(lambda: in_records(auto, "watched"), PATIENCE)
-        assert records(auto) == V5_CONSUMERLESS
-        deliver(writer, client, b"1")
-        do(auto, registered(auto, {"version": "0.0.1", "records": 2, POSITIONS: True}))
-        eventually(lambda: not in_records(auto, "watched"), PATIENCE)
-        deliver(writer, client, b"2")
-        with Raw.connected(auto.ports[0], "new", clean=False) as new:
-            assert new.subscribe(("other", 1)) == [1]
-            assert not in_records(auto, "new")
-        do(auto, registered(auto, None))
-        eventually(lambda: in_records(auto, "watched"), PATIENCE)
-        deliver(writer, client, b"3")
-        do(auto, registered(auto, {"version": "9.0", "records": 4, POSITIONS: True, CLAIM_BUCKETS: True}))
-        client.ping()
-        assert in_records(auto, "watched")
-
-
-def test_a_session_without_consumers_that_returns_beside_an_older_gateway(auto: Inside) -> None:
-    """It gets consumers, and the older gateway can continue it."""
-    with Raw.connected(auto.ports[0], "watched", clean=False) as client:
-        assert client.subscribe(("company", 1)) == [1]
-        eventually(lambda: in_records(auto, "watched"), PATIENCE)
-    do(auto, registered(auto, {"version": "0.0.1", "records": 2, POSITIONS: True}))
-    account = auto.gateway.account
-    assert account is not None
-    feed = account.delivery.feed
-    eventually(lambda: not feed.allowed, PATIENCE)
-    with Raw.connected(auto.ports[0]) as writer:
-        writer.send(raw.publish("company", b"missed", qos=1, id=1))
-        assert writer.expect(raw.PUBACK, PATIENCE).id == 1
-        with Raw.connected(auto.ports[0], "watched", clean=False) as client:
-            assert client.expect(raw.PUBLISH, PATIENCE).payload == b"missed"
-            assert not in_records(auto, "watched")
-
-
 def test_sessions_without_consumers_beside_the_listener_of_nats_server(server: NatsServer, auto: Inside) -> None:
     """They get consumers from its first client on."""
     with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
@@ -239,15 +133,16 @@ def test_sessions_without_consumers_beside_the_listener_of_nats_server(server: N
             deliver(writer, client, b"1")
 
 
-def test_always_and_never(nats_server: NatsServer) -> None:
+def test_always_and_never(server: NatsServer) -> None:
     """Whoever else is there."""
-    for wanted, found in (("always", True), ("never", False)):
-        with running(nats_server.url, shared_reader=wanted) as inside:
-            do(inside, registered(inside, {"version": "0.0.1"}))
-            with Raw.connected(inside.ports[0], wanted, clean=False) as client:
+    with Raw.connected(server.mqtt_port, "over-there"):
+        for wanted, found in (("always", True), ("never", False)):
+            with (
+                running(server.url, shared_reader=wanted) as inside,
+                Raw.connected(inside.ports[0], wanted, clean=False) as client,
+            ):
                 assert client.subscribe(("company", 1)) == [1]
                 if found:
                     eventually(lambda: live(inside, wanted), PATIENCE)  # noqa: B023
                 feed = inside.gateway.account.delivery.feed  # type: ignore[union-attr]
                 assert isinstance(feed, SharedReaderSessions) is found
-            do(inside, registered(inside, None))

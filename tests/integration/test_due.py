@@ -3,27 +3,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import orjson
 import pytest
 
 from mqtt_nats.codec import Subscription
 from mqtt_streams.hashing import name_hash
+from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.gateway import Gateway
+from tests.harness.nats import NatsServer
 from tests.integration.conftest import Connector5, Stored, until
 from tests.integration.test_wills5 import watcher, will_of
 
 PAUSE = "$JS.API.CONSUMER.PAUSE.$MQTT_timers.gateways"
 
 
+CONFIG = """
+no_auth_user: all
+authorization { users [
+  { user: all, password: all }
+  { user: gateway, password: secret, permissions { subscribe { deny: "$JS.EVENT.ADVISORY.CONSUMER.PAUSE.>" } } }
+] }
+"""
+"""The gateway does not hear of a pause: it would end it."""
+
+
 @pytest.fixture
-async def nobody_looks(stored: Stored) -> AsyncIterator[None]:
+def nats_server(nats_factory: NatsFactory) -> NatsServer:
+    return nats_factory(config=CONFIG)
+
+
+@pytest.fixture
+def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
+    return gateway_factory(nats_server.url.replace("//", "//gateway:secret@"))
+
+
+@pytest.fixture
+async def nobody_looks(stored: Stored, gateway: Gateway) -> None:
     """Timers that have fired are not delivered, as when no gateway runs."""
     body = orjson.dumps({"pause_until": "2100-01-01T00:00:00Z"})
     answer = orjson.loads((await stored.nats.request(PAUSE, body)).data)
-    assert answer["paused"]
-    yield
-    await stored.nats.request(PAUSE, b"{}")
+    assert answer["paused"], gateway.log
 
 
 async def fired(stored: Stored, kind: str) -> None:

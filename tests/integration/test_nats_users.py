@@ -25,7 +25,7 @@ accounts {{
       {{user: all, password: pw}}
       {{user: some, password: pw, permissions: {{
         publish: {{allow: ["out.>", {ASK}], deny: ["out.secret.>"]}}
-        subscribe: {{allow: ["in.*", "_INBOX.>"]}}
+        subscribe: {{allow: ["in.*", "$MQTT.login.some.*"]}}
       }}}}
       {{user: silent, password: pw, permissions: {{publish: "out.>", subscribe: "in.*"}}}}
       {{user: deaf, password: pw, permissions: {{publish: ["out.>", {ASK}], subscribe: "in.*"}}}}
@@ -197,7 +197,10 @@ def test_jwts(nats_server: NatsServer, nats_factory: NatsFactory) -> None:
     config += f"system_account: {system.public}\n"
     config += f"resolver_preload: {json.dumps(accounts)}\n"
     server = nats_factory(config=config)
-    permissions = {"pub": {"allow": ["out.>", "$SYS.REQ.USER.INFO"]}, "sub": {"allow": ["in.>", "_INBOX.>"]}}
+    permissions = {
+        "pub": {"allow": ["out.>", "$SYS.REQ.USER.INFO"]},
+        "sub": {"allow": ["in.>", f"$MQTT.login.{user.public}.*"]},
+    }
 
     def bearer(issuer: Any, **more: Any) -> str:
         return token(issuer, user, "user", "lamp", bearer_token=True, **(permissions | more))

@@ -496,3 +496,35 @@ async def test_pubrel_of_a_retained_message(connect: Connector, name: str, store
     client.ack(PUBCOMP, one.packet_id)
     await client.quiet()
     await stored.settled(name)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_waits_for_retained_messages_comes_after_them_on_the_next_connection(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, qos: int
+) -> None:
+    """It was taken for the client, and never sent: its topic's retained message is the older one [MQTT-4.6.0-1]."""
+    topics = [f"{name}/{number}" for number in range(40)]
+    publisher = await connect5(f"{name}-publisher", to=gateway)
+    for topic in topics:
+        await publisher.deliver(topic, b"old", qos, retain=True)
+    client = await connect5(name, to=gateway, receive_maximum=2, session_expiry_interval=300)
+    assert await client.subscribe(f"{name}/#", qos=qos) == (qos,)
+    assert [one.retain for one in await received(client, 2)] == [True, True]  # more have no place in its window
+    await publisher.deliver(topics[-1], b"new", qos)
+    last = await stored.last_sequence()
+
+    async def taken() -> None:
+        assert (await position(stored.js, name)).reached >= last
+
+    await until(taken)
+    client.drop()
+    await stored.detached(name)
+    client = await connect5(name, to=gateway, clean=False, session_expiry_interval=300)
+    assert client.session_present
+    found: list[Publish] = []
+    while len(found) < 41:
+        found += await received(client, 1)
+        await client.complete(found[-1])
+    assert [one.payload for one in found if topic_of(one) == topics[-1]] == [b"old", b"new"]
+    assert {topic_of(one) for one in found} == set(topics)
+    await client.quiet()

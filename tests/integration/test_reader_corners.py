@@ -161,7 +161,8 @@ def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
-        assert client.subscribe(("crowded", 1)) == [1]
+        assert client.subscribe(("crowded", 0)) == [0]
+        assert client.subscribe(("crowded", 1)) == [1]  # a raised subscription begins with a consumer
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
         publish(writer, "crowded", range(100))
         inside.call(let.set)
@@ -226,7 +227,8 @@ def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatc
     live = served(inside)
     monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "hasty", clean=False) as client:
-        assert client.subscribe(("hasty/1", 1)) == [1]
+        assert client.subscribe(("hasty/1", 0)) == [0]
+        assert client.subscribe(("hasty/1", 1)) == [1]  # a raised subscription begins with a consumer
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
         since = time.monotonic()
         assert client.subscribe(("hasty/2", 1)) == [1]
@@ -276,7 +278,8 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
     monkeypatch.setattr(becoming, "_passed", passed)
     port = inside.ports[0]
     with Raw.connected(port, "switched", clean=False) as client, Raw.connected(port) as writer:
-        assert client.subscribe(("switched/+", 1)) == [1]
+        assert client.subscribe(("switched/+", 0)) == [0]
+        assert client.subscribe(("switched/+", 1)) == [1]  # a raised subscription begins with a consumer
         side: Any = inside.client("switched").durable_side
 
         def joining() -> list[Promotion]:
@@ -309,7 +312,7 @@ def test_a_subscription_that_is_being_removed(inside: Inside, monkeypatch: pytes
         eventually(lambda: count(inside, "removes") == 2, PATIENCE)
         publish(writer, "removed/b", range(1))
         take(client, range(1))
-        monkeypatch.setattr(durable, "delete_consumer", delete)
+        monkeypatch.setattr(durable, "delete_for_good", delete)
         client.send(raw.unsubscribe("removed/a", id=2))
         eventually(lambda: waiting, PATIENCE)
         publish(writer, "removed/a", range(1, 2))

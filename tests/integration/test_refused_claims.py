@@ -77,7 +77,7 @@ async def test_a_later_connection_elsewhere_is_not_given_a_deadline(
     await watch.subscribe(f"{name}/will", qos=2)
     will = Will(f"{name}/will", b"gone", 2, False)
     first = await connect5(name, to=late, will=will, session_expiry_interval=300)
-    trap = proxy.set("up", "$JS.API.STREAM.MSG.DELETE.$MQTT_wills", Action.HOLD)
+    trap = proxy.set("up", "$JS.API.STREAM.PURGE.$MQTT_wills", Action.HOLD)
     try:
         await refused(name, late, proxy, f"{GET}$MQTT_pos", first, clean=True, expiry=300)
         await watch.complete(await watch.message(f"{name}/will", b"gone", timeout=20))

@@ -86,13 +86,23 @@ async def test_the_stream_recognises_what_it_has(
 
 
 @pytest.mark.slow
-async def test_without_ids_it_does_not(js: JetStreamContext, proxy: NatsProxy, gateway_factory: GatewayFactory) -> None:
-    """What the setting costs nothing for."""
-    gateway = await begin(gateway_factory(proxy.url, "--message-ids", "never", start=False))
+@pytest.mark.parametrize("way", ["answer", "up"])
+@pytest.mark.parametrize("lost", [False, True], ids=["connected", "connection lost"])
+async def test_without_ids_a_message_is_looked_for(
+    js: JetStreamContext, proxy: NatsProxy, gateway_factory: GatewayFactory, way: str, lost: bool
+) -> None:
+    """The answer did not come, or the message did not arrive: it is there once in either case."""
+    gateway = await begin(gateway_factory(proxy.url, start=False))
     async with await RawClient.connect(gateway.port, "publisher") as publisher:
-        proxy.set("answer", "$MQTT.msgs.", Action.DROP)
-        await deliver(publisher, [b"x"], 1)
-    assert await stored(js) == 2
+        trap = proxy.set(way, "$MQTT.msgs.", Action.DROP, 2)
+        ids = [publisher.publish("a/b", payload, 1) for payload in (b"1", b"2", b"3")]
+        await asyncio.wait_for(trap.sprung.wait(), PATIENCE)
+        if lost:
+            await publisher.expect_ack(PUBACK, ids.pop(0))
+            proxy.cut()
+        await publisher.expect_ack(PUBACK, *ids, timeout=PATIENCE)
+    assert await stored(js) == 3
+    assert (await js.stream_info("$MQTT_msgs")).config.duplicate_window == 120
     await asyncio.to_thread(gateway.term)
 
 

@@ -77,9 +77,13 @@ def test_of_a_client_that_connects(ruled: Ruled, durable: bool) -> None:
 def test_of_a_will_that_is_being_stored(ruled: Ruled, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is removed, as those are that were stored before."""
 
+    connecting: list[str] = []
+
     def subject(gateway: str, client_hash: str) -> str:
-        ruled.file.write_text(SECRET, encoding="utf-8")
-        ruled.inside.gateway.reload()
+        if connecting:  # not when a published will is removed: the observer may not have its message yet
+            connecting.clear()
+            ruled.file.write_text(SECRET, encoding="utf-8")
+            ruled.inside.gateway.reload()
         return will_subject(gateway, client_hash)
 
     with Raw5.open(ruled.inside.port, "observer") as observer:
@@ -87,11 +91,13 @@ def test_of_a_will_that_is_being_stored(ruled: Ruled, monkeypatch: pytest.Monkey
         monkeypatch.setattr("mqtt_nats.lifecycle.will.will_subject", subject)
         for name, topic in (("w1", "secret/w1"), ("w2", "open/w2")):
             ruled.write(OPEN)
+            connecting.append(name)
             doomed = Raw5(ruled.inside.port)
             doomed.send(raw5.connect(name, flags=0x0C, tail=raw5.will(topic, name.encode())))
             doomed.answer(CONNACK, reason=0)
             found = ruled.client(name)
             assert found is not None
+            assert not connecting
             assert (found.will is None) == (name == "w1")
             ruled.write(OPEN)  # at the end nothing but the missing will keeps it from being published
             observer.subscribed(("#", 1))

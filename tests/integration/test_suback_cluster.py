@@ -100,6 +100,19 @@ async def test_with_retained_messages(gateways: list[Gateway], cluster: Cluster)
             await subscriber.message(topic, b"new")
 
 
+async def test_a_resumed_shared_subscription(gateways: list[Gateway]) -> None:
+    """It is in force when CONNACK comes."""
+    async with clients(gateways) as (_, *publishers):
+        async with await RawClient.connect(gateways[0].port, "worker", clean=False) as worker:
+            await worker.subscribe("$share/workers/work/#")
+        for number in range(ROUNDS // 10):
+            async with await RawClient.connect(gateways[0].port, "worker", clean=False) as worker:
+                for publisher in publishers:
+                    publisher.publish(f"work/{number}", b"%d" % number)
+                for _ in publishers:
+                    await worker.message(f"work/{number}", b"%d" % number)
+
+
 async def test_a_gateway_that_moves_to_another_server(gateways: list[Gateway], cluster: Cluster) -> None:
     """Its new server is known at once, its old one is not waited for."""
     cluster.servers[2].kill()

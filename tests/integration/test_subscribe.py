@@ -8,6 +8,7 @@ from tests.conftest import GatewayFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, topic_of
+from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector, Stored, until
 
 KINDS = pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
@@ -43,6 +44,17 @@ FILTERS = [
     ("N/$SYS/a", ["N/$SYS/a"], ["N/a"]),
     ("N/_INBOX/$JS", ["N/_INBOX/$JS"], []),
 ]
+
+
+@KINDS
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_filters_of_emqx(connect: Connector, gateway: Gateway, name: str, clean: bool, qos: int) -> None:
+    """They would be granted, and no message would ever come: refused in both versions, shared too."""
+    wanted = (f"$exclusive/{name}", f"$queue/{name}", f"$share/g/$exclusive/{name}", f"$exclusively/{name}")
+    old = await connect(f"{name}-old", clean=clean)
+    assert await old.subscribe(*wanted, qos=qos) == (0x80, 0x80, 0x80, qos)
+    async with await RawClient5.connect5(gateway.port, f"{name}-new", clean=clean) as new:
+        assert await new.subscribe(*wanted, qos=qos) == (0x8F, 0x8F, 0x8F, qos)
 
 
 @pytest.mark.parametrize("row", FILTERS, ids=[repr(row[0]) for row in FILTERS])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mqtt_nats.client import subscribe as subscribing
-from mqtt_nats.ingress.retained_replay import prepare
+from mqtt_nats.ingress.retained.replay import prepare
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError
 from tests.base.support import PATIENCE, Inside, running

@@ -93,7 +93,7 @@ def test_the_consumer_of_an_ended_subscription_is_removed(own: Inside, fail: Fai
         assert record is not None
         assert record.v5 is not None
         draining = record.v5
-        errors = fail(durable, "delete_consumer")
+        errors = fail(durable, "delete_for_good")
         client.send(raw.ack(raw.PUBACK, found.id))
         eventually(lambda: own.call(lambda: not side.bindings and not draining.draining), PATIENCE)
         assert not errors

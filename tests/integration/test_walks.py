@@ -37,7 +37,9 @@ MEANWHILE = {
 """Modules of these packages that may run meanwhile: for the end of the former connection, and now and then."""
 
 OBJECTS = {
+    "access/acl",
     "access/authenticator",
+    "client/account",
     "client/message_hooks",
     "delivery/position_writer",
     "delivery/receiver",
@@ -52,13 +54,13 @@ OBJECTS = {
     "sessions/services",
     "sessions/session",
 }
-"""Objects that the steps of CONNECT make or ask: the parts of `Client`, permissions, the state of durable delivery, the
-head of the stream, the registry."""
+"""Objects that the steps of CONNECT make or ask: the parts of `Client`, the account, permissions, topics of presence,
+the state of durable delivery, the head of the stream, the registry."""
 
 
 def named_by(title: str) -> set[str]:
     """The modules that a walk names."""
-    (found,) = (set(modules) for one, _, modules in walks() if one == title)
+    (found,) = (set(modules) for one, modules in walks() if one == title)
     return found
 
 

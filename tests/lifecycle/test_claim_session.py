@@ -23,6 +23,7 @@ from mqtt_nats.sessions.services import Services
 from mqtt_nats.sessions.session import Session
 from mqtt_nats.sessions.takeover import Claims
 from mqtt_nats.transport.connection import Connection
+from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.sessions import PREFIX, SessionRecord
 from tests.harness.doubles import stands_for
@@ -73,9 +74,10 @@ class FakeWills:
 class FakeLease:
     """Stands for `Lease`: one that lasts, or is renewed when a client asks."""
 
-    def __init__(self, services: FakeServices, *, lasts: bool) -> None:
+    def __init__(self, services: FakeServices, *, lasts: bool, full: bool = False) -> None:
         self._services = services
         self._lasts = lasts
+        self.full = full
         self.fake_asked_before: list[str] | None = None
         """Requests to JetStream before the client asked."""
 
@@ -84,9 +86,6 @@ class FakeLease:
 
     async def confirmed(self, client: Session) -> None:
         self.fake_asked_before = self._services.fake_inbox.asked.copy()
-
-    async def writes(self, version: int) -> None:
-        """Every gateway knows which records this one writes."""
 
 
 @stands_for(Connection)
@@ -137,12 +136,14 @@ class FakeClaimant(FakeClient):
         self.taken = True
 
 
-async def claim(client: FakeClaimant, *, clean: bool = False, lasts: bool = True) -> tuple[bool, FakeLease]:
+async def claim(
+    client: FakeClaimant, *, clean: bool = False, lasts: bool = True, full: bool = False
+) -> tuple[bool, FakeLease]:
     """Announce and claim the session for a CONNECT without a will; returns Session Present and the lease."""
     services = cast(FakeClaimServices, client.services)
-    lease = FakeLease(services, lasts=lasts)
+    lease = FakeLease(services, lasts=lasts, full=full)
     connect = Connect(5, "client", clean, 60)
-    await announce_claim(as_client(client), services.fake_claims, cast(Lease, lease))
+    await announce_claim(as_client(client), connect, services.fake_claims, cast(Lease, lease))
     wills, place = cast(Wills, FakeWills(services)), TimedPermit(asyncio.Semaphore())
     return await claim_session(as_client(client), connect, wills, cast(Lease, lease), place), lease
 
@@ -200,6 +201,38 @@ async def test_another_connection_claims_it_at_the_same_time() -> None:
 async def test_nothing_is_claimed_before_the_lease_lasts() -> None:
     services = FakeClaimServices()
     _, lease = await claim(FakeClaimant(services), lasts=False)
+    assert lease.fake_asked_before == []
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+async def test_a_clean_session_without_room_for_its_record(lasts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the lease is not renewed for want of room. The epoch is older than each record of the session."""
+    begun: list[FakeClaimant] = []
+    monkeypatch.setattr("mqtt_nats.lifecycle.claim.begin_unrecorded", begun.append)
+    services = FakeClaimServices()
+    former = FakeClaimant(services)
+    former.expiry = 0
+    await claim(former, clean=True)
+
+    def refuse(subject: str) -> None:
+        if subject.startswith("$MQTT.sess."):
+            raise ApiError(503, 10023, "insufficient resources")
+
+    services.fake_inbox.before = refuse
+    client = FakeClaimant(services)
+    client.expiry = 0
+    present, lease = await claim(client, clean=True, lasts=lasts, full=not lasts)
+    assert (present, client.epoch, lease.fake_asked_before) == (False, 1, None)
+    assert [one.client_id for one in begun] == [client.client_id]
+    assert services.registry.clients == {"client": client}
+    assert former.fake_ended == ["taken over"]
+    assert await services.streams.sessions.load(KEY, "client") is None
+    assert b'"seq":2' in b"".join(services.fake_link.out)
+
+
+async def test_a_durable_session_waits_for_the_lease_that_has_no_room() -> None:
+    services = FakeClaimServices()
+    _, lease = await claim(FakeClaimant(services), lasts=False, full=True)
     assert lease.fake_asked_before == []
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import orjson
 
@@ -22,6 +22,8 @@ class FakeBanSettings(FakeSettings):
     flapping_window = 1.0
     flapping_connects = None
     flapping_connects_per_address = None
+    jetstream_domain = None
+    tenants: ClassVar[dict[str, object]] = {}
 
 
 @stands_for(BanStore)
@@ -39,7 +41,7 @@ def banning() -> Banning:
     """The bans of a gateway without clients."""
     services = FakeServices()
     services.settings = FakeBanSettings()
-    return Banning(as_services(services), {})
+    return Banning(as_services(services))
 
 
 async def test_a_ban_that_is_not_stored_yet() -> None:

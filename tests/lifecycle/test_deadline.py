@@ -71,7 +71,7 @@ async def test_who_learns_late_that_the_session_has_moved_replaces_nothing(how: 
     if how == "moved":
         await session.write()
     elif how == "ended":
-        await session.services.streams.sessions.delete(session.client.epoch)
+        await session.services.streams.sessions.delete(session.client.hash, session.client.epoch)
     else:
         session.js.put(PREFIX + session.client.hash, b"no JSON")
     session.js.put(session.timer, b"of the later owner")

@@ -63,8 +63,8 @@ async def test_a_session_takes_few_requests() -> None:
         "DIRECT.GET.$MQTT_sess",
         "DIRECT.GET.$MQTT_pos",
         PREFIX + KEY,
-        "STREAM.MSG.DELETE.$MQTT_pos",
-        "STREAM.MSG.DELETE.$MQTT_sess",
+        "STREAM.PURGE.$MQTT_pos",
+        "STREAM.PURGE.$MQTT_sess",
     ]
 
 
@@ -84,7 +84,7 @@ async def test_a_session_that_goes_on_at_this_moment_stays(asked: str) -> None:
     assert absent.left == {SESSIONS: 1, "$MQTT_pos": 1}
 
 
-@pytest.mark.parametrize("lost", ["MSG.DELETE.$MQTT_pos", "MSG.DELETE.$MQTT_sess", PREFIX])
+@pytest.mark.parametrize("lost", ["PURGE.$MQTT_pos", "PURGE.$MQTT_sess", PREFIX])
 @pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("lagging", [True, False])
 async def test_what_was_interrupted_is_done_when_the_timer_comes_again(

@@ -136,9 +136,9 @@ async def test_a_record_that_is_removed_by_another_gateway_counts_once(
     epoch = await world.write()
     removed = world.wills.services.streams.sessions.delete
 
-    async def first(sequence: int) -> bool:
-        await removed(sequence)
-        return await removed(sequence)
+    async def first(key: str, sequence: int) -> bool:
+        await removed(key, sequence)
+        return await removed(key, sequence)
 
     monkeypatch.setattr(world.wills.services.streams.sessions, "delete", first)
     await world.expire(epoch)
@@ -148,7 +148,7 @@ async def test_a_record_that_is_removed_by_another_gateway_counts_once(
 async def test_a_record_of_a_newer_gateway_is_left_to_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its timer fires again, for whoever can read the record."""
     monkeypatch.setattr(natstime, "now", lambda: 2e9 - POSTPONED)
-    epoch = await world.write(V5(version=10_000))
+    epoch = await world.write(V5(extra={"version": 10_000}))
     await world.expire(epoch)
     assert (world.records, world.settled) == ([RECORD], [])
     (timer,) = world.js.messages["$MQTT_timers"]
@@ -194,7 +194,7 @@ async def test_an_administrator_ends_a_session_that_is_as_it_was_read(world: Wor
 
 def test_the_record_that_takes_its_place_names_what_is_to_be_removed() -> None:
     """A client that connects meanwhile gets a new session, and finds what the ended one has left."""
-    v5 = V5(expiry=100, wills=["gateway1"], leaving=["$share/g/a"], pos="records", user="ann", quota="q", version=3)
+    v5 = V5(expiry=100, wills=["gateway1"], leaving=["$share/g/a"], pos="records", user="ann", quota="q")
     record = SessionRecord("client", "gateway1", v5=v5, key=KEY)
     record.cons["a"] = CONSUMER_OF
     ended = ended_record(record, "gateway0", 7)
@@ -202,7 +202,7 @@ def test_the_record_that_takes_its_place_names_what_is_to_be_removed() -> None:
     assert ended.v5 is not None
     assert (ended.v5.kind, ended.v5.expiry) == ("regular", 0)
     assert (ended.v5.wills, ended.v5.leaving, ended.v5.pos) == (["gateway1"], ["$share/g/a"], "records")
-    assert (ended.v5.user, ended.v5.quota, ended.v5.version) == ("ann", "q", 3)
+    assert (ended.v5.user, ended.v5.quota) == ("ann", "q")
     assert [one.name for one in ended.v5.draining] == [CONSUMER, f"{CONSUMER_PREFIX}{KEY}"]
     assert (is_ended(ended), is_ended(record)) == (True, False)
 

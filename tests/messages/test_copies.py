@@ -151,5 +151,5 @@ def test_too_much_to_look_at_for_unclear_copies(gateway: InProcess, monkeypatch:
 
 def test_what_is_too_large_to_be_stored(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 100_000_000)
-    suspect(gateway, "too/large", block(1), payload=bytes(2_000_000))
+    suspect(gateway, "too/large", block(1), payload=bytes(9_000_000))
     eventually(lambda: passed_over(gateway) == 1)

@@ -3,7 +3,9 @@
 
 from time import time_ns
 
-from mqtt_nats.messages.ids import MessageIds
+import pytest
+
+from mqtt_nats.messages.ids import MessageIds, precedes
 
 GATEWAY = 0x0000ABCDEF12
 
@@ -43,3 +45,28 @@ def test_an_id_that_was_told_is_given_once() -> None:
     ids.given = b"f" * 32
     assert ids.next() == b"f" * 32
     assert ids.next() != b"f" * 32
+
+
+def test_the_ids_of_one_gateway_tell_which_message_was_first() -> None:
+    ids, others = MessageIds(GATEWAY), MessageIds(GATEWAY + 1)
+    first, second = ids.next(), ids.next()
+    assert precedes(first, second)
+    assert not precedes(second, first)
+    assert not precedes(first, first)
+    assert not precedes(first, others.next())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "before"),
+    [
+        (b"q2-9", b"q2-10", True),
+        (b"q2-10", b"q2-9", False),
+        (b"q2-9", b"q2-9", False),
+        (b"q2-later-x", b"q2-10", False),
+        (b"will-a", b"will-b", False),
+        (b"", b"q2-1", False),
+        (b"", b"", False),
+    ],
+)
+def test_releases_are_in_the_order_in_which_they_were_held(one: bytes, other: bytes, before: bool) -> None:
+    assert precedes(one, other) == before

@@ -23,8 +23,8 @@ PROPERTIES = Properties(
 )
 
 
-def message(payload: bytes = b"on", properties: Properties | None = None, qos: int = 1) -> Message:
-    return Message("a/b", payload, qos, True, 7 if qos else 0, properties or Properties())
+def message(payload: bytes = b"on", properties: Properties | None = None, qos: int = 1, topic: str = "a/b") -> Message:
+    return Message(topic, payload, qos, True, 7 if qos else 0, properties or Properties())
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,20 @@ def test_what_a_message_does_not_have_is_empty() -> None:
 def test_times() -> None:
     line = MessageFormat("%I %U").line(message()).decode()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} \d+\.\d{6}", line)
+
+
+def test_on_a_terminal_controls_in_names_are_escaped_and_the_payload_is_printed_as_it_is() -> None:
+    shape = MessageFormat("%t %C %p")
+    named = message(b"\x1b[1m", topic="a\x1b]0;x\x07\x9b\nb", properties=Properties(content_type="\u202etxt"))
+    assert shape.line(named) == "a\x1b]0;x\x07\x9b\nb \u202etxt \x1b[1m".encode()
+    assert shape.line(named, on_terminal=True) == b"a\\x1b]0;x\\x07\\x9b\\nb \\u202etxt \x1b[1m"
+
+
+def test_json_has_no_controls() -> None:
+    line = MessageFormat("%j").line(message("x\x9by".encode(), topic="a\u202eb")).decode()
+    assert line.isprintable()
+    assert json.loads(line)["payload"] == "x\x9by"
+    assert json.loads(line)["topic"] == "a\u202eb"
 
 
 def test_a_payload_is_printed_as_it_is() -> None:

@@ -37,9 +37,9 @@ async def test_every_client_gets_what_it_may_have(start: Start, tmp_path: Path) 
 
     def nothing_owed() -> bool:
         side = inside.account.registry.clients["two"].durable_side
-        if side is None or side.lingering is None:
+        if side is None or side.position_writer is None:
             return False
-        return not side.machine.releases and not side.lingering._waiting
+        return not side.machine.releases and not side.position_writer.ledger.released
 
     async def have(client_id: str, *wanted: str) -> None:
         await aeventually(lambda: inside.call(lambda: filters(client_id)) == set(wanted), 30.0)

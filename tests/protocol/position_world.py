@@ -37,7 +37,7 @@ class Stored:
 
     def __init__(self) -> None:
         self.number = 0
-        self.content = Content(0, {}, {})
+        self.content = Content(0, {}, {}, {})
         self.live = False
         self.clean = False
         self.perhaps = 0
@@ -89,6 +89,15 @@ class Gateway:
         else:
             self.records.append((identifier, sequence))
 
+    def allocate(self, sequence: int, identifier: int) -> None:
+        self.ledger.allocate(sequence, identifier)
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        self.ledger.end_allocation(sequence, identifier)
+
+    def report_no_identifier(self) -> None:
+        raise AssertionError("there are many identifiers")
+
     def look(self, source: SubscriptionState, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
@@ -123,8 +132,12 @@ class Gateway:
                 self.machine.keep(identifier, b"%%%d" % identifier)
             elif step is Step.CONFIRM:
                 self.machine.confirmed(identifier)
-            else:
+            elif step is Step.FREE:
                 self.machine.free_packet_id(identifier)
+            elif step is Step.ALLOCATED:
+                self.machine.allocation_stored(identifier)
+            else:
+                self.machine.allocation_removed(identifier)
 
 
 class World:
@@ -205,6 +218,7 @@ class World:
         gateway.expected = position.number
         ledger.reached = content.reached
         ledger.pending, ledger.released = dict(content.pending), dict(content.released)
+        ledger.identifiers = dict(content.identifiers)
         gateway.begin()
         self.store(gateway)
         gateway.write, gateway.stored_now = None, False
@@ -213,6 +227,7 @@ class World:
             position.perhaps = 0 if clean else self.last
         if dies == 2:
             return self.crash(stored=False)
+        machine.restore_identifiers(ledger.identifiers)
         for identifier, sequence in ledger.released.items():
             machine.owe(identifier, sequence)
             machine.keep(identifier, b"%%%d" % identifier)

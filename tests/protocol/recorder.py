@@ -30,6 +30,15 @@ class Recorder:
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.calls.append(("store", identifier, sequence))
 
+    def allocate(self, sequence: int, identifier: int) -> None:
+        self.calls.append(("allocate", sequence, identifier))
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        self.calls.append(("end allocation", sequence, identifier))
+
+    def report_no_identifier(self) -> None:
+        self.calls.append(("no identifier",))
+
     def look(self, source: SubscriptionState, sequence: int) -> None:
         self.calls.append(("look", sequence))
 

@@ -141,7 +141,7 @@ def test_a_negative_pubrec_completes_the_message() -> None:
     machine.arrived(one, 5, 1, b"r", None, 2)
     ports.take()
     machine.acknowledged(PUBREC, [6], failed=True)
-    assert ports.take() == [("ack", b"r")]
+    assert ports.take() == [("confirm", b"r", 6)]
     machine.acknowledged(PUBREC, [6], failed=True)
     assert ports.take() == []
     machine.arrived(one, 7, 1, b"s", None, 2)
@@ -451,7 +451,7 @@ def test_what_stands_behind_an_ended_subscription() -> None:
     machine, ports = session(ended, heir)
     heir.held += 2 * SubscriptionState.BEHIND + SubscriptionState.REPLAYING
     machine.drain(ended)
-    ended.end = 6
+    ended.end_at(6)
     machine.arrived(heir, 7, 1, b"new", None, 1)
     machine.arrived(ended, 6, 1, b"old", None, 1)
     machine.drop_hold(heir, SubscriptionState.BEHIND)

@@ -136,7 +136,6 @@ def test_a_record_that_went_away_after_it_was_read() -> None:
     machine.owe(7, 6)
     machine.start()
     machine.vanished(6, 5)  # but the client may not have let it go
-    machine.arrived(one, 5 + ID_SPACE, 1, b"next", None, 1)
     assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("send", ack_bytes(PUBREL, 7))]
     assert ports.sought == 0
     machine.acknowledged(PUBCOMP, [6, 7])
@@ -145,6 +144,7 @@ def test_a_record_that_went_away_after_it_was_read() -> None:
     machine.vanished(6, 4)  # another one of that identifier
     assert not ports.take()
     machine.vanished(6, 5)
+    machine.arrived(one, 5 + ID_SPACE, 1, b"next", None, 1)
     assert ports.take() == [("publish", 5 + ID_SPACE, 1, False)]
     machine.pubrel_delivered(6, 5, b"late")
     machine.pubrel_delivered(7, 6, b"record")
@@ -179,24 +179,17 @@ def test_a_first_delivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
     assert machine.sent_at_once(one, 6, 2, b"r6")
 
 
-def test_a_message_waits_while_its_identifier_is_in_use() -> None:
+def test_a_message_gets_another_identifier_while_its_own_is_in_use() -> None:
     one = source()
     machine, ports = session(one)
     machine.arrived(one, 5, 1, b"a", None, 2)
     machine.arrived(one, 5 + ID_SPACE, 1, b"b", None, 1)
     machine.arrived(one, 6 + ID_SPACE, 1, b"c", None, 1)
-    assert ports.take() == [("publish", 5, 2, False)], "what comes later waits too: order"
-    machine.acknowledged(PUBREC, [6])
-    machine.pubrel_stored(6)
-    machine.pubrel_delivered(6, 5, b"record")
-    machine.confirmed(6)
-    ports.take()
-    machine.acknowledged(PUBCOMP, [6])
-    assert ports.take() == [
-        ("ack", b"record"),
-        ("publish", 5 + ID_SPACE, 1, False),
-        ("publish", 6 + ID_SPACE, 1, False),
-    ]
+    other = (5 + ID_SPACE + ID_SPACE // 2) % ID_SPACE + 1
+    assert ports.take() == [("publish", 5, 2, False), ("allocate", 5 + ID_SPACE, other)], "what follows waits: order"
+    machine.allocation_stored(other)
+    assert ports.take() == [("publish", 5 + ID_SPACE, 1, False), ("publish", 6 + ID_SPACE, 1, False)]
+    assert {delivery.id for delivery in machine.inflight.values()} == {6, other, 7}
 
 
 def test_a_quiet_consumer_is_asked_before_an_identifier_could_be_shared() -> None:
@@ -302,7 +295,7 @@ def behind() -> SubscriptionState:
 REFUSED: dict[str, Callable[[DurableSender, SubscriptionState], object]] = {
     "not started": lambda machine, one: setattr(machine, "open", False),
     "held back": lambda machine, one: setattr(one, "held", True),
-    "ended": lambda machine, one: setattr(one, "end", 9),
+    "ended": lambda machine, one: one.end_at(9),
     "the first since it was attached": lambda machine, one: one.attaching(),
     "repeated": lambda machine, one: setattr(one, "last", 7),
     "suspect": lambda machine, one: machine.suspect(1, 3),

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from mqtt_nats.protocol import durable_sender as durable
 from mqtt_nats.protocol.inflight import SENT, STORING
-from tests.protocol.world import Consumer, Gateway, World
+from tests.protocol.world import PUBCOMP, PUBREC, Consumer, Gateway, World
 
 # So few identifiers that they are used again all the time.
 IDS = 5
@@ -20,6 +20,10 @@ LIMIT = 4
 # The consumers overlap on the topic "b.b"; the one with the lower start delivers it.
 PATTERNS = {"one": ("a.>", 1), "two": ("b.>", 1), "three": ("b.b", 2)}
 TOPICS = ("a.a", "b.a", "b.b")
+
+
+SENT_AGAIN = ("confirm", "pubrel", "delete", "allocate", "end allocation")
+"""What is sent again when NATS is back; acknowledgements are not."""
 
 
 class DurableSession(RuleBasedStateMachine):
@@ -34,7 +38,8 @@ class DurableSession(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches = [patch.object(durable, "ID_SPACE", IDS)]
+        # A crash may lose an acknowledgement after which all identifiers were used: each one is late.
+        self.patches = [patch.object(durable, "ID_SPACE", IDS), patch.object(durable, "LATE", -1)]
         for each in self.patches:
             each.start()
 
@@ -69,7 +74,7 @@ class DurableSession(RuleBasedStateMachine):
     def listening(self, name: str) -> Consumer | None:
         """A consumer that has somewhere to deliver to."""
         consumer = self.world.consumers.get(name)
-        return consumer if consumer is not None and (consumer.end or not self.stalled) else None
+        return consumer if consumer is not None and (consumer.end is not None or not self.stalled) else None
 
     @rule(name=st.sampled_from(sorted(PATTERNS)), count=st.integers(1, 4))
     def deliver(self, name: str, count: int) -> None:
@@ -122,6 +127,17 @@ class DurableSession(RuleBasedStateMachine):
         for _ in range(min(count, len(self.world.to_gateway))):
             self.world.gateway_reads(self.gateway)
 
+    @rule(later=st.integers(0, 3), kind=st.sampled_from((PUBREC, PUBCOMP)))
+    def keep(self, later: int, kind: int) -> None:
+        """The client does not acknowledge one message. The window has room for others."""
+        if all(consumer.window == 1 for consumer in self.world.consumers.values()):
+            return
+        self.world.keep(max(self.world.last + later, 1), kind)
+
+    @rule()
+    def let_go(self) -> None:
+        self.world.let_go()
+
     @rule(served=st.integers(0, 3), read=st.integers(0, 3), late=st.booleans())
     def crash(self, served: int, read: int, late: bool = False) -> None:
         """The gateway dies, and another one takes over: of what was under way, only so much arrives.
@@ -150,7 +166,7 @@ class DurableSession(RuleBasedStateMachine):
         """The gateway loses NATS: what was under way is lost, then stores and confirmed acks are sent again."""
         gateway = self.gateway
         answers = len(gateway.answers)
-        unanswered = [entry for entry in gateway.to_nats if entry[0] in ("confirm", "pubrel", "delete")]
+        unanswered = [entry for entry in gateway.to_nats if entry[0] in SENT_AGAIN]
         for _ in range(min(served, len(gateway.to_nats))):
             self.world.serve(gateway)
         while len(gateway.answers) > answers:  # the answers to what the server did take are lost
@@ -162,7 +178,7 @@ class DurableSession(RuleBasedStateMachine):
         self.world.attach_records()
         for name, source in gateway.sources.items():
             source.asked = False
-            if self.stalled and not source.end:
+            if self.stalled and not source.ended:
                 self.world.consumers[name].wire.clear()
                 continue
             self.world.attach(self.world.consumers[name], source, opened=True)
@@ -185,7 +201,7 @@ class DurableSession(RuleBasedStateMachine):
         It gets that far again before anything else fails: after that only the client could know what it had.
         """
         consumer = self.listening(name)
-        if consumer is None or not consumer.states or consumer.end:
+        if consumer is None or not consumer.states or consumer.end is not None:
             return
         position = consumer.position
         self.world.elect(consumer, self.gateway.sources[name], min(back, len(consumer.states)))
@@ -220,7 +236,7 @@ class DurableSession(RuleBasedStateMachine):
         self.gateway.machine.stop_sending()
         self.stalled = True
         for name, source in self.gateway.sources.items():
-            if not source.end:
+            if not source.ended:
                 self.world.consumers[name].wire.clear()
 
     @rule()
@@ -230,7 +246,7 @@ class DurableSession(RuleBasedStateMachine):
             return
         self.stalled = False
         for name, source in self.gateway.sources.items():
-            if not source.end:
+            if not source.ended:
                 consumer = self.world.consumers[name]
                 self.world.attach(consumer, source, opened=False)
                 while consumer.wire:
@@ -256,13 +272,14 @@ class DurableSession(RuleBasedStateMachine):
         if left is not None:
             machine.not_sent(left[0])
             machine.sent_at_most(left[1])
+        machine.restore_identifiers(world.identifiers)
         for record in world.records:
             machine.owe(record.id, record.sequence)
         if former is not None:
             world.serve_late(former)
         world.attach_records()
         for name, consumer in list(world.consumers.items()):
-            if consumer.end and not consumer.qos:
+            if consumer.end is not None and not consumer.qos:
                 del world.consumers[name]
                 continue
             gateway.add(consumer)
@@ -273,7 +290,7 @@ class DurableSession(RuleBasedStateMachine):
                 gateway.arrived(consumer, *consumer.wire.popleft())
         assert machine.collected
         for name, source in list(gateway.sources.items()):
-            if source.end and not machine.holds(source):
+            if source.ended and not machine.holds(source):
                 gateway.delete(name)
         machine.start()
 
@@ -288,10 +305,9 @@ class DurableSession(RuleBasedStateMachine):
                 assert delivery.state in (SENT, STORING)
                 assert identifier not in self.gateway.machine.releases or delivery.state == STORING
 
-    def finish(self) -> None:
-        """Everything that is under way arrives: nothing may be left over, and nothing may be missing."""
+    def flow_out(self) -> None:
+        """Everything that is under way arrives."""
         world, gateway = self.world, self.gateway
-        self.go_on()
         for _ in range(1_000):
             moved = False
             for consumer in list(world.consumers.values()):
@@ -321,11 +337,32 @@ class DurableSession(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("it never ends")
+
+    def finish(self) -> None:
+        """Nothing waits for a message that the client keeps. Then nothing may be left over, and nothing missing."""
+        world, gateway = self.world, self.gateway
+        self.go_on()
+        self.flow_out()
+        assert not gateway.machine._waiting
+        assert not gateway.machine._queued
+        world.let_go()
+        self.flow_out()
         machine = gateway.machine
+        machine.forget_absent()
+        self.flow_out()
+        for sequence in list(machine.allocated):
+            assert not machine._beyond(sequence), "a consumer may bring it"
+            del machine.used[machine.allocated.pop(sequence)], world.identifiers[sequence]
+            machine._stored.remove(sequence)
         assert not machine.inflight
         assert not machine.releases
         assert not machine._waiting
         assert not machine._queued
+        assert not machine.allocated
+        assert not machine.used
+        assert not machine._stored
+        assert not machine._unconfirmed
+        assert not world.identifiers
         assert not world.records
         for consumer in world.consumers.values():
             left = [sequence for sequence in consumer.pending if sequence in world.stream]

@@ -191,7 +191,7 @@ def test_a_subscription_whose_place_qos_0_has_taken() -> None:
     overlap = overlap_of([("a", 1, 2), (">", 2, 1)])
     for _, _, value, source in overlap._entries:
         if value == "a":
-            source.end = 9
+            source.end_at(9)
     assert (overlap.owner("a", 9), overlap.owner("a", 10)) == (("a", 2), (">", 1))
     assert overlap.matching("a", 10, False) == [">"]
     source.identifier = 7

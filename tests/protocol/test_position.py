@@ -14,20 +14,20 @@ def test_pubrel_waits_for_the_write_that_has_it() -> None:
     position.take(8, 2)
     position.receive(1, 7)
     assert position.urgent
-    assert position.begin() == Content(0, {8: 2}, {1: 7})
+    assert position.begin() == Content(0, {8: 2}, {1: 7}, {})
     position.receive(2, 8)
     assert position.stored() == [(Step.RELEASE, 1)]
     assert position.urgent
-    assert position.begin() == Content(0, {}, {1: 7, 2: 8})
+    assert position.begin() == Content(0, {}, {1: 7, 2: 8}, {})
     assert position.stored() == [(Step.RELEASE, 2)]
     assert not position.urgent
 
 
 def test_a_packet_identifier_is_free_when_a_position_without_its_pubrel_is_stored() -> None:
     position = SessionPosition()
-    position.restore(9, {}, {1: 7})
+    position.restore(9, {}, {1: 7}, {})
     assert position.complete(OWED + b"1")
-    assert position.begin() == Content(9, {}, {})
+    assert position.begin() == Content(9, {}, {}, {})
     assert position.stored() == [(Step.FREE, 1)]
     assert position.complete(OWED + b"1"), "PUBCOMP comes again"
     assert position.stored() == []
@@ -49,7 +49,7 @@ def test_one_report_for_all_changes_before_a_write() -> None:
         position.take(sequence, 1)
     position.complete(TAKEN + b"2")
     assert reports == [position]
-    assert position.begin() == Content(0, {1: 1, 3: 1}, {})
+    assert position.begin() == Content(0, {1: 1, 3: 1}, {}, {})
     position.done(1)
     assert reports == [position, position]
 

@@ -98,7 +98,8 @@ def test_what_an_ended_subscription_brings_late_was_sent_through_another() -> No
     machine.arrived(one, 11, 1, b"one", None, 1)
     machine.acknowledged(PUBACK, [packet_id(11)])
     machine.drain(ended)
-    ended.end = machine.ended = 11
+    ended.end_at(11)
+    machine.ended = 11
     ports.take()
     machine.arrived(ended, 11, 1, b"late", None, 1)
     assert ports.take() == [("ack", b"late")]

@@ -35,8 +35,8 @@ class Consumer:
     qos: int
     start: int
     window: int
-    end: int = 0
-    """Not 0: draining."""
+    end: int | None = None
+    """Stream sequence of its end; None = it is not draining."""
     position: int = -1
     """Highest stream sequence delivered; at first the one before `start`, as nats-server has it."""
     was: tuple[int, int] = (0, 0)
@@ -74,6 +74,8 @@ class Gateway:
         self.machine.on_drained_message = self._on_drained_message
         self.sources: dict[str, SubscriptionState] = {}
         self.overlap: Overlap[str] = Overlap()
+        self.lacking = False
+        """A message has waited for an identifier."""
         self.seeking = False
         """The machine waits for records that are not delivered."""
         self.to_nats: deque[tuple[str, object]] = deque()
@@ -99,6 +101,15 @@ class Gateway:
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
         self.to_nats.append(("pubrel", (identifier, sequence)))
+
+    def allocate(self, sequence: int, identifier: int) -> None:
+        self.to_nats.append(("allocate", (sequence, identifier)))
+
+    def end_allocation(self, sequence: int, identifier: int) -> None:
+        self.to_nats.append(("end allocation", (sequence, identifier)))
+
+    def report_no_identifier(self) -> None:
+        self.lacking = True
 
     def look(self, source: SubscriptionState, sequence: int) -> None:
         name = next(name for name, each in self.sources.items() if each is source)
@@ -131,7 +142,7 @@ class Gateway:
         source.was_qos, source.until = consumer.was
         self.sources[consumer.name] = source
         self.machine.sources.append(source)
-        if not consumer.end:
+        if consumer.end is None:
             self.overlap.add(consumer.pattern, consumer.name, source)
 
     def arrived(self, consumer: Consumer, sequence: int, attempt: int) -> None:
@@ -141,7 +152,7 @@ class Gateway:
             return
         message = self.world.stream_all[sequence]
         reply = f"{consumer.name} {sequence} {attempt}".encode()
-        if source.end:
+        if source.ended:
             owner, granted = None, source.granted(sequence)
             wanted = sequence <= source.end and attempt > 1
         else:
@@ -158,7 +169,7 @@ class Gateway:
 
     def _on_drained_message(self, delivery: Delivery) -> None:
         for name, source in list(self.sources.items()):
-            if source is delivery.source and source.end and not self.machine.holds(source):
+            if source is delivery.source and source.ended and not self.machine.holds(source):
                 self.delete(name)
 
     def delete(self, name: str) -> None:
@@ -181,6 +192,14 @@ class World:
         self.records: list[Record] = []
         self.record_wire: deque[Record] = deque()
         self.record_count = 0
+        self.identifiers: dict[int, int] = {}
+        """Those that are allocated, by sequence, in the session's position."""
+        self.kept = 0
+        """Sequence of a message that the client does not acknowledge, or whose PUBREL it does not answer; 0 = none."""
+        self.kept_from = PUBREC
+        """Its packet from which the client keeps back what it answers: that for PUBLISH, or `PUBCOMP`."""
+        self.kept_packets: list[tuple[int, int]] = []
+        """What it will answer."""
         self.to_client: deque[tuple[int, int, int, bool, int]] = deque()
         """(kind, packet id, QoS, DUP, sequence); kind 3 = PUBLISH."""
         self.to_gateway: deque[tuple[int, int]] = deque()
@@ -206,7 +225,7 @@ class World:
         matching = [
             consumer.name
             for consumer in self.consumers.values()
-            if not consumer.end and message.sequence >= consumer.start and _matches(consumer.pattern, message.topic)
+            if consumer.end is None and message.sequence >= consumer.start and _matches(consumer.pattern, message.topic)
         ]
         return bool(matching) or self.sent.get(message.sequence, 0) > 0
 
@@ -252,6 +271,7 @@ class World:
         self.to_client.clear()
         self.to_gateway.clear()
         self.finished.clear()
+        self.kept_packets.clear()
 
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
@@ -260,10 +280,10 @@ class World:
             held = self.client_holds.pop(identifier, 0)
             if held and self.late:
                 self._application(held)
-            self.to_gateway.append((PUBCOMP, identifier))
+            self._answers(PUBCOMP, identifier)
         elif qos == 1:
             self._application(sequence)
-            self.to_gateway.append((PUBACK, identifier))
+            self._answers(PUBACK, identifier)
         else:
             if identifier not in self.client_holds:
                 self.client_holds[identifier] = sequence
@@ -271,7 +291,22 @@ class World:
                     self._application(sequence)
             else:
                 assert self.client_holds[identifier] == sequence, f"{sequence} is taken for a repetition and lost"
-            self.to_gateway.append((PUBREC, identifier))
+            self._answers(PUBREC, identifier)
+
+    def _answers(self, kind: int, identifier: int) -> None:
+        keeps = self.kept and self.in_use.get(identifier) == self.kept and (kind == PUBCOMP or kind <= self.kept_from)
+        (self.kept_packets if keeps else self.to_gateway).append((kind, identifier))
+
+    def keep(self, sequence: int, kind: int) -> None:
+        """The client answers everything but one message, from its packet of ``kind`` on."""
+        self.let_go()
+        self.kept, self.kept_from = sequence, kind
+
+    def let_go(self) -> None:
+        """The client answers the message that it has kept."""
+        self.to_gateway.extend(self.kept_packets)
+        self.kept_packets.clear()
+        self.kept = 0
 
     def _application(self, sequence: int) -> None:
         self.got[sequence] = self.got.get(sequence, 0) + 1
@@ -363,6 +398,12 @@ class World:
                 gateway.answers.append(("stored", identifier))
             case "delete", str() as name:
                 del self.consumers[name]
+            case "allocate", (int() as sequence, int() as identifier):
+                self.identifiers[sequence] = identifier
+                gateway.answers.append(("allocated", identifier))
+            case "end allocation", (int() as sequence, int() as identifier):
+                self.identifiers.pop(sequence, None)
+                gateway.answers.append(("removed", identifier))
             case "look", (str() as name, int() as sequence):
                 consumer = self.consumers[name]
                 left = len(self._matching(consumer))
@@ -388,6 +429,10 @@ class World:
         match gateway.answers.popleft():
             case "stored", int() as identifier:
                 gateway.machine.pubrel_stored(identifier)
+            case "allocated", int() as identifier:
+                gateway.machine.allocation_stored(identifier)
+            case "removed", int() as identifier:
+                gateway.machine.allocation_removed(identifier)
             case "confirmed", int() as identifier:
                 gateway.machine.confirmed(identifier)
             case "looked", (str() as name, int() as sequence, int() as last, int() as left, int() as pending):

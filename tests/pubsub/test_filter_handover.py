@@ -90,7 +90,7 @@ def test_nothing_is_lost_or_doubled_whichever_is_ahead(change: Change, course: s
             case "n":
                 parting = change.begin()
             case "k":
-                parting.keep()
+                parting.keep_filter()
             case "e":
                 change.end()
             case "x":
@@ -104,7 +104,7 @@ def test_nothing_is_lost_or_doubled_whichever_is_ahead(change: Change, course: s
 
 def test_what_the_heir_has_brought_alone_comes_when_the_first_has_ended(change: Change) -> None:
     parting = change.begin()
-    parting.keep()
+    parting.keep_filter()
     change.bring(change.heir, "a", "b", "c")
     change.bring(change.first, "a")
     assert change.got() == "a"
@@ -118,7 +118,7 @@ def test_others_are_served_as_before(change: Change) -> None:
     parting = change.begin()
     change.bring(change.first, "a")
     change.bring(change.heir, "a")
-    parting.keep()
+    parting.keep_filter()
     change.bring(change.heir, "b")
     change.bring(change.first, "b")
     change.end()
@@ -130,7 +130,7 @@ def test_others_are_served_as_before(change: Change) -> None:
 
 def test_messages_without_an_id_come_through_one_of_the_filters(change: Change) -> None:
     parting = change.begin()
-    parting.keep()
+    parting.keep_filter()
     for found in change.filters.values():
         change.bring(found, "a", qos=0)
         for link in (change.bench.main, change.bench.wild):
@@ -148,7 +148,7 @@ def test_this_gateways_own_messages_are_known_by_their_ids() -> None:
     change = Change(WILD, EXACT)
     bench = change.bench
     parting = change.begin()
-    parting.keep()
+    parting.keep_filter()
     for name in "ab":
         route = bench.route("a/t")
         bench.fanout.local(route, Message(route.key, name.encode(), 1), name.encode())
@@ -163,7 +163,7 @@ def test_what_is_kept_has_a_limit_beyond_which_it_comes_early(monkeypatch: pytes
     monkeypatch.setattr(module, limit, 2)
     change = Change()
     parting = change.begin()
-    parting.keep()
+    parting.keep_filter()
     change.bring(change.heir, "a", "b", "c")
     assert change.got() == "abc"
     change.bring(change.first, "a" if limit == "MOST_KEPT" else "c")

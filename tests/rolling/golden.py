@@ -1,38 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session records as mqtt-nats 0.1 wrote them, in ``golden/``, and what they promise to their clients."""
+"""Stores of nats-server that a gateway has filled, in ``golden/``: what a later gateway has to be able to continue.
+
+``python -m tests.rolling.golden`` writes them with the present gateway. They are written anew only when the promise
+begins anew: before a first release, or with a new version of session records.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import json
+import sys
+import tarfile
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-_DIRECTORY: Final = Path(__file__).with_name("golden")
+from tests.harness.gateway import Gateway
+from tests.harness.nats import ProcessNatsServer
+from tests.rolling.halves import Left, leave
+
+DIRECTORY: Final = Path(__file__).with_name("golden")
+
+SETTINGS: Final = {
+    "plain": ("--shared-reader", "never"),
+    "consumers": ("--session-positions", "consumers"),
+    "records": ("--session-positions", "records"),
+}
+"""Arguments of the gateway that has written a store, by the name of the store."""
+
+RETENTION: Final = "9000000000"
+"""Seconds for which messages are kept: a store is read whenever tests run."""
+
+_LEFT: Final = "left.json"
 
 
-@dataclass(frozen=True)
-class Golden:
-    """One record.
-
-    Attributes:
-        client_id: whose it is, and the name of the file.
-        durable: whether the session goes on.
-        topics: for messages at QoS 2, the QoS at which they come, and the subscription identifiers that they have.
-    """
-
-    client_id: str
-    durable: bool
-    topics: tuple[tuple[str, int, list[int]], ...] = ()
-
-    @property
-    def data(self) -> bytes:
-        """The stored bytes."""
-        return (_DIRECTORY / f"{self.client_id}.json").read_bytes().rstrip()
+def unpack(name: str, directory: Path) -> Left:
+    """Write a store below ``directory``, where nats-server's own is; return what its clients have not completed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(DIRECTORY / f"{name}.tar.xz") as archive:
+        archive.extractall(directory, filter="data")
+    return Left(**json.loads((directory / _LEFT).read_bytes()))
 
 
-_ALL = (
-    Golden("golden-0", False),
-    Golden("golden-4", True, (("g", 2, []), ("g/one", 2, []), ("g/two", 2, []), ("zero", 0, []))),
-    Golden("golden-5", True, (("g", 1, [7]), ("g/one", 1, [7, 8]), ("g/a/b", 1, [7]), ("s/x", 1, []))),
-)
-GOLDEN: Final = {one.client_id: one for one in _ALL}
+def write(name: str) -> None:
+    """Fill a store with a gateway that dies while a client is connected."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        server = ProcessNatsServer(directory)
+        server.start()
+        arguments = ("--message-retention", RETENTION, *SETTINGS[name])
+        gateway = Gateway(directory / "gateway.log", server.url, arguments=arguments)
+        try:
+            gateway.start(port=0)
+            left = asyncio.run(_leave(gateway))
+            server.stop()
+        finally:
+            gateway.process.discard()
+            server.discard()
+        (directory / _LEFT).write_text(json.dumps(asdict(left)) + "\n", encoding="utf-8")
+        DIRECTORY.mkdir(exist_ok=True)
+        with tarfile.open(DIRECTORY / f"{name}.tar.xz", "w:xz") as archive:
+            for part in ("store", _LEFT):
+                archive.add(directory / part, part, filter=_anonymous)
+
+
+async def _leave(gateway: Gateway) -> Left:
+    left, mortal = await leave(gateway.port)
+    gateway.kill()
+    mortal.drop()
+    return left
+
+
+def _anonymous(one: tarfile.TarInfo) -> tarfile.TarInfo:
+    one.uid = one.gid = 0
+    one.uname = one.gname = ""
+    return one
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[1:] or SETTINGS:
+        write(_name)

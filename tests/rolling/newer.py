@@ -9,7 +9,7 @@ VERSION = sessions.V5_VERSION + 1
 
 if __name__ == "__main__":
     encode = sessions.encode_v5
-    sessions.V5_VERSION = sessions.V5_POSITION = VERSION  # type: ignore[misc]
+    sessions.V5_VERSION = VERSION  # type: ignore[misc]
     sessions.encode_v5 = lambda v5: encode(v5) | {"version": VERSION}
 
     from mqtt_nats.cli import main

@@ -7,7 +7,6 @@ from mqtt_nats.shared_reader import eligibility
 
 if __name__ == "__main__":
     eligibility.EVERY, eligibility.QUIET = 0.2, 1.0  # type: ignore[misc]
-    eligibility.SELDOM = 2.0  # type: ignore[misc]  # an older gateway may not tell that it is there
 
     from mqtt_nats.cli import main
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gateways hear the claims that concern them only, unless an older gateway or nats-server's listener is there."""
+"""Gateways hear the claims that concern them only, unless nats-server's listener is there."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -16,25 +14,17 @@ from tests.harness.monitor import Monitor
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually, free_port
-from tests.rolling import released
-
-COMMIT = released.commit()
-OLDER = ["bucketless", *(["released"] if COMMIT else [])]
 
 
 class Fleet:
     """A nats-server with its MQTT listener, and gateways."""
 
-    def __init__(self, server: NatsServer, monitor: Monitor, start: GatewayFactory, directory: Path) -> None:
-        self.server, self._monitor, self._start, self._directory = server, monitor, start, directory
+    def __init__(self, server: NatsServer, monitor: Monitor, start: GatewayFactory) -> None:
+        self.server, self._monitor, self._start = server, monitor, start
 
-    def gateway(self, version: str = "prompt") -> Gateway:
-        """Start a gateway of some version."""
-        env = {}
-        if version == "released":
-            env["RELEASED"] = str(self._directory)
-            released.unpack(COMMIT, self._directory)
-        return self._start(self.server, env=env, module=f"tests.rolling.{version}")
+    def gateway(self) -> Gateway:
+        """Start a gateway."""
+        return self._start(self.server, module="tests.rolling.prompt")
 
     def heard(self) -> list[str]:
         """Subjects of claims that gateways and listeners have subscribed."""
@@ -46,10 +36,10 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path) -> Fleet:
+def fleet(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> Fleet:
     port = free_port()
     server = nats_factory(config=f'http: "127.0.0.1:{port}"', mqtt=True)
-    return Fleet(server, Monitor(port), gateway_factory, tmp_path / "released")
+    return Fleet(server, Monitor(port), gateway_factory)
 
 
 def subject(client_id: str) -> str:
@@ -57,7 +47,7 @@ def subject(client_id: str) -> str:
     return claims_of(claim_bucket(name_hash(client_id)))
 
 
-async def test_claims_of_gateways_that_name_the_bucket(fleet: Fleet) -> None:
+async def test_claims_of_gateways(fleet: Fleet) -> None:
     one, two = fleet.gateway(), fleet.gateway()
     await fleet.apart()
     async with await RawClient.connect(one.port, "moves") as former:
@@ -67,18 +57,6 @@ async def test_claims_of_gateways_that_name_the_bucket(fleet: Fleet) -> None:
             # The former gateway goes on hearing the bucket: its next session there costs no subscription.
             await aeventually(lambda: fleet.heard().count(subject("moves")) == 2)
             assert subject("stays away") not in fleet.heard()
-
-
-@pytest.mark.parametrize("version", OLDER)
-async def test_claims_of_an_older_gateway(fleet: Fleet, version: str) -> None:
-    one = fleet.gateway()
-    await fleet.apart()
-    async with await RawClient.connect(one.port, "moves") as former:
-        older = fleet.gateway(version)
-        async with await RawClient.connect(older.port, "moves") as latter:
-            await former.expect_closed()
-            async with await RawClient.connect(one.port, "moves"):
-                await latter.expect_closed()
 
 
 async def test_claims_of_the_listener_of_nats_server(fleet: Fleet) -> None:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gateway of the version before, or after, and today's one serve the same sessions in turn."""
+"""Gateways of this version, and one of the next version, serve the same sessions in turn."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -19,20 +18,14 @@ from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
-from tests.rolling import keyed, newer, released
-from tests.rolling.golden import GOLDEN
+from tests.rolling import keyed, newer
+from tests.rolling.halves import MEMBER, MORTAL, PATIENCE, PLAIN, ROLLER, end_all, go_on, leave
 
 LEASE = 2
 """Seconds of a gateway's lease."""
-
-PATIENCE = 30.0
-
-COMMIT = released.commit()
-OTHERS = ["previous", "keyed", *(["released"] if COMMIT else [])]
-"""Without the project's history there is no earlier gateway to run, but still one that behaves like it."""
 
 
 @pytest.fixture
@@ -48,19 +41,12 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 
 @pytest.fixture
-def run(server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> Callable[[str], Gateway]:
-    """Start a gateway of some version; "" is today's."""
+def run(server: NatsServer, gateway_factory: GatewayFactory) -> Callable[..., Gateway]:
+    """Start a gateway of some version, with these arguments; "" is today's."""
 
-    def start(version: str = "") -> Gateway:
-        env = {}
-        if version == "released":
-            env["RELEASED"] = str(tmp_path / "released")
-            if not (tmp_path / "released").exists():
-                released.unpack(COMMIT, tmp_path / "released")
+    def start(version: str = "", *arguments: str) -> Gateway:
         module = f"tests.rolling.{version}" if version else ""
-        # That version knew of no shared reader.
-        arguments = ("--shared-reader", "never") if version == "previous" else ()
-        return gateway_factory(server, "--gateway-lease", str(LEASE), *arguments, env=env, module=module)
+        return gateway_factory(server, "--gateway-lease", str(LEASE), *arguments, module=module)
 
     return start
 
@@ -79,79 +65,38 @@ async def nothing_owed(js: JetStreamContext, client_id: str) -> bool:
     return not info.state.subjects
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("first", ["other", "today"])
+async def nothing_left(js: JetStreamContext) -> bool:
+    """Whether `$MQTT_msgs` has no consumer of a session, or of its groups."""
+    keys = tuple(name_hash(one) for one in (ROLLER, MEMBER, PLAIN))
+    return not [info.name for info in await js.consumers_info("$MQTT_msgs") if info.name.startswith((*keys, "share_"))]
+
+
+@pytest.mark.parametrize("first", ["keyed", ""])
+@pytest.mark.parametrize("positions", ["consumers", "records"])
 async def test_a_session_goes_back_and_forth(
-    run: Callable[..., Gateway], js: JetStreamContext, other: str, first: str
+    run: Callable[..., Gateway], js: JetStreamContext, first: str, positions: str
 ) -> None:
-    """What is in flight, owed, held and granted at one is so at the other."""
-    one, two = run(other), run()
-    if first == "today":
-        one, two = two, one
-    async with await RawClient.connect(two.port, "publisher") as publisher:
-        async with await RawClient5.connect5(one.port, "roller", session_expiry_interval=3600) as client:
-            both = (Subscription("r/#", 2), Subscription("r/+", 1, retain_as_published=True))
-            assert await client.subscribe5(*both, subscription_identifier=[7]) == (2, 1)
-            assert await client.subscribe5(Subscription("$share/group/s", 1)) == (1,)
-            await publisher.deliver("r/a", b"owed", 2)
-            owed = await client.message("r/a", b"owed", qos=2)
-            client.ack(PUBREC, owed.packet_id)
-            await client.released(owed.packet_id, answer=False)
-            await publisher.deliver("r/a", b"unanswered", 2)
-            unanswered = await client.message("r/a", b"unanswered", qos=2, dup=False)
-            client.publish("held", b"held", 2, packet_id=99)
-            await client.expect_ack(PUBREC, 99)
-        await publisher.deliver("r/a", b"meanwhile", 1)
-        await publisher.subscribe("held", qos=2)
-        async with await RawClient5.connect5(
-            two.port, "roller", clean=False, session_expiry_interval=3600, will=Will("wills/1", b"w", 1, False)
-        ) as client:
-            assert client.session_present
-            await client.expect_ack(PUBREL, owed.packet_id)
-            again = await client.message("r/a", b"unanswered", qos=2, dup=True, packet_id=unanswered.packet_id)
-            assert (again.properties or {}).get("subscription_identifier") == [7, 7]
-            await client.message("r/a", b"meanwhile", qos=1)
-            client.ack(PUBCOMP, owed.packet_id)
-            client.ack(PUBREC, unanswered.packet_id)
-            client.ack(PUBREL, 99)
-            await client.released(unanswered.packet_id)
-            await client.expect_ack(PUBCOMP, 99)
-            await publisher.receive("held", b"held", qos=2)
-            await client.unsubscribe("r/+")
-            assert await aeventually(lambda: nothing_owed(js, "roller"), PATIENCE)
-            # The first gateway takes it over from the second, which publishes its will.
-            await publisher.subscribe("wills/#", qos=1)
-            async with await RawClient5.connect5(
-                one.port, "roller", clean=False, session_expiry_interval=3600
-            ) as client:
-                assert client.session_present
-                await publisher.receive("wills/1", b"w", qos=1)
-                await client.receive("r/a", b"meanwhile", qos=1, dup=True)
-                await publisher.deliver("r/a", b"end", 2)
-                end = await client.receive("r/a", b"end", qos=2)
-                assert (end.properties or {}).get("subscription_identifier") == [7]
-                await publisher.deliver("s", b"shared", 1)
-                await client.receive("s", b"shared", qos=1)
-                await client.quiet()
-        async with await RawClient5.connect5(two.port, "roller", clean=True, session_expiry_interval=0):
-            pass
-
-    async def gone() -> bool:
-        infos = await js.consumers_info("$MQTT_msgs")
-        assert not [info.name for info in infos if info.name.startswith(name_hash("roller"))]
-        return True
-
-    assert await aeventually(gone, PATIENCE)
+    """What is in flight, owed, held and granted at one is so at the other, which is of this version or the next."""
+    arguments = ("--session-positions", positions)
+    one, two = run(first, *arguments), run("" if first else "keyed", *arguments)
+    left, mortal = await leave(one.port)
+    await go_on(two.port, left)
+    assert await aeventually(lambda: nothing_owed(js, ROLLER), PATIENCE)
+    async with await RawClient.connect(one.port, "watcher") as watcher:
+        await watcher.subscribe("wills/#", qos=1)
+        async with await RawClient.connect(two.port, MORTAL):  # the other gateway publishes the will of its client
+            await watcher.receive("wills/1", b"x", qos=1)
+            await mortal.expect_closed()
+            mortal.drop()
+    await end_all(one.port)
+    assert await aeventually(lambda: nothing_left(js), PATIENCE)
 
 
-@pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("dead", ["other", "today"])
+@pytest.mark.parametrize("dead", ["keyed", ""])
 async def test_one_dies_and_the_other_deals_with_its_clients(
-    run: Callable[..., Gateway], js: JetStreamContext, other: str, dead: str
+    run: Callable[..., Gateway], js: JetStreamContext, dead: str
 ) -> None:
-    one, two = run(other), run()
-    if dead == "today":
-        one, two = two, one
+    one, two = run(dead), run("" if dead else "keyed")
     async with await RawClient.connect(two.port, "watcher") as watcher:
         await watcher.subscribe("wills/#", qos=2)
         doomed = [
@@ -175,36 +120,6 @@ async def test_one_dies_and_the_other_deals_with_its_clients(
             return False
 
         assert await aeventually(ended, PATIENCE)
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-async def test_a_record_as_version_0_1_wrote_it(run: Callable[..., Gateway], js: JetStreamContext, name: str) -> None:
-    """The subscriptions that it names are there, with their QoS and options."""
-    golden = GOLDEN[name]
-    today = run()
-    for consumer in orjson.loads(golden.data).get("cons", {}).values():
-        body = orjson.dumps({"stream_name": "$MQTT_msgs", "config": consumer})
-        await js._api_request(f"$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.{consumer['durable_name']}", body)
-    await js.publish(f"$MQTT.sess.{name_hash(golden.client_id)}", golden.data)
-    async with await RawClient.connect(today.port, "publisher") as publisher:
-        async with await RawClient5.connect5(
-            today.port, golden.client_id, clean=False, session_expiry_interval=60
-        ) as client:
-            assert client.session_present == golden.durable
-            await publisher.deliver("other", b"", 1)  # what was changed in 0.1 counts from the second message on
-            for topic, qos, identifiers in golden.topics:
-                await publisher.deliver(topic, b"x", 2)
-                got = await client.receive(topic, b"x", qos=qos)
-                assert sorted((got.properties or {}).get("subscription_identifier", [])) == identifiers
-            await client.quiet()
-        async with await RawClient.connect(today.port, golden.client_id):  # clean: nothing of it stays
-            pass
-
-    async def gone() -> bool:
-        names = [info.name for info in await js.consumers_info("$MQTT_msgs")]
-        return not any(one.startswith(name_hash(golden.client_id)) for one in names)
-
-    assert await aeventually(gone, PATIENCE)
 
 
 async def test_what_is_not_known_is_kept(run: Callable[..., Gateway], js: JetStreamContext) -> None:

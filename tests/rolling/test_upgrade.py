@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two gateways of the last release become today's, one at a time, while clients publish and subscribe."""
+"""Upgrades: a gateway goes on with what an earlier one has stored; gateways are replaced one at a time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.client import Client
 
 from mqtt_nats.codec import MqttError, Publish, Subscription
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.gateway import Gateway
-from tests.harness.nats import NatsServer
+from tests.harness.nats import NatsServer, ProcessNatsServer
 from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
-from tests.rolling import released
-
-COMMIT = released.commit()
-
-pytestmark = pytest.mark.skipif(not COMMIT, reason="the history that is here has no earlier gateway")
+from tests.rolling import golden
+from tests.rolling.halves import end_all, go_on
 
 KEEP = 3600
 """Seconds for which sessions are kept."""
@@ -38,7 +37,7 @@ PATIENCE = 120.0
 class Fleet:
     """The gateways in service. Clients connect to the first of them."""
 
-    def __init__(self, start: Callable[[str], Gateway]) -> None:
+    def __init__(self, start: Callable[[], Gateway]) -> None:
         self._start = start
         self.gateways: list[Gateway] = []
 
@@ -46,14 +45,14 @@ class Fleet:
     def port(self) -> int:
         return self.gateways[0].port
 
-    async def add(self, version: str) -> None:
-        self.gateways.append(await asyncio.to_thread(self._start, version))
+    async def add(self) -> None:
+        self.gateways.append(await asyncio.to_thread(self._start))
 
-    async def replace_first(self, version: str) -> None:
-        """Take the first gateway out of service, end it in good order, and start one of another version."""
+    async def replace_first(self) -> None:
+        """Take the first gateway out of service, end it in good order, and start another one."""
         gone = self.gateways.pop(0)
         assert await asyncio.to_thread(gone.term) == 0, gone.log
-        await self.add(version)
+        await self.add()
 
 
 class Publisher:
@@ -114,20 +113,49 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 
 
 @pytest.fixture
-def fleet(server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> Fleet:
-    released.unpack(COMMIT, tmp_path / "released")
-
-    def start(version: str) -> Gateway:
-        env = {"RELEASED": str(tmp_path / "released")} if version == "released" else {}
-        return gateway_factory(server, env=env, module=f"tests.rolling.{version}" if version else "")
-
-    return Fleet(start)
+def fleet(server: NatsServer, gateway_factory: GatewayFactory) -> Fleet:
+    return Fleet(lambda: gateway_factory(server))
 
 
-async def test_gateways_are_upgraded_one_at_a_time(fleet: Fleet) -> None:
+@pytest.mark.parametrize("positions", ["consumers", "records"])
+@pytest.mark.parametrize("name", golden.SETTINGS)
+async def test_what_an_earlier_gateway_has_stored(
+    gateway_factory: GatewayFactory, tmp_path: Path, name: str, positions: str
+) -> None:
+    """Its sessions go on, whatever they had under way, and the clients that it had when it died are dealt with."""
+    left = golden.unpack(name, tmp_path / "nats")
+    server = ProcessNatsServer(tmp_path / "nats")
+    try:
+        server.start()
+        arguments = ("--message-retention", golden.RETENTION, "--gateway-lease", "2", "--session-positions", positions)
+        gateway = gateway_factory(server, *arguments)
+        async with await RawClient.connect(gateway.port, "watcher") as watcher:
+            await go_on(gateway.port, left)
+            await watcher.subscribe("wills/#", qos=1)
+            await watcher.receive("wills/1", b"x", timeout=PATIENCE, qos=1)
+        await end_all(gateway.port)
+        client = await nats.connect(server.url)
+        try:
+            for stream in ("$MQTT_sess", "$MQTT_pos", "$MQTT_qos2in", "$MQTT_wills", "$MQTT_shared"):
+                assert await aeventually(lambda stream=stream: _is_empty(client, stream), PATIENCE, what=stream)
+        finally:
+            await client.close()
+    finally:
+        server.discard()
+
+
+async def _is_empty(client: Client, stream: str) -> bool:
+    """Whether nothing of any session is left in a stream."""
+    info = await client.jetstream().stream_info(stream, subjects_filter=">")
+    left = {*(info.state.subjects or ())} - {"$MQTT.shared.generation"}
+    assert not left
+    return True
+
+
+async def test_gateways_are_replaced_one_at_a_time(fleet: Fleet, server: NatsServer) -> None:
     """Every acknowledged message comes to every session; retained messages and absent sessions stay."""
     for _ in range(2):
-        await fleet.add("released")
+        await fleet.add()
     publisher = Publisher(fleet)
     there = [Subscriber(fleet, f"there-{qos}", qos) for qos in (1, 2)]
     absent = Subscriber(fleet, "absent", 1)
@@ -140,7 +168,7 @@ async def test_gateways_are_upgraded_one_at_a_time(fleet: Fleet) -> None:
         for _ in range(2):
             before = publisher.acknowledged
             assert await aeventually(lambda before=before: publisher.acknowledged >= before + 50, PATIENCE)  # type: ignore[misc]
-            await fleet.replace_first("")
+            await fleet.replace_first()
         count = publisher.acknowledged + 50
         assert await aeventually(lambda: publisher.acknowledged >= count, PATIENCE)
         running.append(asyncio.create_task(absent.run()))

@@ -27,6 +27,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
 from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.services import Registry, Services
+from mqtt_nats.sessions.takeover import RecordReads
 from mqtt_nats.transport.turns import Clock
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.api import ApiError
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
+    from mqtt_nats.sessions.groups.ended_shares import EndedShares
     from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
@@ -62,6 +64,10 @@ class FakeLink:
         self.fake_subjects: dict[bytes, bytes] = {}
         self.fake_renewed: list[tuple[bytes, bytes]] = []
         self.fake_unsubscribed: list[bytes] = []
+        self.fake_wired: list[Callable[[bool], None]] = []
+
+    def call_on_wire(self, changed: Callable[[bool], None]) -> None:
+        self.fake_wired.append(changed)
 
     def kick(self) -> None:
         """Nothing is sent."""
@@ -100,6 +106,11 @@ class FakeStore:
         self.fake_put: list[tuple[bytes, bytes, bytes, PendingStore]] = []
         self.fake_called: list[tuple[bytes, bytes, PendingStore]] = []
         self.fake_answers = False
+        self.count = 0
+        self.fake_oldest = 0
+
+    def oldest_message(self) -> int:
+        return self.fake_oldest
 
     def put(self, target: bytes, headers: bytes, payload: bytes, operation: PendingStore) -> None:
         if self.fake_error is not None:
@@ -139,7 +150,7 @@ class FakeQuotas:
 class FakeInbox(MemoryJetStream):
     """Stands for `RequestInbox`: JetStream in memory, and addresses for answers."""
 
-    prefix = b"_INBOX.gateway."
+    prefix = b"$MQTT.inbox.gateway."
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,6 +329,8 @@ class FakeServices:
         self.head = StreamHead(as_inbox(self.fake_inbox))
         self.quotas = FakeQuotas()
         self.late_assignments: Any = None
+        self.records = RecordReads(self.nats, self.streams.sessions, as_tasks(self.tasks))
+        self.unrecorded: dict[Any, None] = {}
         self.fake_dropped: list[bytes] = []
 
     def drop_assignment(self, record: bytes, operation: PendingStore) -> None:
@@ -342,6 +355,7 @@ class FakeClient:
         self.durable_side: Any = None
         self.regular_side: Any = None
         self.shares: dict[str, Any] | None = None
+        self.ended_shares: EndedShares | None = None
         self.filters: dict[Filter, int] = {}
         self.gates: dict[Filter, Gate] | None = None
         self.expiry: int | None = 60
@@ -373,6 +387,10 @@ class FakeClient:
         self.services.registry.sharing.add(self)
         return self.shares
 
+    def keep_ended_shares(self, ended: EndedShares) -> EndedShares:
+        self.ended_shares = ended
+        return ended
+
     def close(self) -> None:
         self.fake_ended.append("close")
 
@@ -392,6 +410,9 @@ class FakeClient:
 
     async def connected(self) -> None:
         """NATS is connected."""
+
+    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
+        await waiting
 
     async def fake_work(self) -> None:
         """Run the jobs."""

@@ -15,7 +15,8 @@ from mqtt_nats.sessions import consumer_attach
 from mqtt_nats.sessions.consumer_attach import attach_in_place, attach_pubrels, make_anew, move, outstanding, take
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import CONSUMER_IN_USE, ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
+from mqtt_streams.consumers import ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
+from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.pubrel import STREAM as OUT
@@ -49,7 +50,7 @@ class Setup:
         def refuse(subject: str) -> None:
             if subject.startswith("$JS.API.CONSUMER.DURABLE.CREATE.") and left:
                 left.pop()
-                raise ApiError(400, CONSUMER_IN_USE, "consumer name already in use")
+                raise ApiError(400, CONSUMER_NAME_EXISTS, "consumer name already in use")
 
         self.services.fake_inbox.before = refuse
 
@@ -196,12 +197,13 @@ async def test_made_anew_in_a_stream_that_begins_anew(setup: Setup) -> None:
 
 
 @pytest.mark.sources
-@pytest.mark.parametrize(("end", "policy"), [(0, 21), (9, None)])
-async def test_made_anew_in_a_stream_that_was_replaced(setup: Setup, end: int, policy: int | None) -> None:
+@pytest.mark.parametrize(("end", "policy"), [(None, 21), (0, None), (9, None)])
+async def test_made_anew_in_a_stream_that_was_replaced(setup: Setup, end: int | None, policy: int | None) -> None:
     """Behind the messages of the backup; a subscription that had ended gets nothing new."""
     setup.consumers.clear()
     setup.side.replaced = 20
-    setup.source.end = end
+    if end is not None:
+        setup.source.end_at(end)
     await make_anew(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"].get("opt_start_seq") == policy
 
@@ -226,7 +228,7 @@ async def test_made_while_files_of_the_former_one_are_removed(setup: Setup) -> N
     def fail(subject: str) -> None:
         if subject == CREATE and left:
             left.pop()
-            raise ApiError(500, consumer_attach.CREATE_FAILED, "open meta.inf.tmp: no such file or directory")
+            raise ApiError(500, CONSUMER_CREATE_FAILED, "open meta.inf.tmp: no such file or directory")
 
     setup.services.fake_inbox.before = fail
     await make_anew(as_side(setup.side), setup.binding)
@@ -290,7 +292,7 @@ async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
 
     def refuse(subject: str) -> None:
         if ".DURABLE.CREATE." in subject and setup.side.pubrel_sid == former:
-            raise ApiError(400, CONSUMER_IN_USE, "consumer name already in use")
+            raise ApiError(400, CONSUMER_NAME_EXISTS, "consumer name already in use")
 
     def note(subject: str) -> None:
         if ".DURABLE.CREATE." in subject:

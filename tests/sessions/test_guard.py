@@ -51,6 +51,9 @@ class FakePermissions:
         self.fake_asked += 1
         return self.fake_permits
 
+    def may_share(self, topic: str, qos: int) -> bool:
+        return self.may_subscribe(topic, qos)
+
 
 @stands_for(Permissions)
 class AllBut(FakePermissions):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mqtt_nats.sessions import takeover
@@ -38,7 +40,8 @@ async def test_the_session_has_moved(client: FakeClient, there: bool) -> None:
 async def test_a_record_that_cannot_be_read(client: FakeClient) -> None:
     client.services.fake_inbox.put(PREFIX + client.hash, b"{")
     assert not await still_owner(as_client(client))
-    assert client.fake_ended == ["close"]
+    (error,) = client.fake_ended
+    assert str(error) == "the record of the session cannot be read"
 
 
 async def test_nats_is_lost_once_more(client: FakeClient) -> None:
@@ -66,13 +69,33 @@ async def test_the_stream_has_no_leader_for_a_while(client: FakeClient, monkeypa
     assert failures == []
 
 
-async def test_the_stream_has_no_leader_for_too_long(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stream_has_no_leader_for_long(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection goes on; one question is asked for all sessions that wait, until it is answered."""
     monkeypatch.setattr(takeover, "RETRY", 0.0)
-    monkeypatch.setattr(takeover, "PATIENCE", -1.0)
+    asked: list[str] = []
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: begun + 100.0 * len(asked))  # each question takes long
 
     def fail(subject: str) -> None:
-        raise RequestTimeout("no answer")
+        asked.append(subject)
+        if len(asked) < 50:
+            raise RequestTimeout("no answer")
+
+    client.services.fake_inbox.before = fail
+    assert all(await asyncio.gather(*(still_owner(as_client(client)) for _ in range(10))))
+    assert client.fake_ended == []
+    assert len(asked) < 50 + 2 * 10 + 1
+
+
+async def test_the_client_goes_meanwhile(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "RETRY", 0.0)
+
+    def fail(subject: str) -> None:
+        if client.alive:
+            client.alive = False
+            raise RequestTimeout("no answer")
 
     client.services.fake_inbox.before = fail
     assert not await still_owner(as_client(client))
-    assert client.fake_ended == ["close"]
+    assert client.fake_ended == []

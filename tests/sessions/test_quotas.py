@@ -14,6 +14,7 @@ from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.sessions import quotas as module
 from mqtt_nats.sessions.quotas import (
+    BEGINNING_S,
     NAME_MAX,
     PAUSE_RATIO,
     READ_AGAIN_S,
@@ -434,6 +435,33 @@ async def test_a_rate_delays_consumers_and_then_refuses_them(monkeypatch: pytest
         for name in ("at once", "in a second", "in three seconds", "in a second"):
             await bench.quotas.pace(name_hash(name))
     assert slept == pytest.approx([0.0, 1.0, 3.0, -bench.now]), "a session waits once for what it has reserved"
+
+
+async def test_a_rate_delays_new_sessions_and_then_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits leaves the place that it has among all claims."""
+    bench = Bench(monkeypatch, session_rate=10, rate_burst=2, max_sessions=None)
+    slept: list[float] = []
+    left: list[int] = []
+
+    async def sleep(seconds: float) -> None:
+        if seconds:
+            slept.append(seconds)
+
+    async def begins(number: int, quota: str = QUOTA) -> None:
+        await bench.quotas.admit(number, f"key {number}", quota, WHO, lambda: left.append(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "sleep", sleep)
+        for number in range(60):
+            await begins(number)
+        for number in range(60, 63):
+            with pytest.raises(QuotaExceeded, match="session_rate"):
+                await begins(number)
+        await begins(100, OTHER)
+    assert left == list(range(20, 60))
+    assert slept == pytest.approx([one / 10 for one in range(1, 41)])
+    assert max(slept) <= BEGINNING_S
+    assert bench.counted == ["session_rate"] * 3
 
 
 async def test_the_quotas_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtt_nats.backbone import retry
 from mqtt_nats.sessions.record import (
     Exchanges,
     discard_expired,
@@ -15,7 +16,7 @@ from mqtt_nats.sessions.record import (
     save_record,
     unfinished,
 )
-from mqtt_streams.api import RequestTimeout
+from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import held_token, name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -40,6 +41,15 @@ def consumer(name: str) -> ConsumerRef:
 
 
 # -- writing ------------------------------------------------------------------------------------------
+
+
+async def test_a_record_that_somebody_has_overwritten_is_not_the_owners() -> None:
+    """Also when nobody can read it."""
+    client = FakeClient(FakeServices(), v5=V5(first=FIRST))
+    await save_record(as_client(client), 0)
+    client.services.fake_inbox.put(PREFIX + KEY, b"\xff")
+    with pytest.raises(Conflict):
+        await save_record(as_client(client), client.epoch)
 
 
 async def test_the_first_record_says_whose_it_is() -> None:
@@ -101,6 +111,63 @@ async def test_a_write_without_an_answer_that_another_connection_has_prevented()
     inbox.before = fail
     with pytest.raises(Conflict):
         await save_record(as_client(client), 0)
+
+
+REFUSED = ApiError(400, 10164, "wrong last sequence")
+"""What a leader answers while another write of the subject is on its way."""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_write_of_the_owner_while_another_one_is_on_its_way(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again: nobody has claimed the session."""
+    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    client = FakeClient(FakeServices())
+    await save_record(as_client(client), 0)
+    left = [REFUSED] * times
+
+    def refuse(subject: str) -> None:
+        if left and subject.startswith(PREFIX):
+            raise left.pop()
+
+    client.services.fake_inbox.before = refuse
+    assert await save_record(as_client(client), client.epoch) == client.epoch == 2
+    assert not left
+
+
+async def test_a_claim_that_was_on_its_way_when_the_owner_wrote() -> None:
+    client = FakeClient(FakeServices())
+    inbox = client.services.fake_inbox
+    await save_record(as_client(client), 0)
+    claim = SessionRecord("client", v5=V5(nonce="other"))
+    refused: list[str] = []
+
+    def refuse(subject: str) -> None:
+        if subject.startswith(PREFIX) and not refused:
+            refused.append(subject)
+            raise REFUSED
+        if subject.startswith(PREFIX) and len(inbox.messages["$MQTT_sess"]) == 1:
+            inbox.put(PREFIX + KEY, claim.encode())
+
+    inbox.before = refuse
+    with pytest.raises(Conflict):
+        await save_record(as_client(client), client.epoch)
+    assert (client.epoch, refused) == (1, [PREFIX + KEY])
+
+
+@pytest.mark.parametrize("expected", [0, 7])
+async def test_a_claim_while_another_one_is_on_its_way(expected: int) -> None:
+    """It looks at the session anew."""
+    client = FakeClient(FakeServices())
+
+    def refuse(subject: str) -> None:
+        if subject.startswith(PREFIX):
+            raise REFUSED
+
+    client.services.fake_inbox.before = refuse
+    with pytest.raises(Conflict):
+        await save_record(as_client(client), expected)
 
 
 # -- what a session leaves ----------------------------------------------------------------------------
@@ -237,7 +304,7 @@ async def test_nothing_is_asked_about_what_no_session_has() -> None:
     assert len(js.asked) == 3
     ends = await last_sequences(services, record, exchanges)
     await discard_expired(services, record, js.put(PREFIX + KEY, record.encode()), ends, exchanges)
-    assert js.asked[3:] == ["$JS.API.DIRECT.GET.$MQTT_pos", "$JS.API.STREAM.MSG.DELETE.$MQTT_pos"]
+    assert js.asked[3:] == ["$JS.API.DIRECT.GET.$MQTT_pos", "$JS.API.STREAM.PURGE.$MQTT_pos"]
     assert js.messages["$MQTT_pos"] == []
     assert [len(js.messages[name]) for name in (HELD, OUT, SHARED)] == [1, 1, 1]
 
@@ -259,7 +326,7 @@ async def test_what_comes_after_the_end_is_the_next_sessions() -> None:
     stored = Stored()
 
     def put_once(subject: str) -> None:
-        if ".STREAM.MSG.DELETE.$MQTT_pos" in subject:
+        if ".STREAM.PURGE.$MQTT_pos" in subject:
             stored.js.before = lambda subject: None
             stored.put()
             stored.js.put(PREFIX + KEY, known().encode())

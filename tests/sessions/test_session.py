@@ -54,6 +54,9 @@ class PlainSession(Session):
     async def connected(self) -> None:
         """NATS is connected."""
 
+    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
+        await waiting
+
     def begin_regular(self, record: SessionRecord) -> None:
         """Nothing is delivered."""
 

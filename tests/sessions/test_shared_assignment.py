@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.backbone.connect import Phase
-from mqtt_nats.sessions.shared_member import Membership
-from mqtt_nats.sessions.shared_subscribe import LateAssignments
+from mqtt_nats.sessions.groups.member import Membership
+from mqtt_nats.sessions.groups.subscribe import LateAssignments
 from mqtt_streams.gateway_subjects import ASSIGNED
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import SharedSubscription

@@ -6,15 +6,17 @@ from typing import cast
 
 import pytest
 
+from mqtt_nats.backbone import retry
+from mqtt_nats.backbone.pending_stores import STALE
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.protocol.transient_sender import TransientSender
-from mqtt_nats.sessions import shared_member as membership
-from mqtt_nats.sessions.shared_member import AssignOp, Membership
-from mqtt_nats.sessions.shared_ownership import confirmed_at, room_of
-from mqtt_nats.sessions.shared_subscribe import LateAssignments
-from mqtt_streams.api import ApiError
+from mqtt_nats.sessions.groups import member as membership
+from mqtt_nats.sessions.groups.member import AssignOp, Membership
+from mqtt_nats.sessions.groups.ownership import confirmed_at, room_of
+from mqtt_nats.sessions.groups.subscribe import LateAssignments
+from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import (
@@ -145,7 +147,8 @@ class Left:
         self.client.alive = False
         services = self.client.services
         self.late = services.late_assignments = FakeLate()
-        services.streams.groups = cast(SharedStore, FakeOwners(owner))
+        self.owners = FakeOwners(owner)
+        services.streams.groups = cast(SharedStore, self.owners)
         monkeypatch.setattr(services.fake_store, "call", lambda target, body, operation: operation.stored(b""))
         self.out = services.fake_link.out
         self.member = Membership(as_client(self.client), TEXT, WANTED)
@@ -157,8 +160,19 @@ class FakeOwners:
 
     def __init__(self, owner: Callable[[int], object]) -> None:
         self._owner = owner
+        self.fake_under_way = 0
+        """Number of questions before none is on its way."""
+        self.fake_void: list[int] = []
 
-    async def owner(self, _group: str, _text: str, number: int, _stamp: int) -> object:
+    async def decide(self, _client: str, _group: str, _number: int) -> None:
+        if self.fake_under_way:
+            self.fake_under_way -= 1
+            raise RequestTimeout("an assignment is on its way")
+
+    async def remove_void(self, _client: str, _group: str, number: int) -> None:
+        self.fake_void.append(number)
+
+    async def owner(self, _group: str, number: int, _stamp: int) -> object:
         return self._owner(number)
 
 
@@ -210,7 +224,7 @@ async def test_what_may_be_somebodys_has_its_place_and_keeps_its_order(monkeypat
 
 
 @pytest.mark.parametrize("owner", [None, "somebody"], ids=["nobody's", "somebody's"])
-async def test_what_a_gateway_before_may_have_assigned(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
+async def test_what_a_durable_session_may_have(monkeypatch: pytest.MonkeyPatch, owner: str | None) -> None:
     """A durable session's member looks for it where a message was delivered before; else the store of its own tells."""
     doubts = Doubts(monkeypatch)
     doubts.client.durable_side = FakeMachineSide(doubts.regular)
@@ -310,3 +324,51 @@ async def test_what_was_refused_because_it_was_stored_before_is_a_members_too(
     operation.failed(ApiError(400, TAKEN[0], "wrong last sequence"))
     await left.client.services.tasks.fake_settle()
     assert (left.late.fake_told, left.out) == (([("client", 11)], []) if same else ([], [b"PUB reply 0\r\n\r\n"]))
+
+
+REFUSED = ApiError(400, TAKEN[1], "wrong last sequence")
+"""JetStream's answer while another store is on its way."""
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["connected", "gone"])
+@pytest.mark.parametrize("error", [REFUSED, STALE], ids=["refused", "late"])
+async def test_an_assignment_whose_earlier_attempt_may_be_stored_yet(
+    monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
+) -> None:
+    """The group does not get the message back before that is known: another member would find it assigned."""
+    monkeypatch.setattr(retry, "PAUSE", 0.0)
+
+    def owner(number: int) -> Owner | None:
+        stored = not left.owners.fake_under_way
+        return Owner(name_hash("client"), 7, 11, operation.arrived) if stored else None
+
+    left = Left(monkeypatch, owner)
+    left.client.alive = alive
+    operation = AssignOp(left.member, STORED, 5, 7, b"reply")
+    operation.arrived -= 16 * 10**9 if error is STALE else 0
+    left.owners.fake_under_way = 3
+    operation.failed(error)
+    await left.client.services.tasks.fake_settle()
+    assert (left.late.fake_told, left.out, left.owners.fake_under_way) == ([("client", 11)], [], 0)
+    assert not left.client.services.fake_store.fake_put
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["connected", "gone"])
+@pytest.mark.parametrize("error", [REFUSED, STALE], ids=["refused", "late"])
+async def test_an_assignment_whose_earlier_attempt_was_lost(
+    monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
+) -> None:
+    """It is made again while it is in time and the client is there; else the group gets the message back."""
+    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    left = Left(monkeypatch)
+    left.client.alive = alive
+    left.owners.fake_under_way = 1
+    operation = AssignOp(left.member, STORED, 5, 7, b"reply")
+    operation.arrived -= 16 * 10**9 if error is STALE else 0
+    operation.failed(error)
+    await left.client.services.tasks.fake_settle()
+    puts = [one[3] for one in left.client.services.fake_store.fake_put]
+    if alive and error is REFUSED:
+        assert (puts, left.out, left.owners.fake_void) == ([operation], [], [])
+    else:
+        assert (puts, left.out, left.owners.fake_void) == ([], [b"PUB reply 4\r\n-NAK\r\n"], [5])

@@ -10,11 +10,12 @@ import pytest
 
 from mqtt_nats.backbone import retry
 from mqtt_nats.protocol.transient_sender import TransientSender
-from mqtt_nats.sessions import shared_subscribe
-from mqtt_nats.sessions.shared_ownership import NAK
-from mqtt_nats.sessions.shared_subscribe import (
+from mqtt_nats.sessions.groups import subscribe as shared_subscribe
+from mqtt_nats.sessions.groups.ownership import NAK
+from mqtt_nats.sessions.groups.subscribe import (
     acknowledged,
     ask_groups_again,
+    begin_shared,
     detach,
     leave_at_end,
     look_after,
@@ -113,7 +114,7 @@ async def test_many_groups_are_left_together(client: FakeClient) -> None:
     for number in range(100):
         inbox.put(members_subject(group_hash("group", str(number)), client.hash))
     v5_of(client).leaving = texts
-    await rejoin_shared(as_client(client))
+    await rejoin_shared(as_client(client), [])
     assert inbox.subjects("$MQTT_shared") == []
     read = [subject.rpartition(".")[2] for subject in inbox.asked if ".MSG.GET." in subject]
     assert read == ["$MQTT_shared"] * 100 + ["$MQTT_sess"]
@@ -184,7 +185,7 @@ async def test_a_former_gateway_registers_the_member_late(client: FakeClient) ->
 async def test_a_resumed_session_leaves_what_it_had_left(client: FakeClient) -> None:
     client.services.fake_inbox.put(members_subject(GROUP, client.hash))
     v5_of(client).leaving = [TEXT]
-    await rejoin_shared(as_client(client))
+    await rejoin_shared(as_client(client), [])
     assert (client.shares, v5_of(client).leaving) == (None, [])
     assert client.services.fake_inbox.subjects("$MQTT_shared") == []
 
@@ -194,16 +195,30 @@ async def test_a_resumed_session_joins_again(client: FakeClient, caplog: pytest.
     v5_of(client).shared = {TEXT: replace(WANTED, start=5), "$share/group/#/x": WANTED}
     assert client.record is not None
     client.epoch = client.services.fake_inbox.put(PREFIX + client.hash, client.record.encode())
-    await rejoin_shared(as_client(client))
+    begun = begin_shared(as_client(client), set())
     assert client.shares is not None
+    assert begun == [client.shares[TEXT]]
+    assert begun[0].queues
+    await rejoin_shared(as_client(client), begun)
     assert list(client.shares) == [TEXT]
     assert "is not resumed" in caplog.text
     assert members_subject(GROUP, client.hash) in client.services.fake_inbox.subjects("$MQTT_shared")
 
 
 async def test_a_resumed_session_without_groups(client: FakeClient) -> None:
-    await rejoin_shared(as_client(client))
+    assert begin_shared(as_client(client), set()) == []
+    await rejoin_shared(as_client(client), [])
     assert client.shares is None
+
+
+async def test_a_denied_group_is_not_joined_again(client: FakeClient) -> None:
+    """The subscription is there to be ended, and takes no part."""
+    v5_of(client).shared = {TEXT: WANTED}
+    assert begin_shared(as_client(client), {TEXT}) == []
+    assert client.shares is not None
+    assert client.shares[TEXT].queues == []
+    await unsubscribe_shared(as_client(client), [TEXT])
+    assert v5_of(client).shared == {}
 
 
 # -- messages -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from mqtt_nats.sessions import shared_subscribe as module
+from mqtt_nats.sessions.groups import subscribe as module
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import ACK_WAIT_NS
 from mqtt_streams.shared import EXPIRED_NS, SharedStore

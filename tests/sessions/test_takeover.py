@@ -136,7 +136,9 @@ def test_both_connections_of_a_session_hear() -> None:
     [
         b'{"error":{"code":503}}',
         b'{"error":{"code":400},"seq":9}',
-        b'{"seq":9,"domain":"leaf"}',
+        b'{"stream":"$MQTT_sess","seq":9,"domain":"leaf"}',
+        b'{"stream":"$MQTT_msgs","seq":9}',
+        b'{"seq":9}',
         b'{"seq":"x"}',
         b"{}",
         b"[9]",
@@ -158,7 +160,7 @@ def test_in_a_domain() -> None:
     client = setup.client("one", 5)
     setup.hear("foreign0", "one", ACK % 9)
     assert client.taken == 0
-    setup.hear("foreign0", "one", b'{"seq":9,"domain":"leaf"}')
+    setup.hear("foreign0", "one", b'{"stream":"$MQTT_sess","seq":9,"domain":"leaf"}')
     assert client.taken == 1
 
 

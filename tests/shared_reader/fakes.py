@@ -25,8 +25,6 @@ from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSettings, FakeSide, as_client, as_side
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from mqtt_nats.delivery.position_writer import PositionWriter
     from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.messages.message import Stored
@@ -84,7 +82,6 @@ class FakeSessions:
         self.allowed = True
         self.choice = ConsumerChoice(cast("Settings", services.settings))
         self.fake_wants_records = False
-        self.fake_announce: Callable[[], Awaitable[None]] | None = None
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
@@ -108,9 +105,6 @@ class FakeSessions:
 
     def allow(self, allowed: bool) -> None:
         self.allowed = allowed
-
-    def announce_by(self, announce: Callable[[], Awaitable[None]]) -> None:
-        self.fake_announce = announce
 
     def wants_records(self, client: FakeClient) -> bool:
         return self.fake_wants_records
@@ -179,7 +173,7 @@ def as_sessions(fake: FakeSessions) -> SharedReaderSessions:
     return cast("SharedReaderSessions", fake)
 
 
-def live_binding(subject: str, *, live: bool = True, end: int = 0) -> ConsumerBinding:
+def live_binding(subject: str, *, live: bool = True, end: int | None = None) -> ConsumerBinding:
     """A consumer of a session whose messages the shared reader brings."""
     consumer = subscription_consumer("hash", subject, name_nuid="n", deliver_nuid="d", max_ack_pending=10, start_seq=1)
     assert consumer.filter_subject == PREFIX + subject

@@ -90,6 +90,5 @@ def test_a_bound_of_the_settings(replicas: int, bound: int) -> None:
 def test_settings(session_positions: str, shared_reader: str, possible: bool, in_records: bool) -> None:
     """Far beyond the bound; and far below it, where only `records` has sessions without consumers."""
     tested = choice(session_positions, shared_reader=shared_reader)
-    assert tested.may_want_records is possible
     assert tested.wants_records(in_records, 1, 10_000, 1) is possible
     assert tested.wants_records(in_records, 1, 0, 1) is (session_positions == "records")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions import message_stream
@@ -21,6 +20,7 @@ from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.promotion import Promotion, PromotionLimit, ReaderSession, consumers_behind
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+from mqtt_nats.transport.turns import TimingWheel
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.stored import StoredMessage
 from tests.harness.doubles import stands_for
@@ -116,6 +116,10 @@ class Room:
         self.reader.refused = refused
         self.members: dict[object, ReaderSession] = {}
         self.registry: Registry[Any] = Registry()
+        self.renewals: TimingWheel[Any] = TimingWheel()
+
+    def _settle_consumers(self, client: object, side: object) -> None:
+        """A job, which `FakeClient.do` notes."""
 
     def catch_up(self, member: ReaderSession, position: int, *, missed: bool) -> FakeCatchUpReader:
         return FakeCatchUpReader()
@@ -176,20 +180,6 @@ def test_a_session_that_left_while_it_subscribed_becomes_live_again(monkeypatch:
     monkeypatch.setattr(member.client, "do", lambda _: None)
     SharedReaderSessions.begin(cast("SharedReaderSessions", room), member.client, member.side, 1.0)
     assert (room.fake_joined, member.joining) == ([member], None)
-
-
-@pytest.mark.parametrize("answered", [True, False, None])
-async def test_others_are_told_of_sessions_without_consumers(answered: bool | None) -> None:
-    """Where that is not possible, or not stored in time, sessions have consumers."""
-    feed = SharedFeed()
-
-    async def announce() -> None:
-        if not answered:
-            raise TimeoutError
-
-    if answered is not None:
-        feed.announce_by(announce)
-    assert await feed.announce() is bool(answered)
 
 
 @pytest.mark.sources

@@ -84,19 +84,6 @@ def test_a_query_that_waits_for_its_beginning_has_its_topics_too(store: Store) -
         query.batch()
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on(store: Store) -> None:
-    query = Query(store, startingOffsets="earliest", topics="a/0")
-    query.batch()
-    assert query.checkpoint is not None
-    for name in ("stream", "topics"):
-        del query.checkpoint[name]
-    store.put(range(1))
-    assert query.batch() == [11]
-    continued(query, store.given(topics="a/1"))
-    with pytest.raises(OptionError, match="other topics"):
-        query.batch()
-
-
 # -- credentials ------------------------------------------------------------------------------
 
 
@@ -204,6 +191,3 @@ def test_a_batch_that_is_run_again_has_the_parts_of_the_first_attempt(
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     query.start()
     assert ranges() == before
-    query.checkpoint = {name: value for name, value in end.items() if name != "parts"}
-    query.start()
-    assert query.batch() == list(range(31, 1031))  # as earlier versions wrote it

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -22,15 +23,19 @@ from tests.spark.conftest import SOURCE_ROOTS
 WAIT = 120.0  # seconds; a busy machine
 
 
-def jvms(process: LoggedProcess) -> list[psutil.Process]:
-    """The JVM of a job, and the one before it that makes its command line."""
-    found = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in found if one.is_running() and one.name() == "java"]
+def jvms(directory: Path) -> list[psutil.Process]:
+    """The JVM of the job in a directory, and the one before it that makes its command line."""
+    running = psutil.process_iter(["name", "cwd"])
+    return [one for one in running if one.info["name"] == "java" and one.info["cwd"] == str(directory.resolve())]
 
 
-def listens(process: LoggedProcess) -> bool:
+def listens(directory: Path) -> bool:
     """Whether the JVM answers, so that the session is being made."""
-    return any(one.net_connections("tcp") for one in jvms(process))
+    for one in jvms(directory):
+        with suppress(psutil.NoSuchProcess):  # the one before ends meanwhile
+            if one.net_connections("tcp"):
+                return True
+    return False
 
 
 @pytest.mark.processes
@@ -46,21 +51,20 @@ def listens(process: LoggedProcess) -> bool:
     ],
 )
 def test_a_signal_ends_a_start_and_its_jvm(
-    words: str, reached: Callable[[LoggedProcess], object], number: signal.Signals, tmp_path: Path
+    words: str, reached: Callable[[Path], object], number: signal.Signals, tmp_path: Path
 ) -> None:
     job = LoggedProcess("job", tmp_path / "job.log")
     environ = {"PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS)), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     try:
         job.start([sys.executable, "-m", "mqtt_nats", "spark", *words.split()], environ, tmp_path)
-        eventually(lambda: reached(job) or not job.alive, WAIT)
+        eventually(lambda: reached(tmp_path) or not job.alive, WAIT)
         assert job.alive, job.text
-        started = jvms(job)
         if number == signal.SIGINT:
             job.interrupt()
         else:
             job.send(number)
         assert job.wait(WAIT) == 130
-        eventually(lambda: not any(one.is_running() for one in started), WAIT)
+        eventually(lambda: not jvms(tmp_path), WAIT)
         assert job.text == ""
     finally:
         job.discard()

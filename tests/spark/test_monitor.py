@@ -12,6 +12,7 @@ from pyspark_mqtt_nats.errors import ConnectError
 from pyspark_mqtt_nats.jobs import monitor, rule
 from pyspark_mqtt_nats.jobs.monitor import Monitor
 from pyspark_mqtt_nats.nats.access import Access
+from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.rules import metrics
 from pyspark_mqtt_nats.rules.query import Figures
@@ -22,6 +23,19 @@ from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually, free_port
 
 
+class Staying(Monitor):
+    """A monitor that says whether nats-server has answered its present connection."""
+
+    staying = False
+
+    def _stay(self, connection: Connection) -> None:
+        self.staying = True
+        try:
+            super()._stay(connection)
+        finally:
+            self.staying = False
+
+
 class Watched:
     """A nats-server, and what a monitor of it says."""
 
@@ -30,12 +44,12 @@ class Watched:
         self.server: NatsServer = nats_factory(config=f'http: "127.0.0.1:{port}"')
         self.said: list[str] = []
         options = Options.parse({"servers": self.server.url, "connectTimeout": patience})
-        self.monitor = Monitor(options, self.said.append)
+        self.monitor = Staying(options, self.said.append)
         self._monitoring = Monitoring(port)
 
     def connected(self) -> None:
-        """Wait for a connection of the monitor."""
-        eventually(lambda: self._monitoring.get("connz")["num_connections"] == 1)
+        """Wait for a connection of the monitor that nats-server has answered."""
+        eventually(lambda: self._monitoring.get("connz")["num_connections"] == 1 and self.monitor.staying)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, IsNotNull
 from pyspark.sql.types import StructType
 
+from mqtt_streams.headers import REPLACES
 from mqtt_streams.retained import set_block, tombstone_block
 from pyspark_mqtt_nats import retained
 from pyspark_mqtt_nats.nats.jetstream import Publish
@@ -29,7 +30,7 @@ SCHEMA = StructType().add("topic", "string").add("payload", "binary")
 @pytest.fixture
 def store(nats_server: NatsServer) -> Iterator[Store]:
     """A stream of retained messages."""
-    with Store(nats_server.url, max_msgs_per_subject=1) as found:
+    with Store(nats_server.url, max_msgs_per_subject=16, allow_rollup_hdrs=True) as found:
         yield found
 
 
@@ -58,6 +59,20 @@ def table(batches: Iterator[pa.RecordBatch]) -> dict[str, bytes]:
     found = dict(rows)
     assert len(found) == len(rows)
     return found
+
+
+def test_a_topic_with_former_messages(store: Store) -> None:
+    """nats-server was killed when it had stored a message, and before it removed the former one."""
+    retain(store, {f"a/{number}": b"%d" % number for number in range(20)})
+    for topic, payload in (("a.3", b"x"), ("a.5", b"y"), ("a.3", b"z"), ("b", b"1"), ("b", b"2")):
+        block = set_block(topic.replace(".", "/"), 3, "gateway1").replace(REPLACES, b"")
+        store.publish(Publish(f"{store.prefix}{topic}".encode(), block, payload))
+    everything = {f"a/{number}": b"%d" % number for number in range(20)} | {"a/3": b"z", "a/5": b"y", "b": b"2"}
+    assert table(plan(store)) == everything
+    assert table(plan(store, topics="a/3, b")) == {"a/3": b"z", "b": b"2"}
+    retain(store, {"a/3": b"w", "b": b""})
+    everything = {topic: payload for topic, payload in everything.items() if topic != "b"} | {"a/3": b"w"}
+    assert table(plan(store)) == everything
 
 
 def test_topics_and_filters(store: Store) -> None:
@@ -113,7 +128,7 @@ def test_a_server_that_ends_connections_while_rows_are_handed_over(
     """As it does with those that do not answer it for minutes; no way of reading relies on one from before."""
     monkeypatch.setattr(retained, "ROUNDS", rounds)
     server = nats_factory()
-    with Store(server.url, max_msgs_per_subject=1) as store:
+    with Store(server.url, max_msgs_per_subject=16, allow_rollup_hdrs=True) as store:
         values = {f"site/{number}": b"%d" % number for number in range(20)}
         retain(store, values)
         batches = plan(store, batchSize=10)

@@ -358,7 +358,7 @@ class TestRefused:
             ({"topic": "a/#"}, "column topic: 'a/#' has a wildcard"),
             ({"payload": None}, "column payload: it is null"),
             ({"qos": 3}, "column qos: 3 is not 0, 1 or 2"),
-            ({"payload": b"x" * 1_048_576}, "column payload: the message has 1048"),
+            ({"payload": b"x" * (8 << 20)}, "column payload: the message has 8388"),
         ],
     )
     async def test_row_is_named_and_nothing_of_it_is_published(

@@ -132,7 +132,7 @@ class TestPermissions:
       { user: enough, password: secret, permissions {
         publish: ["$JS.API.STREAM.INFO.$MQTT_msgs", "$MQTT.msgs.site.>", "$MQTT.rmsgs.site.>", "site.>"
           "$JS.API.STREAM.MSG.DELETE.$MQTT_rmsgs"]
-        subscribe: ["_INBOX.>"]
+        subscribe: ["$MQTT.spark.>"]
       } }
     ] }
     """

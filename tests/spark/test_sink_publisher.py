@@ -11,7 +11,7 @@ import pytest
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout
 from pyspark_mqtt_nats.options import Options
 from pyspark_mqtt_nats.publishing.encoding import Encoder, Identities
-from pyspark_mqtt_nats.publishing.publisher import PATIENCE, Publisher
+from pyspark_mqtt_nats.publishing.publisher import RETRY_TIMEOUTS, Publisher
 from tests.harness.waiting import eventually
 from tests.spark.servers import listener, says_hello
 
@@ -238,7 +238,7 @@ def test_connections_that_end_while_nothing_waits() -> None:
                 script.until(number + 1)
                 script.end()
                 session.publisher._exchange(1.0)
-                time.sleep(0.1 * PATIENCE + 0.05)
+                time.sleep(0.1 * RETRY_TIMEOUTS + 0.05)
             session.publish("B")
             session.finish()
     assert [script.seen(number) for number in range(4)] == [both("A"), [], both("A"), both("B")]
@@ -275,7 +275,7 @@ def test_patience_begins_anew_once_something_was_confirmed() -> None:
             for row in ("A", "B"):
                 session.publish(row)
                 session.finish()
-                time.sleep(0.1 * PATIENCE + 0.05)
+                time.sleep(0.1 * RETRY_TIMEOUTS + 0.05)
     assert [script.seen(number) for number in range(2)] == [[*both("A"), "s:A", *both("B")], both("B")]
 
 

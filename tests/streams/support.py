@@ -105,6 +105,9 @@ class NatsPyJetStream:
         async for answer in self._answers(subject, payload, b"", timeout, self.client.new_inbox()):
             yield answer
 
+    def tell(self, subject: bytes, payload: bytes) -> None:
+        """No gateway listens here."""
+
     async def _answers(
         self, subject: str, payload: bytes, headers: bytes, timeout: float, inbox: str
     ) -> AsyncGenerator[Reply, None]:

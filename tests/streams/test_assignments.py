@@ -49,7 +49,7 @@ async def assign(
 
 async def owner(js: NatsPyJetStream, stored_ns: int = 0, number: int = NUMBER) -> Owner | None:
     """Whose the group's copy of a message is."""
-    return await SharedStore(js).owner(GROUP, SUBSCRIPTION, number, stored_ns)
+    return await SharedStore(js).owner(GROUP, number, stored_ns)
 
 
 class Counting(NatsPyJetStream):
@@ -115,7 +115,7 @@ async def test_each_group_assigns_its_copy(js: NatsPyJetStream, client: str) -> 
     first = await assign(js, CLIENT, 7, arrived_at=now)
     second = await assign(js, client, 8, arrived_at=now, group=OTHER_GROUP)
     assert await owner(js) == Owner(CLIENT, 7, first, now)
-    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) == Owner(client, 8, second, now)
+    assert await store.owner(OTHER_GROUP, NUMBER, 0) == Owner(client, 8, second, now)
     found, _ = await store.assigned(client)
     assert found[-1] == Assignment(
         8, second, NUMBER, OTHER_SUBSCRIPTION, ACK, subject=assigned_subject(client, OTHER_GROUP, NUMBER)
@@ -123,7 +123,7 @@ async def test_each_group_assigns_its_copy(js: NatsPyJetStream, client: str) -> 
     assert len(found) == (2 if client == CLIENT else 1)
     assert await stored.delete(js, STREAM, first)
     assert await owner(js) is None
-    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) == Owner(client, 8, second, now)
+    assert await store.owner(OTHER_GROUP, NUMBER, 0) == Owner(client, 8, second, now)
 
 
 async def test_an_assignment_that_was_stored_too_late_is_void(js: NatsPyJetStream) -> None:
@@ -182,40 +182,33 @@ async def test_an_assignment_whose_replacement_is_not_stored_yet(js: NatsPyJetSt
     assert [found.seq for found in (await SharedStore(js).assigned(CLIENT))[0]] == [first]
 
 
-def former(packet_id: int, subscription: str) -> tuple[str, bytes]:
-    """Subject and headers of an assignment as gateways before this one have stored it."""
-    share = headers.percent_encode(subscription)
-    block = headers.build([("Nmqtt-PacketId", f"{packet_id}"), ("Nmqtt-Seq", f"{NUMBER}"), ("Nmqtt-Share", share)])
-    return f"{ASSIGNED}{CLIENT}.{NUMBER}", block
-
-
-async def test_an_assignment_of_a_former_gateway(js: NatsPyJetStream) -> None:
-    """Its subject does not name the group, and it may not say when the message had come."""
+async def test_whether_an_assignment_may_be_stored_yet(js: NatsPyJetStream) -> None:
+    """The question stores nothing, whatever is there."""
     await ensure_streams(js)
     store = SharedStore(js)
-    subject, block = former(7, SUBSCRIPTION)
-    seq = await publish(js, subject, b"", block)
-    assert await store.assigned(CLIENT) == ([Assignment(7, seq, NUMBER, SUBSCRIPTION, subject=subject)], None)
-    assert await owner(js) == Owner(CLIENT, 7, seq)
-    assert await owner(js, time.time_ns() + 10**9) is None, "the message is newer"
-    assert await store.owner(OTHER_GROUP, OTHER_SUBSCRIPTION, NUMBER, 0) is None, "it is of another group"
-    other = await assign(js, CLIENT, 8, group=OTHER_GROUP)
-    found, _ = await store.assigned(CLIENT)
-    assert [(one.seq, one.packet_id, one.subscription) for one in found] == [
-        (seq, 7, SUBSCRIPTION),
-        (other, 8, OTHER_SUBSCRIPTION),
-    ]
-
-
-async def test_what_a_former_gateway_finds(js: NatsPyJetStream) -> None:
-    """All that is a client's, by the last token's wildcard, and nothing that it would take for another group's."""
-    await ensure_streams(js)
-    seq = await assign(js, CLIENT, 7)
-    found = await stored.get_last(js, STREAM, f"{ASSIGNED}{CLIENT}.*")
+    place = CLIENT, GROUP, NUMBER
+    await store.decide(*place)
+    assert await stored.get_last(js, STREAM, f"{ASSIGNED}>") is None
+    seq = await assign(js, OTHER, 7)
+    await store.decide(*place)
+    found = await stored.get_last(js, STREAM, f"{ASSIGNED}>")
     assert found is not None
     assert found.seq == seq
-    assert await stored.get_last(js, STREAM, f"{ASSIGNED}*.{NUMBER}") is None
-    assert not found.subject.endswith("halfway")
+    with pytest.raises(RequestTimeout):
+        await SharedStore(Replicating(js.client, js.api_prefix)).decide(*place)
+
+
+async def test_only_a_void_assignment_is_removed_as_such(js: NatsPyJetStream) -> None:
+    await ensure_streams(js)
+    store = SharedStore(js)
+    await assign(js, CLIENT, 7, 14.0)
+    for _ in range(2):
+        await store.remove_void(CLIENT, GROUP, NUMBER)
+        assert await stored.get_last(js, STREAM, SUBJECT) is not None
+        await store.remove_void(OTHER, GROUP, NUMBER)
+    await assign(js, CLIENT, 7, 16.0, sole=False)
+    await store.remove_void(CLIENT, GROUP, NUMBER)
+    assert await stored.get_last(js, STREAM, SUBJECT) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_streams import messages, pubrel
-from mqtt_streams.api import NoResponders, publish
+from mqtt_streams import consumers, messages, pubrel
+from mqtt_streams.api import NoResponders, Reply, RequestTimeout, publish
 from mqtt_streams.consumers import (
     Ack,
     ConsumerExists,
@@ -19,6 +19,7 @@ from mqtt_streams.consumers import (
     consumer_names,
     create_consumer,
     delete_consumer,
+    delete_for_good,
     parse_ack,
     update_consumer,
 )
@@ -54,6 +55,44 @@ def consumer(deliver: str = "d1", name: str = "n1", subject: str = "a.>", **opti
     return messages.subscription_consumer(
         "A4a1Bsn5", subject, name_nuid=name, deliver_nuid=deliver, max_ack_pending=options.pop("window", 10), **options
     )
+
+
+class Leaderless(NatsPyJetStream):
+    """Deletes consumers as nats-server does while they have no leader: the first answers are missing."""
+
+    def __init__(self, js: NatsPyJetStream, missing: int) -> None:
+        super().__init__(js.client, js.api_prefix)
+        self.missing = missing
+        self.asked = 0
+
+    async def request(
+        self, subject: str, payload: bytes = b"", headers: bytes = b"", *, timeout: float = 5.0, reply: str = ""
+    ) -> Reply:
+        answer = await super().request(subject, payload, headers, timeout=5.0, reply=reply)
+        if "DELETE" not in subject:
+            return answer
+        assert timeout == consumers.DELETED
+        self.asked += 1
+        if self.asked <= self.missing:
+            raise RequestTimeout(subject)
+        return answer
+
+
+@pytest.mark.parametrize("missing", [0, 1, consumers.DELETIONS])
+async def test_a_consumer_without_a_leader_is_deleted(js: NatsPyJetStream, missing: int) -> None:
+    """nats-server deletes it and does not answer; the answer to the next request is that there is none."""
+    await ensure_streams(js)
+    await create_consumer(js, messages.STREAM, consumer())
+    leaderless = Leaderless(js, missing)
+    name = consumer().durable_name
+    if missing < consumers.DELETIONS:
+        assert await delete_for_good(leaderless, messages.STREAM, name)
+        assert not await delete_for_good(js, messages.STREAM, name)
+    else:
+        with pytest.raises(RequestTimeout):
+            await delete_for_good(leaderless, messages.STREAM, name)
+    assert leaderless.asked == min(missing + 1, consumers.DELETIONS)
+    assert await consumer_info(js, messages.STREAM, name) is None
 
 
 async def test_create_info_names_delete(js: NatsPyJetStream) -> None:

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from mqtt_nats.ingress.retained_ops import NO_ROOM
+from mqtt_streams import headers, stored
 from mqtt_streams.api import ApiError, call, publish
 from mqtt_streams.consumers import ConsumerRef, create_consumer
 from mqtt_streams.definitions import (
     EVERY,
+    RECORDS,
     STREAMS,
     StreamConflict,
     StreamSetupError,
@@ -26,6 +28,8 @@ from mqtt_streams.definitions import (
     shown,
     with_ids,
 )
+from mqtt_streams.error_codes import MAXIMUM_MESSAGES_TEXT
+from mqtt_streams.gateways import GatewayStore, LeaseTaken
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.headers import PUB_BLOCKS
 from mqtt_streams.retained import RetainedStore, set_block
@@ -39,6 +43,7 @@ Link: TypeAlias = Callable[..., Awaitable[NatsPyJetStream]]
 DAY_NS = 86400 * 10**9
 
 
+ROLLED_UP = ["allow_rollup_hdrs", "max_msgs_per_subject"]
 ADDED = ["$MQTT_wills", "$MQTT_shared", "KV_MQTT_gateways", "KV_MQTT_bans", "KV_MQTT_fleet"]
 
 
@@ -124,27 +129,29 @@ async def test_a_stream_that_appears_meanwhile_is_checked(js: NatsPyJetStream) -
 
 
 async def test_settings_for_messages(js: NatsPyJetStream) -> None:
-    await ensure_streams(js, message_retention=60, retention="interest")
+    await ensure_streams(js, message_retention=60)
     config = await config_of(js, "$MQTT_msgs")
-    assert (config["retention"], config["max_age"], config["duplicate_window"]) == ("interest", 60 * 10**9, 60 * 10**9)
+    assert (config["retention"], config["max_age"], config["duplicate_window"]) == ("limits", 60 * 10**9, 60 * 10**9)
 
 
 async def test_switches_are_turned_on(js: NatsPyJetStream) -> None:
     for stream in STREAMS:
-        await create(js, stream, allow_direct=None, allow_msg_ttl=None, allow_msg_schedules=None, max_consumers=-1)
+        limit = 1 if stream in RECORDS else load_definition(stream)["max_msgs_per_subject"]
+        changes = dict.fromkeys(("allow_direct", "allow_msg_ttl", "allow_msg_schedules", "allow_rollup_hdrs"))
+        await create(js, stream, **changes, max_msgs_per_subject=limit, max_consumers=-1)
     report = await ensure_streams(js)
     assert report.created == []
     assert report.upgraded == {
-        "$MQTT_sess": ["allow_direct"],
+        "$MQTT_sess": ["allow_direct", *ROLLED_UP],
         "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers"],
-        "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl"],
+        "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl", *ROLLED_UP],
         "$MQTT_out": ["allow_direct", "max_consumers"],
         "$MQTT_timers": ["allow_direct", "allow_msg_ttl", "allow_msg_schedules"],
-        "$MQTT_wills": ["allow_direct"],
-        "$MQTT_shared": ["allow_direct"],
-        "KV_MQTT_gateways": ["allow_direct"],
-        "KV_MQTT_bans": ["allow_direct", "allow_msg_ttl"],
-        "KV_MQTT_fleet": ["allow_direct"],
+        "$MQTT_wills": ["allow_direct", *ROLLED_UP],
+        "$MQTT_shared": ["allow_direct", *ROLLED_UP],
+        "KV_MQTT_gateways": ["allow_direct", "allow_msg_ttl", *ROLLED_UP],
+        "KV_MQTT_bans": ["allow_direct", "allow_msg_ttl", *ROLLED_UP],
+        "KV_MQTT_fleet": ["allow_direct", *ROLLED_UP],
     }
     assert report.kept == []
     assert (await ensure_streams(js)).upgraded == {}
@@ -209,18 +216,33 @@ async def test_limits_of_the_operator_stay(js: NatsPyJetStream) -> None:
     assert (await config_of(js, "$MQTT_msgs"))["max_bytes"] == 10_000_000
 
 
-async def test_interest_becomes_limits_only_when_asked(js: NatsPyJetStream) -> None:
-    await create(js, "$MQTT_msgs", retention="interest", max_age=0)
+@pytest.mark.parametrize("age", [0, 60])
+async def test_interest_becomes_limits(js: NatsPyJetStream, age: int) -> None:
+    """What waits for sessions stays, also where somebody has set a limit of age."""
+    await create(js, "$MQTT_msgs", retention="interest", max_age=age * 10**9, duplicate_window=30 * 10**9)
+    await create_consumer(js, "$MQTT_msgs", ConsumerRef("waits", "deliver", "$MQTT.msgs.t", 10))
+    await publish(js, "$MQTT.msgs.t", b"waits")
     report = await ensure_streams(js)
-    assert report.upgraded == {}
-    assert any("retention is interest" in line for line in report.kept)
-    report = await ensure_streams(js, upgrade_retention=True)
-    assert report.upgraded == {"$MQTT_msgs": ["retention", "max_age"]}
+    assert report.upgraded["$MQTT_msgs"][:2] == ["retention", "max_age"]
     config = await config_of(js, "$MQTT_msgs")
     assert (config["retention"], config["max_age"]) == ("limits", DAY_NS)
-    report = await ensure_streams(js, retention="interest")
-    assert (await config_of(js, "$MQTT_msgs"))["retention"] == "limits"
-    assert "stream $MQTT_msgs: retention is limits, the setting retention says interest" in report.kept
+    found = await stored.get_last(js, "$MQTT_msgs", "$MQTT.msgs.t")
+    assert found is not None
+    assert found.payload == b"waits"
+    assert (await ensure_streams(js)).upgraded == {}
+
+
+async def test_messages_of_an_interest_stream_stay_as_long_again(
+    js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may wait for a session that has been away for longer than `message_retention`."""
+    await create(js, "$MQTT_msgs", retention="interest", max_age=0)
+    await create_consumer(js, "$MQTT_msgs", ConsumerRef("waits", "deliver", "$MQTT.msgs.t", 10))
+    await publish(js, "$MQTT.msgs.t", b"waits")
+    later = time.time_ns() + 10 * DAY_NS
+    monkeypatch.setattr("time.time_ns", lambda: later)
+    await ensure_streams(js)
+    assert 20 * DAY_NS <= (await config_of(js, "$MQTT_msgs"))["max_age"] < 21 * DAY_NS
 
 
 @pytest.mark.parametrize(
@@ -341,13 +363,13 @@ async def test_streams_of_nats_servers_own_listener(own_server: Start, link: Lin
     report = await ensure_streams(js)
     assert report.created == ["$MQTT_timers", *ADDED]
     assert report.upgraded == {
-        "$MQTT_sess": ["allow_direct"],
-        "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers"],
-        "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl"],
+        "$MQTT_sess": ["allow_direct", "allow_rollup_hdrs"],
+        "$MQTT_msgs": ["allow_direct", "allow_msg_ttl", "max_consumers", "retention", "max_age"],
+        "$MQTT_rmsgs": ["allow_direct", "allow_msg_ttl", "allow_rollup_hdrs"],
         "$MQTT_out": ["allow_direct", "max_consumers"],
     }
-    assert any("retention is interest" in line for line in report.kept)
-    assert (await config_of(js, "$MQTT_msgs"))["retention"] == "interest"
+    assert report.single.keys() == {"$MQTT_sess", "$MQTT_rmsgs"}
+    assert (await config_of(js, "$MQTT_msgs"))["retention"] == "limits"
 
     await native_records(js)
     info = client.publish("a/b", b"still works", 2)
@@ -372,7 +394,8 @@ async def native_records(js: NatsPyJetStream) -> None:
     assert message is not None
     assert (message.payload, message.qos) == (b"kept", 1)
     raw = await call(js, "STREAM.MSG.GET.$MQTT_rmsgs", {"seq": message.seq})
-    assert b64decode(raw["message"]["hdrs"]) == set_block("a/b", 3, record.origin)
+    own = b64decode(raw["message"]["hdrs"])
+    assert own.replace(headers.START, headers.START + headers.REPLACES) == set_block("a/b", 3, record.origin)
 
 
 async def test_the_duplicate_window_is_short_where_every_message_has_an_id(js: NatsPyJetStream) -> None:
@@ -420,20 +443,22 @@ async def test_a_limit_of_retained_messages(js: NatsPyJetStream) -> None:
     for topic in ("a", "b", "c"):
         await retain(topic)
     report = await ensure_streams(js, max_retained=2)
-    assert set(report.upgraded["$MQTT_rmsgs"]) == {"max_msgs", "discard"}
+    assert set(report.upgraded["$MQTT_rmsgs"]) == {"max_msgs", "discard", "max_msgs_per_subject"}
+    assert report.single.keys() == {"$MQTT_rmsgs"}
     assert (await call(js, "STREAM.INFO.$MQTT_rmsgs"))["state"]["messages"] == 3
     await retain("a")
-    with pytest.raises(ApiError, match=NO_ROOM):
+    with pytest.raises(ApiError, match=MAXIMUM_MESSAGES_TEXT):
         await retain("d")
     report = await ensure_streams(js, max_retained=4)
     assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs"]}
     await retain("d")
-    with pytest.raises(ApiError, match=NO_ROOM):
+    with pytest.raises(ApiError, match=MAXIMUM_MESSAGES_TEXT):
         await retain("e")
     # A gateway without the setting takes it back.
     report = await ensure_streams(js)
     assert report.upgraded == {"$MQTT_rmsgs": ["max_msgs", "discard"]}
     assert not report.kept
+    assert (await ensure_streams(js)).upgraded == {"$MQTT_rmsgs": ["max_msgs_per_subject"]}  # it refuses nothing now
     await retain("e")
     assert (await call(js, "STREAM.INFO.$MQTT_rmsgs"))["state"]["messages"] == 5
     assert not (await ensure_streams(js)).upgraded
@@ -443,7 +468,10 @@ async def test_a_limit_of_retained_messages(js: NatsPyJetStream) -> None:
     ("found", "changed"),
     [
         ({"max_msgs": 2}, None),  # not what gateways set: it removes
-        ({"max_msgs": 2, "discard": "new", "max_bytes": 1_000_000}, ["max_msgs"]),  # the rest still refuses
+        (
+            {"max_msgs": 2, "discard": "new", "max_bytes": 1_000_000},
+            ["max_msgs_per_subject", "max_msgs"],
+        ),  # it refuses still
     ],
 )
 async def test_of_retained_messages_only_limits_of_gateways_are_taken_back(
@@ -455,3 +483,19 @@ async def test_of_retained_messages_only_limits_of_gateways_are_taken_back(
     (kept,) = [line for line in report.kept if "$MQTT_rmsgs" in line]
     assert kept.startswith(f"stream $MQTT_rmsgs: {'max_bytes' if changed else 'max_msgs'} is ")
     assert (await config_of(js, "$MQTT_rmsgs"))["discard"] == found.get("discard", "old")
+
+
+async def test_a_lease_lapses_at_its_time(js: NatsPyJetStream) -> None:
+    """Also one that was renewed."""
+    await ensure_streams(js)
+    store = GatewayStore(js)
+    first = await store.hold("aaaaaaaa", "aaaaaaaa", 0, 60)
+    await store.hold("aaaaaaaa", "aaaaaaaa", first, 1)
+
+    async def lapsed() -> bool:
+        return await store.lease("aaaaaaaa") == (0, "")
+
+    await aeventually(lapsed)
+    assert await store.hold("aaaaaaaa", "bbbbbbbb", 0, 60)
+    with pytest.raises(LeaseTaken):
+        await store.hold("aaaaaaaa", "cccccccc", 0, 60)

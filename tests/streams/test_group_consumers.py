@@ -78,8 +78,8 @@ async def test_two_members_join_at_the_same_time(js: NatsPyJetStream, needed: in
     assert (await config(js)).get("inactive_threshold", 0) == needed
 
 
-async def test_members_of_older_gateways(js: NatsPyJetStream) -> None:
-    """Their records do not say what they need: the consumer keeps what it has."""
+async def test_members_whose_records_cannot_be_read(js: NatsPyJetStream) -> None:
+    """They do not say what they need: the consumer keeps what it has."""
     await ensure_streams(js)
     await join(js, "A", LONG)
     subject = f"$MQTT.shared.members.{GROUP}.{'D' * 22}"

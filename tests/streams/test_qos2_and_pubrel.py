@@ -13,10 +13,11 @@ from mqtt_streams import headers, pubrel, qos2, stored
 from mqtt_streams.api import ApiError, Reply, call, publish
 from mqtt_streams.consumers import create_consumer
 from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.error_codes import STORE_FAILED
 from mqtt_streams.hashing import subject_token
 from mqtt_streams.pubrel import Owed, PubrelStore, pubrel_block, pubrel_subject
 from mqtt_streams.qos2 import Held, Qos2Store, held_block, held_subject, held_subjects, release_id
-from mqtt_streams.repeats import find_ids
+from mqtt_streams.repeats import find_stored_keys, search_key
 from mqtt_streams.stored import StoredMessage
 from tests.harness.fence import fence
 from tests.streams.support import NatsPyJetStream
@@ -76,7 +77,7 @@ async def test_hold_list_load_delete(js: NatsPyJetStream) -> None:
     sequences = [await hold(js, "sub-1", packet_id, b"%d" % packet_id) for packet_id in (9, 3, 65535)]
     with pytest.raises(ApiError) as caught:
         await hold(js, "sub-1", 3)
-    assert caught.value.err_code == qos2.ALREADY_HELD
+    assert caught.value.err_code == STORE_FAILED
     held = await store.held("sub-1")
     assert [(record.packet_id, record.seq) for record in held] == list(zip((9, 3, 65535), sequences, strict=True))
     assert [record.epoch for record in held] == [1, 1, 1]
@@ -185,9 +186,9 @@ async def test_many_that_are_owed_come_in_one_page(
     asked: list[str] = []
     request, page = js.request, stored.direct_page
 
-    async def counted(subject: str, payload: bytes = b"") -> Reply:
+    async def counted(subject: str, payload: bytes = b"", **options: Any) -> Reply:
         asked.append(subject)
-        return await request(subject, payload)
+        return await request(subject, payload, **options)
 
     async def lagging(*arguments: Any, **options: Any) -> Any:
         found, more = await page(*arguments, **options)
@@ -226,15 +227,34 @@ async def test_ids_that_are_stored_are_found(js: NatsPyJetStream) -> None:
         block = headers.build([("Nmqtt-Pub", "1"), ("Nats-Msg-Id", identity)])
         return await publish(js, "$MQTT.msgs.a.b", payload, block)
 
-    assert await find_ids(js, time.time() - 1, {b"a"}) == ({}, True)
+    assert await find_stored_keys(js, {b"a"}, time.time() - 1) == ({}, True)
     first = await store("a")
     for number in range(60):
         await store(f"other-{number}", bytes(100_000))
     second = await store("b")
-    assert await find_ids(js, time.time() - 1, {b"a", b"b", b"c"}) == ({b"a": first, b"b": second}, True)
-    assert await find_ids(js, time.time() - 1, {b"a"}) == ({b"a": first}, True)
-    assert await find_ids(js, time.time() + 60, {b"a"}) == ({}, True)
+    assert await find_stored_keys(js, {b"a", b"b", b"c"}, time.time() - 1) == ({b"a": first, b"b": second}, True)
+    assert await find_stored_keys(js, {b"a"}, time.time() - 1) == ({b"a": first}, True)
+    assert await find_stored_keys(js, {b"a"}, time.time() + 60) == ({}, True)
     await stored.delete(js, "$MQTT_msgs", second)
-    found, complete = await find_ids(js, time.time() - 1, {b"a", b"c"})
-    assert found == {b"a": first}
-    assert not complete, "it may be that a replica lags"
+    found, complete = await find_stored_keys(js, {b"a", b"c"}, time.time() - 1)
+    assert (found, complete) == ({b"a": first}, True), "no replica lags where there is one"
+
+
+async def test_messages_without_an_id_of_the_stream_are_found_by_their_own(js: NatsPyJetStream) -> None:
+    """Together with the subject; from a sequence on, when that is known and the stream is the same."""
+    await ensure_streams(js)
+
+    async def store(subject: str, *pairs: tuple[str, str]) -> int:
+        return await publish(js, subject, b"x", headers.build([("Nmqtt-Pub", "1"), ("Nmqtt-Id", "m"), *pairs]))
+
+    copy = await store("$MQTT.msgs.copy", ("Nats-Msg-Id", "copy-of-m"))
+    key, now = b"m $MQTT.msgs.a.b", time.time()
+    assert search_key(headers.build([("Nmqtt-Id", "m")]), b"$MQTT.msgs.a.b") == key
+    assert search_key(headers.build([("Nmqtt-Id", "m"), ("Nats-Msg-Id", "id")]), b"$MQTT.msgs.a.b") == b"id"
+    assert search_key(headers.build([("Nmqtt-Pub", "1")]), b"$MQTT.msgs.a.b") == b""
+    await store("$MQTT.msgs.c")
+    assert await find_stored_keys(js, {key, b"m $MQTT.msgs.copy"}, now) == ({}, True)
+    there = await store("$MQTT.msgs.a.b")
+    for after in (0, copy, there - 1, there + 1000):
+        assert await find_stored_keys(js, {key}, now, after) == ({key: there}, True)
+    assert await find_stored_keys(js, {key}, now, there) == ({}, True)

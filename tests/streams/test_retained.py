@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_streams import headers, pages, retained
+from mqtt_streams import headers, pages, retained, stored
 from mqtt_streams.api import NoResponders, Reply, call, publish
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.definitions import ensure_streams
-from mqtt_streams.retained import RetainedMessage, RetainedStore, parse, retained_subject, set_block, tombstone_block
+from mqtt_streams.retained import (
+    STREAM,
+    RetainedMessage,
+    RetainedStore,
+    parse,
+    retained_subject,
+    set_block,
+    tombstone_block,
+)
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import encode_topic, filter_to_subjects
 from tests.streams.support import Lagging, NatsPyJetStream, eventually
@@ -22,12 +30,12 @@ from tests.streams.support import Lagging, NatsPyJetStream, eventually
 ORIGIN = "7BA7vU7Z"
 
 
-def test_same_bytes_as_nats_server() -> None:
+def test_same_bytes_as_nats_server_behind_the_rollup() -> None:
     assert set_block("dev/2/temp", 3, ORIGIN) == (
-        b"NATS/1.0\r\nNmqtt-RTopic:dev/2/temp\r\nNmqtt-RFlags:3\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
+        b"NATS/1.0\r\nNats-Rollup:sub\r\nNmqtt-RTopic:dev/2/temp\r\nNmqtt-RFlags:3\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
     )
     assert tombstone_block("ret/q0", ORIGIN) == (
-        b"NATS/1.0\r\nNmqtt-RTopic:ret/q0\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
+        b"NATS/1.0\r\nNats-Rollup:sub\r\nNmqtt-RTopic:ret/q0\r\nNmqtt-RFlags:-1\r\nNmqtt-ROrigin:7BA7vU7Z\r\n\r\n"
     )
 
 
@@ -40,7 +48,8 @@ def test_further_lines() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1))
 def test_no_topic_breaks_the_block(topic: str) -> None:
     for block in (set_block(topic, 1, ORIGIN), tombstone_block(topic, ORIGIN)):
-        assert [name for name, _ in headers.parse(block)] == ["Nmqtt-RTopic", "Nmqtt-RFlags", "Nmqtt-ROrigin"]
+        names = [name for name, _ in headers.parse(block)]
+        assert names == ["Nats-Rollup", "Nmqtt-RTopic", "Nmqtt-RFlags", "Nmqtt-ROrigin"]
 
 
 @pytest.mark.parametrize(("flags", "qos"), [(1, 0), (3, 1), (5, 2), (0xB, 1)])
@@ -137,8 +146,8 @@ async def test_clear_and_delete_the_tombstone(js: NatsPyJetStream) -> None:
     seq = await publish(js, retained_subject("a"), b"", tombstone_block("a", ORIGIN))
     assert await store.get("a") is None
     assert await topics(store, "#") == []
-    assert await store.delete_tombstone(seq) is True
-    assert await store.delete_tombstone(seq) is False
+    assert await stored.remove(js, STREAM, retained_subject("a"), seq) is True
+    assert await stored.remove(js, STREAM, retained_subject("a"), seq) is False
     await put(js, "a")
     assert await topics(store, "#") == [["a"]]
 
@@ -307,7 +316,8 @@ async def test_a_forged_subject_header_is_ignored(js: NatsPyJetStream) -> None:
 
 
 async def test_a_stream_without_direct_get(js: NatsPyJetStream) -> None:
-    await call(js, "STREAM.CREATE.$MQTT_rmsgs", {"name": "$MQTT_rmsgs", "subjects": ["$MQTT.rmsgs.>"]})
+    config = {"name": "$MQTT_rmsgs", "subjects": ["$MQTT.rmsgs.>"], "allow_rollup_hdrs": True}
+    await call(js, "STREAM.CREATE.$MQTT_rmsgs", config)
     await put(js, "a")
     with pytest.raises(NoResponders):
         await topics(RetainedStore(js), "+")

@@ -19,11 +19,10 @@ from mqtt_streams.pubrel import pubrel_consumer
 from mqtt_streams.sessions import (
     FIRST,
     V5,
-    V5_CONSUMERLESS,
-    V5_PLAIN,
-    V5_SECOND,
+    V5_VERSION,
     Conflict,
     Draining,
+    EndedShare,
     ForeignRecord,
     NewerRecord,
     PoisonedRecord,
@@ -32,9 +31,9 @@ from mqtt_streams.sessions import (
     SharedSubscription,
     SubscriptionOptions,
     decode,
+    encode_v5,
 )
 from tests.harness.fence import fence
-from tests.rolling.golden import GOLDEN, Golden
 from tests.streams.support import NatsPyJetStream
 
 ONE, TWO, THREE = "BprQ0123456789abcdefgh", "BprQ0123456789abcdefgi", "BprQ0123456789abcdefgj"
@@ -84,6 +83,7 @@ def full_v5() -> V5:
         {"a.>": (1, 88)},
         former=17,
         leaving=["$share/group/a"],
+        ended={"$share/group/a": EndedShare(True, 7, ((49152, 99), (49153, 100)))},
     )
 
 
@@ -98,10 +98,15 @@ def test_clean_session() -> None:
     assert decode(data) == SessionRecord("pub-1", "7BA7vU7Z", clean=True)
 
 
-@pytest.mark.parametrize("golden", GOLDEN.values(), ids=GOLDEN)
-def test_records_of_version_0_1_come_back(golden: Golden) -> None:
-    """Byte for byte: a gateway of 0.1 finds all that it has written."""
-    assert decode(golden.data, client_id=golden.client_id).encode() == golden.data
+@pytest.mark.parametrize("version", range(1, V5_VERSION + 1))
+def test_records_of_every_version_are_read(version: int) -> None:
+    """They have the same keys; what is written has the last one."""
+    record = captured_record()
+    record.v5 = full_v5()
+    stored = orjson.loads(record.encode())
+    assert stored["v5"]["version"] == V5_VERSION
+    stored["v5"]["version"] = version
+    assert decode(orjson.dumps(stored), client_id="sub-1") == record
 
 
 @pytest.mark.parametrize("v5", [V5(), V5(expiry=0), full_v5()])
@@ -125,26 +130,29 @@ def test_ended_shared_subscriptions() -> None:
     assert v5.groups == ["$share/g/a"]
 
 
+def test_unacknowledged_messages_of_ended_shared_subscriptions() -> None:
+    """Without any, nothing is stored; those of a stream that was replaced are gone."""
+    v5 = V5()
+    v5.end_share("$share/g/a", EndedShare(False, None, ((50000, 5), (50001, 9))))
+    v5.count_anew(8)
+    assert v5.ended == {"$share/g/a": EndedShare(False, None, ((50000, 5),))}
+    v5.count_anew(4)
+    assert v5.ended == {}
+    assert "ended" not in encode_v5(v5)
+
+
+@pytest.mark.parametrize("sent", ["7", "[7]", "[[1]]", '[["1",2]]', "[[0,2]]", "[[65536,2]]", "[[1,0]]", "[[true,1]]"])
+def test_unacknowledged_messages_that_cannot_be_read(sent: str) -> None:
+    data = b'{"id":"a","v5":{"version":1,"kind":"durable","ended":{"$share/g/a":{"sent":%b}}}}' % sent.encode()
+    with pytest.raises(PoisonedRecord, match="v5: "):
+        decode(data)
+
+
 @pytest.mark.parametrize("leaving", ['"$share/g/a"', "[1]"])
 def test_ended_shared_subscriptions_that_cannot_be_read(leaving: str) -> None:
     data = b'{"id":"a","v5":{"version":1,"kind":"durable","leaving":%b}}' % leaving.encode()
     with pytest.raises(PoisonedRecord, match="leaving is not a list of shared subscriptions"):
         decode(data)
-
-
-@pytest.mark.parametrize("version", [V5_PLAIN, V5_SECOND])
-def test_a_record_whose_consumers_may_be_missing_has_a_version_of_its_own(version: int) -> None:
-    """An older gateway refuses it, and may read it again once the session has consumers."""
-    v5 = V5(version=version)
-    v5.name_position("p")
-    v5.move_to_records()
-    again = decode(SessionRecord("a", v5=v5).encode()).v5
-    assert again is not None
-    assert (again.consumerless, again.version) == (True, V5_CONSUMERLESS)
-    again.move_to_consumers()
-    last = decode(SessionRecord("a", v5=again).encode()).v5
-    assert last is not None
-    assert (last.consumerless, last.version) == (False, V5_SECOND)
 
 
 def test_a_session_that_the_listener_has_served_is_known_as_one() -> None:
@@ -159,7 +167,7 @@ def test_a_session_that_the_listener_has_served_is_known_as_one() -> None:
 
 @pytest.mark.parametrize("user", ["", "ann", None])
 def test_the_user_and_the_quota_come_back(user: str | None) -> None:
-    """A record without a user is one of 0.1: it differs from that of a client that has not proved who it is."""
+    """A record without a user differs from that of a client that has not proved who it is."""
     record = SessionRecord("a", v5=V5(user=user, quota="q" if user else ""))
     data = orjson.loads(record.encode())
     assert data["v5"].get("user", None) == user
@@ -170,7 +178,7 @@ def test_the_user_and_the_quota_come_back(user: str | None) -> None:
 def test_a_record_belongs_to_its_key() -> None:
     """Under the hash of the client id or its second key, which is its user's too; consumers are named after it."""
     key = second_key("sub-1", "ann")
-    v5 = V5(user="ann", version=V5_SECOND, draining=[Draining(f"{key}_x", "$MQTT.msgs.old", 1, 9)])
+    v5 = V5(user="ann", draining=[Draining(f"{key}_x", "$MQTT.msgs.old", 1, 9)])
     record = SessionRecord("sub-1", v5=v5, key=key)
     assert decode(record.encode(), client_id="sub-1", key=key) == record
     for other in (second_key("sub-1", "bob"), second_key("sub-2", "ann"), name_hash("sub-2")):
@@ -370,9 +378,9 @@ async def test_save_load_delete(js: NatsPyJetStream) -> None:
         with pytest.raises(Conflict):
             await store.save(record, expected=wrong)
     third = await store.save(record, expected=None)
-    assert await store.delete(second) is False
-    assert await store.delete(third) is True
-    assert await store.delete(third) is False
+    assert await store.delete(client_hash, second) is False
+    assert await store.delete(client_hash, third) is True
+    assert await store.delete(client_hash, third) is False
     assert await store.load(client_hash) is None
     assert await store.save(record, expected=0) > third
 

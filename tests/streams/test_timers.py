@@ -40,7 +40,10 @@ def test_schedule_block() -> None:
         ("Nmqtt-Epoch", "17"),
         ("Nmqtt-Client", "a%20b"),
     ]
-    assert headers.parse(schedule_block(EXPIRY, "A4a1Bsn5", None, 17)) == [("Nmqtt-Epoch", "17")]
+    assert headers.parse(schedule_block(EXPIRY, "A4a1Bsn5", None, 17)) == [
+        ("Nats-Rollup", "sub"),
+        ("Nmqtt-Epoch", "17"),
+    ]
 
 
 async def test_a_timer_fires_once_and_is_gone_when_done(js: NatsPyJetStream) -> None:

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from mqtt_nats.base.logs import FAILURES
 from tests.backbone.certificates import Authority
 from tests.base.support import PATIENCE, Inside, running
+from tests.conftest import Logged
 from tests.harness import raw, raw5
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
@@ -137,6 +139,35 @@ def test_what_is_closed(setup: Setup, kind: str, data: bytes) -> None:
     """Without a good header nothing is answered."""
     closes(setup.port(kind), data)
     eventually(lambda: setup.inside.connections == 0, PATIENCE)
+
+
+LONG = {
+    "second": SECOND[:14] + (4000).to_bytes(2, "big") + bytes(4000),
+    "first": FIRST[:-2] + b" " * 4000 + b"\r\n",
+    "no header": raw.connect("no-header"),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_proxy_that_sends_no_good_header_is_named(setup: Setup, logged: Logged, kind: str) -> None:
+    """Counted each time; logged once for a while, whoever connects how often."""
+    before = FAILURES["proxy_header"]
+    for _ in range(5):
+        closes(setup.port("tcp"), LONG[kind] + raw.connect())
+    eventually(lambda: FAILURES["proxy_header"] - before == 5, PATIENCE)
+    lines = [line for line in logged.messages if "PROXY protocol (setting `proxy_protocol`)" in line]
+    assert len(lines) == 1
+    assert "the proxy 127.0.0.1 does not send a header" in lines[0]
+
+
+def test_a_connection_that_says_nothing_is_no_warning(setup: Setup, logged: Logged) -> None:
+    """A check of a load balancer."""
+    before = FAILURES["handshake"]
+    with Raw(setup.port("tcp")) as client:
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.expect_closed(PATIENCE) == []
+    eventually(lambda: FAILURES["handshake"] == before + 1, PATIENCE)
+    assert not [line for line in logged.messages if "PROXY protocol" in line]
 
 
 @pytest.mark.parametrize("data", [b"", FIRST[:20], SECOND[:20]])

@@ -41,7 +41,7 @@ def ended(client: socket.socket) -> bytes:
     ("data", "status"),
     [
         (request("/other"), 404),
-        (request("/mqtt/"), 404),
+        (request("/mqtt//"), 404),
         (request("//"), 404),
         (request("*"), 404),
         (request("/MQTT"), 404),
@@ -142,8 +142,8 @@ def test_an_answer_to_head_has_no_body(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("paths", "good", "bad"),
     [
-        (None, ["/mqtt", "/", "/?x=y"], ["/ws", "/mqtt/"]),
-        (["/ws", "/a/b"], ["/ws", "/a/b", "/ws?x=/mqtt"], ["/mqtt", "/", "/a"]),
+        (None, ["/mqtt", "/mqtt/", "/", "/?x=y", "/mqtt/?x=y"], ["/ws", "/mqtt//", "//", "/mqtt/a"]),
+        (["/ws", "/a/b/"], ["/ws", "/ws/", "/a/b", "/a/b/", "/ws?x=/mqtt"], ["/mqtt", "/", "/a", "/a/"]),
         (["*"], ["/mqtt", "/", "/whatever/else?x"], []),
     ],
 )

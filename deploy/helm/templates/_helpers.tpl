@@ -41,6 +41,9 @@ password_file = "/etc/mqtt-nats/users/users"
 acl_file = "/etc/mqtt-nats/rules/acl.toml"
 {{- end }}
 admin_listen = "0.0.0.0:8080"
+{{- if .Values.viewers.existingSecret }}
+admin_tokens_file = "/etc/mqtt-nats/viewers/admin-tokens.toml"
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 {{ $name }} = {{ if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else }}{{ toJson $value }}{{ end }}
 {{- end }}

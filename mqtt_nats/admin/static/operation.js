@@ -36,7 +36,7 @@ function whoGetsIn(one) {
 function showGateway(one) {
   const shown = dialog(`Gateway ${one.id}`, [
     sheet([
-      ["Listens on", one.listen.join(", ")], ["Version", one.version], ["Started", ago(one.started)],
+      ["Listens on", one.listen.join(", ")], ["Version", one.version], ["Build", one.build], ["Started", ago(one.started)],
       ["Connections", known(one.connections)], ["nats-server", one.nats ?? ""],
     ]),
     make("p", {}, "To drain it is to let its clients go, one after the other, to other gateways; then it ends."),
@@ -67,7 +67,7 @@ export async function plugins() {
   put($("plugins-table"), table([
     ["Gateway", "", (one) => one.gateway],
     ["Plugin", "", (one) => one.name],
-    ["State", "", (one) => (one.loaded ? pill("loaded", "good") : "not loaded")],
+    ["State", "", (one) => (one.loaded ? pill("loaded", "good") : one.error ? pill(one.error, "bad") : "not loaded")],
     ["Package", "text wide", (one) => one.package],
     ["Change", "", (one) => change(one)],
   ], rows, "No plugin is installed."));

@@ -125,6 +125,17 @@ function refusedTile(gateways) {
   return tile("Stores refused", number(refused), reasons.join(", ") || "by JetStream", refused ? "warn" : "");
 }
 
+// What runs: compiled modules, or pure Python and why; gateways that differ are counted.
+function buildTile(gateways) {
+  const builds = [...new Set(gateways.map((one) => one.build ?? "not known"))];
+  if (builds.length > 1) {
+    const counts = builds.map((build) => `${number(gateways.filter((one) => (one.build ?? "not known") === build).length)} ${build}`);
+    return tile("Build", "different", counts.join("; "));
+  }
+  const [name, ...why] = (builds[0] ?? "–").split(": ");
+  return tile("Build", name, why.join(": "));
+}
+
 function tiles(found, now) {
   const gateways = found.gateways;
   const drops = (one) => sum(Object.values(one.dropped));
@@ -142,6 +153,7 @@ function tiles(found, now) {
     tile("Not stored yet", number(total(gateways, (one) => one.pending_stores)), "by JetStream"),
     storageTile(found.storage),
     refusedTile(gateways),
+    buildTile(gateways),
     ...Object.keys(found.stored).map((key) => tile(`${key[0].toUpperCase()}${key.slice(1)} stored`, amount(key))));
   const worst = gateways.find((one) => one.obstacle);
   if (found.silent.length) state("warn", `gateway ${found.silent.join(", ")} does not answer`);

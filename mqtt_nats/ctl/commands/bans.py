@@ -13,7 +13,8 @@ from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.base.bans import Ban, ban
-from mqtt_nats.ctl.tables import cell, plain, table
+from mqtt_nats.base.logs import plain
+from mqtt_nats.ctl.tables import cell, table
 from mqtt_nats.ctl.verb import ADMINISTRATOR, Arguments, Length, Refused, Verb
 from mqtt_streams.bans import BanStore
 

@@ -11,16 +11,17 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.control.list_page import ListPage, client_order
 from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
-from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.tables import ago, cell, quantity, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Paged, Pattern, Refused, Verb
 
 RENEWED: Final = 5.0
 """Seconds between two renewals of a disconnection in progress at the gateways."""
 
 
-LEAST: Final = "MQTT, subs, from, user, connected, dropped, gateway, in flight"
+LEAST: Final = "MQTT, subs, from, user, connected, dropped, gateway, in flight, oldest"
 """Columns of the clients that a narrow terminal leaves out, the first ones first."""
 
 
@@ -87,6 +88,12 @@ async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     return {"clients": page.entries(), "silent": answers.silent, "total": answers.total}
 
 
+def kept(one: dict[str, Any], now: float) -> str:
+    """Return for how long a client has kept its oldest message unacknowledged, as text; empty = for no time."""
+    since = one["unacknowledged_since"]
+    return "" if since is None else span(max(now - since, 0.0))
+
+
 def shown(found: dict[str, Any]) -> str:
     """Return the result as text for a terminal."""
     now = time.time()
@@ -100,6 +107,7 @@ def shown(found: dict[str, Any]) -> str:
             ago(one["since"], now),
             f"{one['subscriptions']:,}",
             f"{one['inflight']:,}/{one['window']:,}",
+            kept(one, now),
             f"{one['queued']:,}",
             quantity(one["unread"]),
             f"{one['dropped']:,}",
@@ -108,7 +116,7 @@ def shown(found: dict[str, Any]) -> str:
         for one in found["clients"]
     ]
     heading = ["client", "gateway", "user", "from", "MQTT", "connected", "subs"]
-    heading += ["in flight", "queued", "unread", "dropped", ""]
+    heading += ["in flight", "oldest", "queued", "unread", "dropped", ""]
     return "\n".join(
         [
             *table(heading, rows, LEAST),
@@ -153,6 +161,7 @@ def shown_one(one: dict[str, Any]) -> str:
         ("session", f"{'durable' if one['durable'] else 'ends with the connection'}, expires {expiry}"),
         ("will", plain(one["will"] or "none")),
         ("in flight", f"{one['inflight']:,} of {one['window']:,} messages, {one['queued']:,} wait for a place"),
+        ("oldest", f"unacknowledged for {kept(one, now)}" if kept(one, now) else "acknowledged within seconds"),
         ("unread", unread),
         ("dropped", f"{one['dropped']:,} QoS 0 messages, because it did not read"),
         ("unstored", f"{one['unstored']:,} of its publishes wait for JetStream"),

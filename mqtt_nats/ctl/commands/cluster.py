@@ -15,13 +15,12 @@ from mqtt_nats.ctl.verb import Arguments, Refused, Verb
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import EVERY
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.gateway_subjects import LOOK
 from mqtt_streams.gateways import PREFIX, STREAM, Entry, GatewayStore
 
-PATIENCE: Final = 0.5
+PING_TIMEOUT: Final = 0.5
 """Seconds to wait for the answers of nats-servers."""
-
-STREAM_NOT_FOUND: Final = 10059
 
 
 async def status(inbox: RequestInbox) -> dict[str, Any]:
@@ -30,7 +29,7 @@ async def status(inbox: RequestInbox) -> dict[str, Any]:
     Raises:
         ApiError, NoResponders, RequestTimeout: neither JetStream nor a gateway answers.
     """
-    answered, found = await asyncio.gather(present(inbox), servers(inbox, PATIENCE))
+    answered, found = await asyncio.gather(present(inbox), servers(inbox, PING_TIMEOUT))
     answers = {one["id"]: one for one in answered}
     entries: dict[str, Entry] = {}
     try:
@@ -69,6 +68,7 @@ def _gateway(identity: str, entry: Entry | None, answer: dict[str, Any] | None) 
         "state": state,
         "listen": known.get("listen", []),
         "version": known.get("version", ""),
+        "build": known.get("build", ""),
         "started": known.get("started"),
         "alive": time.time() if answer is not None else entry.alive if entry is not None else None,
         "connections": known.get("connections"),

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final, Literal
 
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.gateway_requests import ask, known, missing, present, progress
-from mqtt_nats.ctl.tables import ago, plain, quantity, sheet, span, table
+from mqtt_nats.ctl.tables import ago, quantity, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Verb
 from mqtt_streams.account import account_storage
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
+from mqtt_streams.stored import records_in
 
 STEP: Final = 0.5
 """Seconds between two requests for the state of a draining gateway."""
@@ -103,7 +106,8 @@ async def status(inbox: RequestInbox, asked: Where) -> dict[str, Any]:
 async def _messages_of(inbox: RequestInbox, stream: str) -> int | None:
     try:
         async with asyncio.timeout(STORED):
-            count: int = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]["messages"]
+            state = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]
+            count = int(state["messages"]) if stream == MESSAGES else records_in(state)
     except (ApiError, NoResponders, RequestTimeout, TimeoutError):
         return None
     return count
@@ -152,11 +156,26 @@ def shown(found: dict[str, Any]) -> str:
         ("retained messages", counts["retained"]),
         ("messages in $MQTT_msgs", counts["messages"]),
         ("JetStream storage", _storage(found["storage"])),
+        ("build", _builds(one.get("build", "not known") for one in found["gateways"])),
         ("refused stores", _reasons(one.get("refused_stores", {}) for one in found["gateways"])),
         ("dropped", _reasons(one["dropped"] for one in found["gateways"])),
         ("disconnects", _reasons(one["disconnects"] for one in found["gateways"])),
+        *_refused_tenants(found["gateways"]),
     )
     return "\n".join(lines)
+
+
+def _refused_tenants(gateways: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Return a row for each tenant that a gateway does not serve."""
+    for one in gateways:
+        for name, why in one.get("refused_tenants", {}).items():
+            yield "tenant not served", f"{name}, at {one['gateway']}: {why}"
+
+
+def _builds(builds: Iterable[str]) -> str:
+    """Return the build of all gateways, or each build with the number of its gateways, the largest number first."""
+    counts = Counter(builds).most_common()
+    return counts[0][0] if len(counts) == 1 else "; ".join(f"{count:,} {build}" for build, count in counts) or "none"
 
 
 def _stored_in(found: Mapping[str, Any]) -> str:

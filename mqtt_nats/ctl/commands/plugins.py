@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.commands.fleet import remember, take_back
 from mqtt_nats.ctl.gateway_requests import chosen, have_done
 from mqtt_nats.ctl.tables import table
@@ -44,7 +45,7 @@ def shown(found: list[dict[str, Any]]) -> str:
             hooks = plugin["hooks"]
             calls, failures = (sum(hook[what] for hook in hooks) for what in ("calls", "failures"))
             points = ", ".join(dict.fromkeys(hook["point"] for hook in hooks))
-            state = "loaded" if plugin["loaded"] else ""
+            state = "loaded" if plugin["loaded"] else plain(plugin.get("error", ""))
             numbers = [f"{calls:,}", f"{failures:,}"] if hooks else ["", ""]
             rows.append([one["id"], plugin["name"], state, plugin["package"], *numbers, points])
     return "\n".join(

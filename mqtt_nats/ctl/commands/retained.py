@@ -12,10 +12,11 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import ConfigDict, Field, field_validator
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.ctl.commands.topics import checked, checked_topic
 from mqtt_nats.ctl.gateway_requests import ask_one, progress
-from mqtt_nats.ctl.tables import ago, cell, plain, quantity, rest, sheet, table
+from mqtt_nats.ctl.tables import ago, cell, quantity, rest, sheet, table
 from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_streams.retained import RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.control.filter_selection import pattern_test
 from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.control.selection import CONNECTED, RECONNECTED
@@ -32,7 +33,7 @@ from mqtt_nats.ctl.records import (
     records,
     records_of,
 )
-from mqtt_nats.ctl.tables import Table, ago, cell, plain, rest, sheet, span, table
+from mqtt_nats.ctl.tables import Table, ago, cell, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Paged, Parts, Pattern, Refused, Verb, collected
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
@@ -92,7 +93,7 @@ class Client(NamedTuple):
 
     gateway: str
     load: Load | None
-    """None: not requested, or the gateway is too old to report it."""
+    """None: not requested."""
 
 
 Connected = tuple[dict[str, Client], list[str]]
@@ -171,7 +172,7 @@ async def _part(
     inbox: RequestInbox, asked: Listing, some: list[Found], there: Connected | None = None
 ) -> dict[str, Any]:
     """Return what the list says about some sessions; ``there``: connected clients, if they are known already."""
-    waiting = None if asked.quick or not some else await Waiting.look(inbox, some)
+    waiting = None if asked.quick or not some else await Waiting.read_queues(inbox, some)
     names = [one.client_id for one in some]
     if there is None:
         there = await _connected(inbox, loads=not asked.quick, clients=names) if names else ({}, [])
@@ -203,7 +204,7 @@ async def _chosen(inbox: RequestInbox, asked: Listing) -> tuple[ListPage[Entry],
 
 async def _listed_by_queue(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     """Return sessions by the number of messages that wait, for which all records and consumers are read."""
-    waiting = await Waiting.look(inbox)
+    waiting = await Waiting.read_queues(inbox)
     connected, silent = await _connected(inbox, loads=True)
     due = await deadlines(inbox)
     page = ListPage[dict[str, Any]](
@@ -300,7 +301,7 @@ def _row(one: dict[str, Any], now: float) -> list[str]:
 
 
 def _user(one: dict[str, Any]) -> str:
-    """Return the user of a session as text; empty for a record of 0.1, which has no user."""
+    """Return the user of a session as text; empty for one that nats-server's listener has begun."""
     return "" if one["user"] is None else cell(one["user"]) if one["user"] else "(anonymous)"
 
 
@@ -324,7 +325,7 @@ async def show(inbox: RequestInbox, asked: Who) -> dict[str, Any]:
         found = one
     if found is None:
         raise Refused(f"there is no session of {plain(asked.client_id)}: `mqtt-nats ctl sessions list` shows all", 404)
-    waiting = await Waiting.look(inbox, [found])
+    waiting = await Waiting.read_queues(inbox, [found])
     connected, silent = await _connected(inbox, loads=True, clients=[found.client_id])
     record = found.record
     waits = await _waits(found, connected, waiting)

@@ -9,14 +9,16 @@ from typing import Any, Final
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.servers import servers
-from mqtt_nats.ctl.tables import plain, quantity, span, table
+from mqtt_nats.ctl.tables import quantity, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Refused, Verb
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call, has_leader
 from mqtt_streams.definitions import BY_SIZE, EVERY
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.messages import STREAM as MESSAGES
 
-PATIENCE: Final = 0.5
+PING_TIMEOUT: Final = 0.5
 """Seconds to wait for the answers of nats-servers."""
 
 MONITORING: Final = 5.0
@@ -25,7 +27,6 @@ MONITORING: Final = 5.0
 SYNCED: Final = 1.0
 """Longest ``sync_interval`` in seconds with which no more can be lost than documented."""
 
-STREAM_NOT_FOUND: Final = 10059
 NS: Final = 1_000_000_000
 
 
@@ -59,7 +60,7 @@ async def listed(inbox: RequestInbox, asked: Listing) -> dict[str, Any]:
     found = [one for one in infos if one is not None]
     if not found:
         raise Refused("there are no streams: no gateway has run here yet", 404)
-    size = sum(one["jetstream"] for one in await servers(inbox, PATIENCE))
+    size = sum(one["jetstream"] for one in await servers(inbox, PING_TIMEOUT))
     warnings = _warnings(found, size)
     monitored = [await _monitored(url) for url in asked.monitor]
     warnings += [line for one in monitored for line in one["warnings"]]

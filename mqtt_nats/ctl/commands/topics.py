@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import Field
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.codec import MqttError, matches, validate_topic_filter
 from mqtt_nats.control.filter_selection import SHARE, filter_test, pattern_test
 from mqtt_nats.control.list_page import ListPage, subscription_order
@@ -16,16 +17,15 @@ from mqtt_nats.control.selection import sliced
 from mqtt_nats.ctl.commands.clients import Selection as ClientSelection
 from mqtt_nats.ctl.gateway_requests import ask, missing
 from mqtt_nats.ctl.records import records
-from mqtt_nats.ctl.tables import cell, plain, rest, table
+from mqtt_nats.ctl.tables import cell, rest, table
 from mqtt_nats.ctl.verb import Paged, Pattern, Refused, Verb
 from mqtt_streams.api import ApiError, call
+from mqtt_streams.error_codes import STREAM_NOT_FOUND
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.retained import PREFIX as RETAINED_PREFIX
 from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.subjects import filter_to_subjects, subject_to_filter, subject_to_topic
-
-STREAM_NOT_FOUND: Final = 10059
 
 Found = TypeVar("Found", bound=Collection[str])
 

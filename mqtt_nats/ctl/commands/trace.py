@@ -14,9 +14,9 @@ from typing import Any, Final
 import orjson
 
 from mqtt_nats.backbone.inbox import RequestInbox
+from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.commands.topics import checked
 from mqtt_nats.ctl.gateway_requests import ask, tell
-from mqtt_nats.ctl.tables import plain
 
 RENEWED: Final = 5.0
 """Seconds between two renewals of the trace at the gateways."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,8 +19,6 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.process_limits import say
 from mqtt_nats.ctl.migration.findings import Kind, Migration, shown, write_files
 from mqtt_nats.ctl.migration.transfer.carry import (
-    Carried,
-    carry_retained,
     carry_sessions,
     credentials,
     key_settings,
@@ -27,6 +27,9 @@ from mqtt_nats.ctl.migration.transfer.carry import (
 )
 from mqtt_nats.ctl.migration.transfer.mosquitto_db import read_sessions
 from mqtt_nats.ctl.migration.transfer.mqtt_client import parse_broker
+from mqtt_nats.ctl.migration.transfer.publisher import Carried
+from mqtt_nats.ctl.migration.transfer.retained import carry_retained
+from mqtt_nats.ctl.progress_bar import Bar
 
 _FILE = click.Path(path_type=Path)
 
@@ -120,8 +123,10 @@ def retained(
 ) -> None:
     """Carry retained messages from the running broker OLD to the gateway NEW: mqtt://[USER@]HOST[:PORT], or mqtts://."""
     brokers = parse_broker(old, old_password_file, old_ca), parse_broker(new, new_password_file, new_ca)
-    carried = _run(carry_retained(*brokers, filters or ("#",), replace_all=replace))
-    _carried(carried, "retained messages")
+    with _progress("retained messages") as carried:
+        asyncio.run(carry_retained(*brokers, filters or ("#",), replace_all=replace, carried=carried))
+    _say_carried(carried, "retained messages")
+    _all_carried(carried)
 
 
 @migrate.command()
@@ -130,14 +135,22 @@ def retained(
 @click.option("--key", type=_FILE, metavar="FILE", help="Key of `migrate key`; sessions then belong to their users.")
 @_broker_options("new", "at NEW")
 def sessions(sessions: Path, new: str, key: Path | None, new_password_file: Path | None, new_ca: Path | None) -> None:
-    """Make the durable sessions of SESSIONS at the gateway NEW, with their subscriptions.
+    """Make the durable sessions of SESSIONS at the gateway NEW, with their subscriptions and waiting messages.
 
     SESSIONS is the mosquitto.db of a mosquitto, or a text with lines of client id, user (- for none), QoS and filter,
-    with tabs between them. Messages that wait at the old broker are not carried over.
+    with tabs between them, and without messages.
     """
     broker = parse_broker(new, new_password_file, new_ca)
     secret = None if key is None else read_key(key)
-    _carried(_run(carry_sessions(read_sessions(sessions), credentials(secret, broker))), "sessions")
+    database = read_sessions(sessions)
+    made = Carried()
+    with _progress("waiting messages") as messages:
+        asyncio.run(carry_sessions(database, credentials(secret, broker), made, messages))
+    _say_carried(made, "sessions")
+    if database.messages or database.lost or database.expired:
+        expired = f"; {database.expired} have expired" if database.expired else ""
+        _say_carried(messages, "waiting messages", expired, there="wait for sessions that were there already")
+    _all_carried(made, messages)
 
 
 @migrate.command()
@@ -152,8 +165,17 @@ def key(file: Path) -> None:
     say(key_settings(file.resolve()).rstrip("\n"))
 
 
-def _run(work: Coroutine[Any, Any, Carried]) -> Carried:
-    return asyncio.run(work)
+@contextmanager
+def _progress(name: str) -> Iterator[Carried]:
+    """Yield an empty result that shows its progress if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield Carried()
+        return
+    shown = Bar(name)
+    try:
+        yield Carried(progress=shown)
+    finally:
+        shown.close()
 
 
 def _write(migration: Migration, output: Path, force: bool, everything: bool) -> None:
@@ -170,10 +192,14 @@ def _report(migration: Migration, everything: bool) -> None:
     say(", ".join(f"{kind} {kinds[kind]}" for kind in get_args(Kind)) + ("" if everything else "; --all shows all"))
 
 
-def _carried(carried: Carried, what: str) -> None:
+def _say_carried(carried: Carried, what: str, more: str = "", *, there: str = "were there already and stay") -> None:
     for line in carried.lost:
         say(f"not carried over: {line}")
-    there = f"; {carried.there} were there already and stay" if carried.there else ""
-    say(f"{carried.count} {what} carried over{there}")
-    if carried.lost:
+    kept = f"; {carried.there} {there}" if carried.there else ""
+    gone = f"; {carried.gone} have been cleared at the old broker meanwhile" if carried.gone else ""
+    say(f"{carried.count} {what} carried over{kept}{gone}{more}")
+
+
+def _all_carried(*results: Carried) -> None:
+    if any(one.lost for one in results):
         raise StartupError("not everything was carried over: each loss has a line above")

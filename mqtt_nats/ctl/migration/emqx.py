@@ -11,6 +11,7 @@ import base64
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,11 @@ from mqtt_nats.base.networks import parse_network
 from mqtt_nats.ctl.migration.emqx_rules import EVERYTHING, add_stored_rules, read_acl
 from mqtt_nats.ctl.migration.findings import Ban, Migration
 
+_RULE: Final = re.compile(r"\s*\{\s*'?(?:allow|deny)\b")
+_HEADER: Final = re.compile(r"\w+(?:,\w+)*")
+_SETTINGS: Final = re.compile(r"^\s*[a-z_][\w.]*\s*[={]", re.MULTILINE)
+"""A line of an `emqx.conf`: a key, and its value or block. Lines of an `acl.conf` begin with a brace or `%`."""
+
 NAMES: Final[dict[str, Literal["client", "user", "address"]]] = {
     "clientid": "client",
     "username": "user",
@@ -32,6 +38,9 @@ NAMES: Final[dict[str, Literal["client", "user", "address"]]] = {
     "peerhost_net": "address",
 }
 """Kinds of bans here by those of EMQX."""
+
+UNSALTED: Final = ",disable"
+"""End of an algorithm whose hashes have no salt."""
 
 _SALT_4: Final = 4  # bytes before the hash in the passwords of EMQX 4
 _EXPORT_4: Final = ("auth_mnesia", "acl_mnesia", "blacklist")
@@ -66,11 +75,23 @@ def migrate(paths: Sequence[Path], algorithm: str, no_match: str) -> Migration:
 
 def _read(path: Path, text: str, algorithm: str, migration: Migration) -> None:
     head = text.lstrip()[:1]
-    if head and head in "{[" and not text.lstrip().startswith(("{allow", "{deny")):
+    header = text.partition("\n")[0].strip()
+    columns = set(header.split(","))
+    if head and head in "{[" and not _RULE.match(text):
         _read_json(path, json.loads(text), algorithm, migration)
-    elif text.startswith(("user_id,", "as,")):
-        rows = list(csv.DictReader(io.StringIO(text)))
-        (_users if "user_id" in rows[0] else _bans)(path, rows, algorithm, migration) if rows else None
+    elif {"user_id", "password_hash"} <= columns or {"user_id", "password"} <= columns:
+        _users(path, list(csv.DictReader(io.StringIO(text))), algorithm, migration)
+    elif {"as", "who"} <= columns:
+        _bans(path, list(csv.DictReader(io.StringIO(text))), algorithm, migration)
+    elif path.suffix == ".csv" or _HEADER.fullmatch(header):
+        raise ValueError(
+            "its first line has neither the columns user_id and password_hash (users), nor as and who (bans)"
+        )
+    elif path.suffix == ".hocon" or _SETTINGS.search(text):
+        raise ValueError(
+            "it has settings of EMQX (emqx.conf, cluster.hocon). Give the exported users, rules and bans; the table in "
+            "docs/migrating.md has the settings of a gateway for those of EMQX"
+        )
     else:
         read_acl(path, text, migration)
 
@@ -101,6 +122,12 @@ def _read_json(path: Path, found: Any, algorithm: str, migration: Migration) -> 
 def _users(path: Path, rows: Sequence[Mapping[str, Any]], algorithm: str, migration: Migration) -> None:
     users = {}
     superusers = []
+    if any(row.get("password") is None and "salt_bytes" not in row for row in rows):
+        text = (
+            f"hashes are taken as {algorithm}: the file does not say their algorithm, nor whether the salt is before "
+            "or behind the password. Compare password_hash_algorithm of EMQX; --password-hash names others"
+        )
+        migration.find(path, 0, "changes", "password_hash", text)
     for number, row in enumerate(rows, 2):
         name = str(row["user_id"])
         try:
@@ -120,8 +147,11 @@ def _users(path: Path, rows: Sequence[Mapping[str, Any]], algorithm: str, migrat
 def _hash(name: str, row: Mapping[str, Any], algorithm: str) -> str:
     if row.get("password") is not None:
         text = hash_password(str(row["password"]).encode(), DEVICE_COST)
+    elif algorithm.endswith(UNSALTED):
+        return _hash(name, {**row, "salt": ""}, algorithm.removesuffix(UNSALTED) + ",prefix")
     elif algorithm not in DIGESTS:
-        raise ValueError(f"hashes of {algorithm} are not accepted, only {', '.join(DIGESTS)}")
+        place = ", with the place of the salt" if f"{algorithm},prefix" in DIGESTS else ""
+        raise ValueError(f"hashes of {algorithm} are not accepted, only {', '.join(DIGESTS)}{place}")
     else:
         salt = base64.b64encode(row.get("salt_bytes") or str(row.get("salt") or "").encode()).decode()
         digest = base64.b64encode(bytes.fromhex(str(row["password_hash"]))).decode()

@@ -73,24 +73,37 @@ def _leave_out(path: Path, line: int, subject: str, migration: Migration) -> Non
 def _rule(term: tuple[Any, ...]) -> dict[str, Any]:
     made: dict[str, Any] = {"effect": str(term[0]), **_who(term[1])}
     action = term[2] if len(term) > 2 else Atom("all")
+    options: Any = []
     if isinstance(action, tuple):
-        action, options = action[0], action[1] if len(action) > 1 else []
-        for name, value in options:
-            made[name] = _option(name, value)
-    if action not in ACTIONS:
-        raise NotMoved(f"the action {action} is not known")
+        action, options = action if len(action) == 2 else (None, None)
+    if not isinstance(action, Atom) or action not in ACTIONS:
+        raise NotMoved("the action is none of publish, subscribe and all, alone or with options")
     made["access"] = ACTIONS[action]
+    made |= _options(options, made["access"])
     topics = term[3] if len(term) > 3 else EVERYTHING
     made["topics"] = [_topic(one) for one in (topics if isinstance(topics, list) else [topics])]
     return made
 
 
-def _option(name: str, value: Any) -> Any:
-    if name == "qos":
-        return value if isinstance(value, list) else [value]
-    if name == "retain" and value in ("true", "false"):
-        return value == "true"
-    raise NotMoved(f"the option {name} is not known")
+def _options(options: Any, access: str) -> dict[str, Any]:
+    """Return the options of an action, one or a list of them: `{qos, 1}`, `{qos, [1, 2]}`, `{retain, true}`."""
+    found: dict[str, Any] = {}
+    for one in options if isinstance(options, list) else [options]:
+        match one:
+            case ("qos", value):
+                levels = value if isinstance(value, list) else [value]
+                if not levels or any(level not in (0, 1, 2) for level in levels):
+                    raise NotMoved("the QoS of an action is none of 0, 1 and 2")
+                found.setdefault("qos", []).extend(levels)
+            case ("retain", "true" | "false" as value) if access == "subscribe":
+                pass  # EMQX asks for it at publishes only
+            case ("retain", "true" | "false" as value):
+                found["retain"] = value == "true"
+            case ("retain", "all"):
+                pass
+            case _:
+                raise NotMoved("an option of the action is neither {qos, ...} nor {retain, true | false | all}")
+    return found
 
 
 def _who(who: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqtt_nats.access.passwords import check_entry
+from mqtt_nats.ctl.migration.dynamic_security import LIBRARY, read_dynamic_security
 from mqtt_nats.ctl.migration.findings import Migration, read_lines
 from mqtt_nats.ctl.migration.mosquitto_conf import (
     BRIDGE_OPTIONS,
@@ -21,6 +22,7 @@ from mqtt_nats.ctl.migration.mosquitto_conf import (
 )
 from mqtt_nats.ctl.migration.mosquitto_options import OPTIONS, PLUGIN_OPTIONS
 from mqtt_nats.ctl.migration.mosquitto_rules import read_rules
+from mqtt_nats.transport.every_address import EVERY
 from mqtt_nats.transport.listener_settings import join_address
 
 _PERIODS: Final = {"h": 3600, "d": 86_400, "w": 604_800, "m": 2_592_000, "y": 31_536_000}
@@ -29,15 +31,38 @@ _PERIODS: Final = {"h": 3600, "d": 86_400, "w": 604_800, "m": 2_592_000, "y": 31
 _HEADER_BYTES: Final = 65_540
 """Bytes of a PUBLISH packet besides its payload, at most, without properties."""
 
+_EVERY_HOST: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}
+"""Host of a listener without one, by `socket_domain`; otherwise it has both families."""
+
+_HEADROOM: Final = 5120
+"""Bytes of `max_payload` of nats-server that headers of a stored message need."""
+
+_USUAL_PACKET: Final = 1_048_576
+_LARGE_PACKET: Final = 8_000_000
+_LARGEST_PACKET: Final = 64 * 1024 * 1024 - _HEADROOM
+"""Bytes of packets that a nats-server stores: by default, with the `max_payload` that it advises, with the largest."""
+
+_PLUGINS: Final = ("plugin", "global_plugin", "auth_plugin")
+_DYNAMIC_CONFIG: Final = "plugin_opt_config_file"
+
 _DEFAULT_OPTIONS: Final = ("port", "bind_address")
 """Options that begin the default listener."""
 
+TLS_FILES: Final = (
+    ("certfile", "tls_cert"),
+    ("keyfile", "tls_key"),
+    ("cafile", "tls_client_ca"),
+    ("crlfile", "tls_crl_file"),
+)
+"""Options that name files for TLS, and their settings."""
+
 _CONVERTED: Final = frozenset(
     {
-        "acl_file", "allow_anonymous", "cafile", "certfile", "global_max_clients", "global_max_connections",
-        "keyfile", "max_connections", "max_inflight_messages", "max_packet_size", "max_qos", "max_queued_messages",
-        "max_topic_alias", "message_size_limit", "password_file", "persistent_client_expiration", "protocol",
-        "require_certificate", "sys_interval", "tls_version", "use_identity_as_username", "websockets_origin"
+        "acl_file", "allow_anonymous", "cafile", "certfile", "crlfile", "global_max_clients", "global_max_connections",
+        "keyfile", "max_connections", "max_inflight_messages", "max_keepalive", "max_packet_size", "max_qos",
+        "max_queued_messages", "max_topic_alias", "message_size_limit", "password_file",
+        "persistent_client_expiration", "protocol", "require_certificate", "sys_interval", "tls_version",
+        "use_identity_as_username", "websockets_origin"
     }
 )  # fmt: skip
 """Options that a function of this module converts."""
@@ -51,8 +76,9 @@ def migrate(path: Path) -> Migration:
     """
     found = read_configuration(path)
     migration = Migration()
-    _common(found.common, migration)
+    _common(path, found.common, migration)
     _users(found, migration)
+    _plugins(found, migration)
     _rules(found, migration)
     _listeners(path, found, migration)
     for bridge in found.bridges:
@@ -65,6 +91,8 @@ def migrate(path: Path) -> Migration:
 
 
 def _remaining(one: Directive, migration: Migration) -> None:
+    if _is_dynamic_security(one) or one.name == _DYNAMIC_CONFIG:
+        return
     if one.name.startswith(PLUGIN_OPTIONS):
         migration.find(one.file, one.line, "missing", one.name, "an option of a plugin, which a gateway does not load")
     elif one.name in OPTIONS:
@@ -79,10 +107,11 @@ def _remaining(one: Directive, migration: Migration) -> None:
 # -- options of all clients -------------------------------------------------------------------------
 
 
-def _common(common: Section, migration: Migration) -> None:
+def _common(path: Path, common: Section, migration: Migration) -> None:
     converters: dict[str, Callable[[Directive, Migration], None]] = {
         "max_inflight_messages": _inflight,
         "max_queued_messages": _queued,
+        "max_keepalive": _keep_alive,
         "max_topic_alias": _number("topic_alias_maximum", 65_535),
         "message_size_limit": _size(_HEADER_BYTES),
         "max_packet_size": _size(0),
@@ -93,6 +122,8 @@ def _common(common: Section, migration: Migration) -> None:
         one = common.options.get(name)
         if one is not None:
             convert(one, migration)
+    if not {"message_size_limit", "max_packet_size"} & common.options.keys():
+        _unlimited(path, 0, "no max_packet_size", migration)
     one = common.options.get("global_max_connections") or common.options.get("global_max_clients")
     if one is not None:
         text = "max_connections is set for each listener, and counts in each worker"
@@ -122,14 +153,27 @@ def _size(header: int) -> Callable[[Directive, Migration], None]:
     def convert(one: Directive, migration: Migration) -> None:
         value = _whole(one, migration)
         if not value:
-            migration.find(one.file, one.line, "changes", one.name, "packets are never unlimited: max_packet_size")
+            _unlimited(one.file, one.line, one.name, migration)
             return
-        size = value + header
+        size = min(value + header, _LARGEST_PACKET)
         migration.settings["max_packet_size"] = min(size, migration.settings.get("max_packet_size", size))
         text = f"max_packet_size = {size}" + (", of the whole packet and not of the payload" if header else "")
-        migration.find(one.file, one.line, "changes" if header else "moved", one.name, text)
+        if value + header > _LARGE_PACKET:
+            text += f"; nats-server needs max_payload of {size + _HEADROOM}, and advises at most 8 MB"
+        kept = not header and size <= _USUAL_PACKET
+        migration.find(one.file, one.line, "moved" if kept else "changes", one.name, text)
 
     return convert
+
+
+def _unlimited(file: Path, line: int, name: str, migration: Migration) -> None:
+    """Set the size of packets for a mosquitto without limit, which takes 268,435,455 bytes."""
+    size = migration.settings.setdefault("max_packet_size", _LARGE_PACKET)
+    text = (
+        f"mosquitto takes packets of 256 MB; max_packet_size = {size}. A nats-server without --embedded needs "
+        f"max_payload of {size + _HEADROOM} or more (its default is 1 MB; nats-server.conf of mqtt-nats has 8 MB)"
+    )
+    migration.find(file, line, "changes", name, text)
 
 
 def _inflight(one: Directive, migration: Migration) -> None:
@@ -140,6 +184,21 @@ def _inflight(one: Directive, migration: Migration) -> None:
         migration.settings["max_inflight"] = value
         text = f"max_inflight = {value}, for each durable subscription and not for each client"
         migration.find(one.file, one.line, "changes", one.name, text)
+
+
+def _keep_alive(one: Directive, migration: Migration) -> None:
+    value = _whole(one, migration)
+    if value is None:
+        return
+    if not 0 < value < 65_535:
+        migration.find(one.file, one.line, "not needed", one.name, "there is no upper bound by default")
+        return
+    migration.settings["server_keep_alive"] = value
+    text = (
+        f"server_keep_alive = {value}: the upper bound for 5.0 clients, as there. 3.1.1 clients with a longer keep "
+        "alive are let in; mosquitto refuses them"
+    )
+    migration.find(one.file, one.line, "changes", one.name, text)
 
 
 def _queued(one: Directive, migration: Migration) -> None:
@@ -198,6 +257,26 @@ def _users(found: Configuration, migration: Migration) -> None:
         migration.find(one.file, one.line, "moved", one.name, "password_file = passwords")
 
 
+def _is_dynamic_security(one: Directive) -> bool:
+    return one.name in _PLUGINS and LIBRARY in one.value
+
+
+def _plugins(found: Configuration, migration: Migration) -> None:
+    """Read the file of the plugin dynamic security, in the order in which mosquitto asks: before the ACL file."""
+    sections = (found.common, *found.listeners)
+    plugin = next((one for each in sections for one in each.options.values() if _is_dynamic_security(one)), None)
+    config = next((each.options[_DYNAMIC_CONFIG] for each in sections if _DYNAMIC_CONFIG in each.options), None)
+    if plugin is not None and config is not None:
+        text = "its users, groups and roles are moved; `mqtt-nats passwd` and acl.toml change them"
+        migration.find(plugin.file, plugin.line, "changes", plugin.name, text)
+        read_dynamic_security(nearby(config.file, config.value), config, migration)
+    elif plugin is not None:
+        text = f"{_DYNAMIC_CONFIG} is missing: its users and rules are not moved"
+        migration.find(plugin.file, plugin.line, "missing", plugin.name, text)
+    elif config is not None:
+        migration.find(config.file, config.line, "missing", config.name, "an option of a plugin that is not known here")
+
+
 def _rules(found: Configuration, migration: Migration) -> None:
     directives = _of_listeners(found, "acl_file")
     if not directives:
@@ -221,7 +300,8 @@ def _listeners(path: Path, found: Configuration, migration: Migration) -> None:
         sections.insert(0, found.common)
     if not sections:
         migration.settings["listen"] = "127.0.0.1:1883"
-        migration.find(path, 0, "moved", "no listener", "listen = 127.0.0.1:1883, for this machine only")
+        text = "listen = 127.0.0.1:1883, for this machine only; mosquitto has ::1 too"
+        migration.find(path, 0, "changes", "no listener", text)
     made = [one for section in sections for one in _listener(section, found, migration)]
     if made:
         migration.settings["listeners"] = made
@@ -246,7 +326,8 @@ def _listener(section: Section, found: Configuration, migration: Migration) -> I
         text = f"{lost}: without that more clients could connect, so the listener is left out"
         migration.find(head.file, head.line, "missing", f"listener {head.value}", text)
         return
-    made: dict[str, Any] = {"listen": join_address(host or "0.0.0.0", int(port))}
+    family = section.value("socket_domain") or ""
+    made: dict[str, Any] = {"listen": join_address(host or _EVERY_HOST.get(family, EVERY), int(port))}
     _kind(section, head, made, migration)
     _tls(section, made, migration)
     if section.on("use_identity_as_username") and "tls_client_ca" in made:
@@ -296,12 +377,12 @@ def _tls(section: Section, made: dict[str, Any], migration: Migration) -> None:
     if made["type"] in ("tcp", "ws"):
         return
     demanded = section.on("require_certificate")
-    for option, setting in (("certfile", "tls_cert"), ("keyfile", "tls_key"), ("cafile", "tls_client_ca")):
+    for option, setting in TLS_FILES:
         one = section.options.get(option)
         if one is None:
             continue
-        if option == "cafile" and not demanded:
-            text = "clients need no certificate (require_certificate false): no tls_client_ca"
+        if option in ("cafile", "crlfile") and not demanded:
+            text = f"clients need no certificate (require_certificate false): no {setting}"
             migration.find(one.file, one.line, "not needed", option, text)
             continue
         made[setting] = str(one.file.parent.joinpath(one.value)) if one.value.startswith(".") else one.value

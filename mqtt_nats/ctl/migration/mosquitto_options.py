@@ -35,7 +35,6 @@ OPTIONS: Final[dict[str, tuple[Kind, str]]] = {
     "ciphers_tls1.3": ("changes", _TLS),
     "clientid_prefixes": ("changes", "clients with other ids are let in; " + _CLIENT_ID),
     "connection_messages": ("changes", "log_connections = false turns the records of connections off"),
-    "crlfile": ("missing", "revoked certificates are not looked up; use short-lived ones"),
     "dhparamfile": ("not needed", "only key exchange by elliptic curves is used"),
     "disable_client_cert_date_checks": ("missing", "an expired client certificate is refused"),
     "enable_control_api": ("not needed", "`mqtt-nats ctl` asks gateways"),
@@ -74,7 +73,6 @@ OPTIONS: Final[dict[str, tuple[Kind, str]]] = {
     "user": ("not needed", _PROCESS),
     "websockets_headers_size": ("not needed", "the header of a WebSocket request is bounded"),
     "websockets_log_level": ("not needed", _LOG),
-    "max_keepalive": ("changes", "server_keep_alive sets one keep alive for all 5.0 clients, and no upper bound"),
     "sys_interval": ("moved", "sys_interval"),
 }
 

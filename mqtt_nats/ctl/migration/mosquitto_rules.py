@@ -78,6 +78,12 @@ def _usable(path: Path, number: int, word: str, entry: _Entry, migration: Migrat
         text = "mosquitto takes %u and %c literally in `topic`; the line is left out. `pattern` may have been meant"
         migration.find(path, number, "missing", topic, text)
         return False
+    if word == "pattern" and "%m" in topic:
+        text = (
+            "%m is the mountpoint of VerneMQ: tenants have rules of their own (docs/tenants.md); the line is left out"
+        )
+        migration.find(path, number, "missing", topic, text)
+        return False
     migration.find(path, number, "moved", topic, "a rule in acl.toml")
     return True
 

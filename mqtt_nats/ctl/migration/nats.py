@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mqtt_nats.authenticators.nats_users import ASK, asked_on
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.ctl.migration.findings import Kind, Migration
 from mqtt_nats.ctl.migration.nats_conf import Value, read_nats
@@ -26,7 +27,7 @@ _MQTT: Final[dict[str, tuple[Kind, str]]] = {
     "consumer_replicas": ("changes", "consumers have as many replicas as their stream: stream_replicas"),
     "downgrade_qos2_subscribe": ("changes", "QoS 2 is granted; max_qos = 1 of the listener grants less"),
     "host": ("moved", "listen of the gateway"),
-    "js_domain": ("changes", "a gateway uses the JetStream of its own account: connect it to servers of that domain"),
+    "js_domain": ("moved", "jetstream_domain"),
     "js_ack_wait": ("changes", "messages are sent again when a client comes back, and not after a time"),
     "listen": ("moved", "listen of the gateway"),
     "max_ack_pending": ("moved", "max_inflight of the gateway, for each subscription"),
@@ -53,9 +54,9 @@ def check(path: Path) -> Migration:
         raise StartupError(f"{path}: there is no mqtt block, so there is nothing to move")
     migration = Migration()
     for name, value in mqtt.value.items():
-        kind, text = _MQTT.get(name, ("missing", "this option is not known here"))
+        kind, text = _MQTT.get(name.lower(), ("missing", "this option is not known here"))
         migration.find(value.file, value.line, kind, f"mqtt.{name}", text)
-    if found.get("jetstream") is None and not _accounts_with_jetstream(found):
+    if found.get("jetstream") is None and not _accounts_with_jetstream(found) and mqtt.get("js_domain") is None:
         migration.find(path, 0, "missing", "jetstream", "gateways need JetStream in their account")
     _users(found, migration)
     _others(found, migration)
@@ -97,7 +98,7 @@ def _users(found: Value, migration: Migration) -> None:
             name = user.get("user", "username", "nkey")
             label = f"{place}: user {'?' if name is None else name.value}"
             _types(user, label, migration)
-            _permissions(user, label, migration)
+            _permissions(user, label, "" if name is None else str(name.value), migration)
     if len(names) > 1:
         text = "one gateway serves one account, or several with [tenants.NAME]: docs/tenants.md"
         migration.find(found.file, 0, "changes", ", ".join(names), text)
@@ -114,17 +115,20 @@ def _types(user: Value, label: str, migration: Migration) -> None:
         return
     allowed = {str(one.value).upper() for one in types.value}
     if "MQTT" in allowed and "STANDARD" not in allowed:
-        text = 'add "STANDARD": a gateway asks nats-server by a standard connection whether the user may come in'
+        text = (
+            'add "STANDARD", and have nats-server read the file again (`nats-server --signal reload`): a gateway asks '
+            "by a standard connection whether the user may come in"
+        )
         migration.find(types.file, types.line, "changes", label, text)
 
 
-def _permissions(user: Value, label: str, migration: Migration) -> None:
+def _permissions(user: Value, label: str, name: str, migration: Migration) -> None:
     permissions = user.get("permissions", "permission")
     if permissions is None:
         return
     text = (
-        "permissions hold for the topics; the user also needs publish on $SYS.REQ.USER.INFO and subscribe on _INBOX.>, "
-        "and not $MQTT.sub.> any more"
+        f"permissions hold for the topics; the user also needs publish on {ASK.decode()} and subscribe on "
+        f"{asked_on({'user': name})}*, and not $MQTT.sub.> any more. nats-server has to read the file again"
     )
     migration.find(permissions.file, permissions.line, "changes", label, text)
 

@@ -24,17 +24,18 @@ _TOKEN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value: a text, a list of values, or a map of values by key in lower case."""
+    """A value: a text, a list of values, or a map of values by key, as it is written."""
 
     value: Any
     file: Path
     line: int
 
     def get(self, *keys: str) -> Value | None:
-        """Return the value under the first of these keys that the map has; None without one."""
+        """Return the value under the first of these keys that the map has, in lower or upper case; None without one."""
         if not isinstance(self.value, dict):
             return None
-        return next((self.value[key] for key in keys if key in self.value), None)
+        found = {key.lower(): value for key, value in self.value.items()}
+        return next((found[key] for key in keys if key in found), None)
 
 
 def read_nats(path: Path, depth: int = 0) -> Value:
@@ -99,7 +100,7 @@ class _Parser:
                 self._skip(":=")
                 value = self._value(scope, depth + 1)
             scope[key] = value
-            found[key.lower()] = value
+            found[key] = value
 
     def _value(self, scope: dict[str, Value], depth: int) -> Value:
         kind, text, line = self._next()

@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 DEFAULT_PORT: Final = 4222
+
+INBOX_PREFIX: Final = "$MQTT.spark"
+"""First tokens of the subjects on which answers arrive: MQTT clients and other NATS users cannot have them."""
 _SECTION: Final = re.compile(r"-{3,}\s*BEGIN ([A-Z ]+?)\s*-{3,}\s*(\S+)\s*-{3,}\s*END ([A-Z ]+?)\s*-{3,}")
 
 
@@ -100,7 +103,7 @@ class Access:
     connect_timeout: float = 10.0
     request_timeout: float = 10.0
     api_prefix: str = "$JS.API"
-    inbox_prefix: str = "_INBOX"
+    inbox_prefix: str = INBOX_PREFIX
 
     @property
     def wants_tls(self) -> bool:

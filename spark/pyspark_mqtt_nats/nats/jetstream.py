@@ -11,23 +11,32 @@ import orjson
 from mqtt_streams import api as wire
 from mqtt_streams import headers
 from mqtt_streams.api import Reply
-from mqtt_streams.stored import NO_MESSAGE_FOUND, StoredMessage, message_of
+from mqtt_streams.error_codes import (
+    CLUSTER_NOT_AVAILABLE,
+    CLUSTER_NOT_LEADER,
+    CONSUMER_NOT_FOUND,
+    DUPLICATE_FILTERS,
+    NO_MESSAGE_FOUND,
+    NOT_ENABLED,
+    NOT_ENABLED_FOR_ACCOUNT,
+    OVERLAPPING_FILTERS,
+    STREAM_NOT_FOUND,
+)
+from mqtt_streams.stored import StoredMessage, message_of
 from pyspark_mqtt_nats.errors import ApiError, RequestTimeout
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.connection import Connection
 
-CONSUMER_NOT_FOUND: Final = 10014
-STREAM_NOT_FOUND: Final = 10059
 NO_RESPONDERS: Final = 503
 """Code of an ApiError when the subject of a request has no subscriber."""
 
 _OPTIONS: Final = {
-    10008: "servers",
-    10009: "servers",
-    10039: "user",
-    10076: "servers",
-    10136: "topics",
-    10138: "topics",
+    CLUSTER_NOT_AVAILABLE: "servers",
+    CLUSTER_NOT_LEADER: "servers",
+    NOT_ENABLED_FOR_ACCOUNT: "user",
+    NOT_ENABLED: "servers",
+    DUPLICATE_FILTERS: "topics",
+    OVERLAPPING_FILTERS: "topics",
 }
 """JetStream error number -> option to change; `stream` for all others."""
 

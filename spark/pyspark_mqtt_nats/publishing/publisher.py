@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import orjson
 
+from mqtt_streams.error_codes import TRANSIENT
 from mqtt_streams.headers import status
 from mqtt_streams.retained import STREAM as RETAINED
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout
@@ -29,20 +30,17 @@ WINDOW_BYTES: Final = 16 << 20
 WRITE_BYTES: Final = 64 << 10
 """Bytes that are collected for one write."""
 
-PATIENCE: Final = 3
+RETRY_TIMEOUTS: Final = 3
 """Times the request timeout for which the oldest message is tried again."""
 
 PROBE_FIRST: Final = 0.1
 PROBE_MOST: Final = 2.0
 
-# JetStream errors that pass: no system, no leader, no peer, too many requests.
-_PASSING: Final = frozenset((10008, 10009, 10076, 10118, 10158, 10167))
-
 Kind = Literal["core", "stored", "retained", "cleared", "removal"]
 
 
 class Waiting(NamedTuple):
-    """What is not confirmed: `bare` is sent before `frame`, but not again while the connection lasts."""
+    """A message that is not confirmed: `bare` is sent before `frame`, but not again while the connection lasts."""
 
     row: int
     kind: Kind
@@ -51,7 +49,7 @@ class Waiting(NamedTuple):
 
 
 class Publisher:
-    """One connection that publishes; a context manager.
+    """A connection that publishes; a context manager.
 
     `window`: messages that may wait for their confirmation. `where`: begins messages about a row, whose number follows.
     Raises ConnectError.
@@ -214,7 +212,7 @@ class Publisher:
         error = orjson.loads(payload)["error"]
         code, number = error.get("code", 500), error.get("err_code", 0)
         description = str(error.get("description", ""))
-        if code == 429 or number in _PASSING:
+        if code == 429 or number in TRANSIENT:
             self._passing = description
         elif waiting.kind == "removal":  # it is gone
             self._confirm(token)
@@ -301,7 +299,7 @@ class Publisher:
         """Note that something has failed; whether it has done so for too long."""
         now = time.monotonic()
         self._failing = self._failing or now
-        return now - self._failing > PATIENCE * self._access.request_timeout
+        return now - self._failing > RETRY_TIMEOUTS * self._access.request_timeout
 
     def _connect(self) -> Connection:
         connection = Connection(self._access)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mqtt_streams import headers
+from mqtt_streams.error_codes import FILTER_NOT_SUBSET, MAXIMUM_CONSUMERS
 from pyspark_mqtt_nats.errors import ApiError, ConnectError, RequestTimeout, SourceError
 from pyspark_mqtt_nats.nats import protocol
 from pyspark_mqtt_nats.nats.bulk import Block, integers, split
@@ -44,8 +45,6 @@ from beyond its end is for nothing. Each request is twice as large as the one be
 _LINE: Final = 8192
 """Bytes of a message that are neither headers nor payload, as the server counts them; amply."""
 
-_BAD_FILTER: Final = 10093
-_TOO_MANY: Final = 10026
 _ENDED: Final = "Nats-Pending-Messages"
 _SHORT: Final = 9
 """Words of an acknowledgement subject without a domain; with one there are at least two more before the consumer."""
@@ -113,9 +112,9 @@ def _create(
     try:
         return name, int(create_consumer(connection, stream, config)["num_pending"])
     except ApiError as error:
-        if error.err_code == _BAD_FILTER:
+        if error.err_code == FILTER_NOT_SUBSET:
             raise SourceError(f"stream {stream} has no such subjects: change subjectPrefix", "subjectPrefix") from None
-        if error.err_code == _TOO_MANY:
+        if error.err_code == MAXIMUM_CONSUMERS:
             text = f"stream {stream} has as many consumers as it may: set readMode to direct, or numPartitions lower"
             raise SourceError(text, "readMode") from None
         raise

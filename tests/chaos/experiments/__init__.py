@@ -13,7 +13,9 @@ def all_experiments() -> dict[str, Experiment]:
     found: list[Experiment] = []
     for module in pkgutil.iter_modules(__path__):
         found.extend(importlib.import_module(f"{__name__}.{module.name}").EXPERIMENTS)
-    return {one.name: one for one in sorted(found, key=_order)}
+    named = {one.name: one for one in sorted(found, key=_order)}
+    assert len(named) == len(found), "two experiments have one name"
+    return named
 
 
 def _order(one: Experiment) -> tuple[int, str]:

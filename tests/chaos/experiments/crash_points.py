@@ -71,7 +71,7 @@ async def points(setting: Setting) -> Result:
                     result.violations.append(f"{point}: {error} {error.__cause__ or ''}")
             stood_still += tally.runs - before
             runs, steps, seconds = (RUNS_LONG, STEPS_LONG, SECONDS_LONG) if setting.long else (RUNS, STEPS, SECONDS)
-            if flags != MOVING:  # R25 moves sessions while gateways die at any point
+            if flags != MOVING:  # R26 moves sessions while gateways die at any point
                 await explore(fleet, tally, runs=runs, steps=steps, number=setting.seed, seconds=seconds)
         finally:
             await fleet.close()

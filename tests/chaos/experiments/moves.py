@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R25: R1 to R4 while sessions move between consumers and records all the time."""
+"""R26: R1 to R4 while sessions move between consumers and records all the time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def run(setting: Setting) -> Result:
 
 EXPERIMENTS = [
     Experiment(
-        "R25",
+        "R26",
         "R1 to R4 while sessions move between consumers and records (`session_positions = auto`)",
         "as R1 to R4; sessions have moved in both directions",
         run,

@@ -12,7 +12,7 @@ from tests.chaos.history import Event
 from tests.chaos.points.fleet import Fleet, Slot
 from tests.chaos.points.moves import MOVES_POINTS
 from tests.chaos.points.proxy import Action, Trap
-from tests.chaos.points.records import RECORDS_POINTS, RESETTING
+from tests.chaos.points.records import RECORDS_POINTS
 from tests.chaos.points.scenes import DELIVERY, PATIENCE, Point, Scene, Script
 from tests.chaos.points.table import LIVE_POINTS, POINTS, beginning_anew, named, renewing
 from tests.harness.waiting import aeventually
@@ -60,7 +60,7 @@ def _live_held(points: list[Point], *more: str) -> Iterator[Point]:
 
 
 LATE: Final = list(_held(POINTS))
-LATE_LIVE: Final = list(_live_held(LIVE_POINTS, "$MQTT.out.pubrel.{hash}", RESETTING + "$MQTT_msgs."))
+LATE_LIVE: Final = list(_live_held(LIVE_POINTS, "$MQTT.out.pubrel.{hash}", "$JS.API.CONSUMER.RESET.$MQTT_msgs."))
 """Those of gateways with a shared reader; the others are of gateways without."""
 LATE_RECORDS: Final = list(_live_held(RECORDS_POINTS))
 """Those of gateways with a shared reader and without consumers: the sessions leave PUBRELs in their positions."""

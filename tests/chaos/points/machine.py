@@ -80,7 +80,7 @@ def kind_of(frame: Frame) -> str:
     if subject.startswith("$JS.API."):
         kind = ".".join(subject.split(".")[2:5])
         return f"{frame.way} {kind}" if "$MQTT_" in subject and "timers" not in subject else ""
-    if subject.startswith(("$KV.", "_INBOX.", "$MQTT.JSA.", "$JS.EVENT.", "$MQTT.timers.")):
+    if subject.startswith(("$KV.", "$MQTT.inbox.", "$MQTT.JSA.", "$JS.EVENT.", "$MQTT.timers.")):
         return ""
     return f"{frame.way} {'.'.join(subject.split('.')[:3])}" if subject.startswith("$") else f"{frame.way} bare"
 

@@ -81,7 +81,11 @@ async def _move(scene: Scene, *, to_records: bool) -> None:
     async def once_more() -> None:
         publisher.publish(scene.topic, 7, 2)
         await scene.live(client, 3)
-        assert await scene.fleet.in_records(client.client_id) is to_records
+
+        async def moved() -> bool:
+            return await scene.fleet.in_records(client.client_id) is to_records
+
+        await aeventually(moved, PATIENCE)  # consumers are removed while the session goes on
 
     scene.later.append(once_more)
 

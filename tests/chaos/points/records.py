@@ -18,9 +18,6 @@ from tests.chaos.points.table import (
 )
 from tests.harness.waiting import aeventually
 
-RESETTING: Final = "$JS.API.CONSUMER.RESET."
-"""No gateway does this to a consumer that is not there."""
-
 
 @named("catch up")
 async def catching_up(scene: Scene) -> None:
@@ -45,7 +42,7 @@ async def catching_up(scene: Scene) -> None:
 
 
 def _points() -> Iterator[Point]:
-    yield from (point for point in LIVE_POINTS if not point.prefix.startswith(RESETTING))
+    yield from LIVE_POINTS
     claim, position, stored = "$MQTT.sess.{hash}", "$MQTT.pos.{hash}", "$MQTT.msgs.{bare}"
     reading, asking = "$JS.API.CONSUMER.CREATE.$MQTT_msgs.", "$JS.API.CONSUMER.MSG.NEXT.$MQTT_msgs."
     for way in ("up", "answer"):

@@ -361,7 +361,6 @@ def _points() -> Iterator[Point]:
 
 def _live_points() -> Iterator[Point]:
     stored, position = "$MQTT.msgs.{bare}", "$MQTT.pos.{hash}"
-    resetting = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
     one, two = receiving(1, live=True), receiving(2, live=True)
     for script in (one, two):
         yield from each(script, "down", stored, nth=2)
@@ -372,7 +371,7 @@ def _live_points() -> Iterator[Point]:
     yield from each(two, "answer", position, nth=2)
     yield from packets(two, "PUBREL", "lost", "unanswered", "answered", nth=2)
     for way in ("up", "answer"):
-        yield from each(taking_over_live, way, "$MQTT.sess.{hash}", resetting, position)
+        yield from each(taking_over_live, way, "$MQTT.sess.{hash}", position)
         for nth in (2, 3):
             yield from each(taking_over_live, way, position, nth=nth)
     yield from each(taking_over_live, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_pos", "$JS.API.STREAM.INFO.$MQTT_msgs")

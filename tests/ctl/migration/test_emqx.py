@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import tomllib
 from pathlib import Path
@@ -116,7 +117,10 @@ def test_an_export_of_version_4(tmp_path: Path) -> None:
         ('{"data": [{"x": 1}]}', "it has neither users, nor rules, nor bans"),
         ("{", "is no export of EMQX that is understood"),
         ("[" * 5000, "is no export of EMQX that is understood"),
-        ("user_id\nann\n", "is no export of EMQX that is understood"),
+        ("user_id\nann\n", "its first line has neither the columns user_id and password_hash (users), nor as and who"),
+        ("name,hash,salt\nann,0,1\n", "its first line has neither the columns user_id and password_hash (users)"),
+        ('## EMQX\nnode {\n  name = "emqx@127.0.0.1"\n}\n', "it has settings of EMQX (emqx.conf, cluster.hocon)"),
+        ("listeners.tcp.default.bind = 1883\n", "it has settings of EMQX (emqx.conf, cluster.hocon)"),
         ("\x00", "is no export of EMQX that is understood"),
     ],
 )
@@ -129,6 +133,40 @@ def test_files_that_are_refused(tmp_path: Path, text: str, named: str) -> None:
     file.write_bytes(b"\x1f\x8b\x08\xff")
     done = run("emqx", file, "--output", tmp_path / "new")
     assert "is no text: export users, rules and bans one by one" in str(done.exception)
+
+
+def test_columns_in_another_order(tmp_path: Path) -> None:
+    header, *rows = (EXPORTS / "users.csv").read_text(encoding="utf-8").splitlines()
+    swapped = [",".join(reversed(line.split(","))) for line in (header, *rows)]
+    (tmp_path / "users.csv").write_text("\n".join(swapped) + "\n")
+    (tmp_path / "bans.csv").write_text("who,as,reason,at,until,by\neve,username,loud,,,admin\n")
+    done = run("emqx", tmp_path / "users.csv", tmp_path / "bans.csv", "--output", tmp_path / "new")
+    assert done.exit_code == 0, done.exception
+    run("emqx", EXPORTS / "users.csv", "--output", tmp_path / "old")
+    assert (tmp_path / "new" / "passwords").read_text() == (tmp_path / "old" / "passwords").read_text()
+    assert "user eve" in (tmp_path / "new" / "bans.sh").read_text()
+
+
+def test_the_place_of_the_salt_is_not_in_the_file(tmp_path: Path) -> None:
+    """So it is said which one is taken; an export of version 4, and passwords that are not hashed, leave no doubt."""
+    done = run("emqx", EXPORTS / "users.csv", "--output", tmp_path / "1", "--password-hash", "sha256,suffix")
+    assert "changes: password_hash: hashes are taken as sha256,suffix: the file does not say" in done.output
+    done = run("emqx", EXPORTS / "users.csv", "--output", tmp_path / "2", "--password-hash", "sha256")
+    assert "only sha256,prefix, sha256,suffix, sha512,prefix, sha512,suffix, with the place of the salt" in done.output
+    done = run("emqx", EXPORTS / "emqx4.json", "--output", tmp_path / "3")
+    assert "hashes are taken as" not in done.output
+    (tmp_path / "plain.csv").write_text("user_id,password,is_superuser\nann,pencil,false\n")
+    done = run("emqx", tmp_path / "plain.csv", "--output", tmp_path / "4")
+    assert "hashes are taken as" not in done.output
+    assert PasswordUsers(load_users(tmp_path / "4" / "passwords")).verify("ann", b"pencil") is not None
+
+
+def test_hashes_without_salt(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"pencil").hexdigest()
+    (tmp_path / "users.csv").write_text(f"user_id,password_hash,salt,is_superuser\nann,{digest},ignored,false\n")
+    done = run("emqx", tmp_path / "users.csv", "--output", tmp_path / "new", "--password-hash", "sha256,disable")
+    assert done.exit_code == 0, done.exception
+    assert PasswordUsers(load_users(tmp_path / "new" / "passwords")).verify("ann", b"pencil") is not None
 
 
 @pytest.mark.parametrize("algorithm", ["md5,prefix", "bcrypt", "pbkdf2"])

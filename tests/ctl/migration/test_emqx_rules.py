@@ -36,6 +36,26 @@ def rules(text: str) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
             '{allow, {\'and\', [{username, "ann"}, {clientid, "one"}]}, all, ["${username}/${clientid}"]}.',
             {"effect": "allow", "user": "ann", "client": "one", "access": "both", "topics": ["%u/%c"]},
         ),
+        (
+            '{allow, {user, "a"}, {publish, {retain, true}}, ["t"]}.',
+            {"effect": "allow", "user": "a", "access": "publish", "retain": True, "topics": ["t"]},
+        ),
+        (
+            '{allow, all, {subscribe, {qos, 2}}, ["t"]}.',
+            {"effect": "allow", "access": "subscribe", "qos": [2], "topics": ["t"]},
+        ),
+        (
+            '{allow, all, {publish, [{retain, all}, {qos, [0, 1]}, {qos, 2}]}, ["t"]}.',
+            {"effect": "allow", "access": "publish", "qos": [0, 1, 2], "topics": ["t"]},
+        ),
+        (
+            '{allow, all, {all, [{qos, 1}, {retain, false}]}, ["t"]}.',
+            {"effect": "allow", "access": "both", "qos": [1], "retain": False, "topics": ["t"]},
+        ),
+        (
+            '{allow, all, {subscribe, [{qos, 1}, {retain, true}]}, ["t"]}.',
+            {"effect": "allow", "access": "subscribe", "qos": [1], "topics": ["t"]},
+        ),
         ("{deny, all, subscribe}.", {"effect": "deny", "access": "subscribe", "topics": ["#", "$SYS/#"]}),
     ],
 )
@@ -58,6 +78,29 @@ def test_nothing_is_allowed_behind_a_denial_that_has_no_counterpart() -> None:
     assert [(one["effect"], one["user"]) for one in found] == [("deny", "bob")]
     assert [(line, kind) for line, kind, _ in findings] == [(1, "missing"), (2, "missing"), (3, "moved")]
     assert findings[1][2] == LOST
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "{publish, {retain, maybe}}",
+        "{publish, {qos, 3}}",
+        "{publish, {qos, []}}",
+        "{publish, [{qos}]}",
+        "{publish, 5}",
+        "{publish, 1, 2}",
+        "{publish}",
+        "{{publish}, []}",
+        "[publish]",
+        '"publish"',
+        "{send, []}",
+    ],
+)
+def test_an_action_that_is_not_understood(action: str) -> None:
+    """One rule is reported with its line, and the rest of the file is read; no wider rule is made of it."""
+    found, findings = rules(f'{{allow, all, publish, ["a"]}}.\n{{allow, all, {action}, ["b"]}}.\n')
+    assert [one["topics"] for one in found] == [["a"]]
+    assert [(line, kind) for line, kind, _ in findings] == [(1, "moved"), (2, "missing")]
 
 
 @pytest.mark.parametrize("topic", ["a/#/b", "$share/g/a", "${cert_common_name}/a"])

@@ -24,7 +24,7 @@ def test_a_listener_of_mosquitto_is_left_out(tmp_path: Path, lines: str, lost: s
     file.write_text(f"per_listener_settings true\nlistener 8883\n{lines}\nallow_anonymous true\nlistener 1883\n")
     done = run("mosquitto", file, "--output", tmp_path / "made", "--all")
     made = tomllib.loads((tmp_path / "made" / "gateway.toml").read_text())
-    assert [one["listen"] for one in made["listeners"]] == ["0.0.0.0:1883"]
+    assert [one["listen"] for one in made["listeners"]] == ["*:1883"]
     assert f"missing: listener 8883: {lost}" in done.output
 
 

@@ -60,10 +60,10 @@ def startable(output: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def test_listeners_and_included_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, output = moved("station/mosquitto.conf", tmp_path / "new")
     assert [(one["listen"], one["type"], one["allow_anonymous"]) for one in settings["listeners"]] == [
-        ("0.0.0.0:9001", "ws", True),
-        ("0.0.0.0:9002", "wss", True),
-        ("0.0.0.0:1883", "tcp", True),
-        ("0.0.0.0:8883", "tls", True),
+        ("*:9001", "ws", True),
+        ("*:9002", "wss", True),
+        ("*:1883", "tcp", True),
+        ("*:8883", "tls", True),
     ]
     assert settings["listeners"][3]["tls_cert"] == "/etc/station/certs/station.pem"
     assert settings["session_expiry_interval"] == "4h"
@@ -98,10 +98,46 @@ def test_limits_and_settings_of_listeners(tmp_path: Path, monkeypatch: pytest.Mo
     assert (plain["allow_anonymous"], plain["max_connections"], plain["max_qos"]) == (True, 50, 1)
     assert (settings["max_inflight"], settings["max_backlog"], settings["max_queued"]) == (10, 20, 20)
     assert settings["max_packet_size"] == 65_536 + 65_540
-    assert said(output, "factory/mosquitto.conf:26").startswith("changes: max_keepalive: ")
+    assert settings["server_keep_alive"] == 120
+    bound = "changes: max_keepalive: server_keep_alive = 120: the upper bound for 5.0 clients, as there. 3.1.1 clients"
+    assert said(output, "factory/mosquitto.conf:26").startswith(bound)
     assert said(output, "acl_file:16").startswith("missing: $share/group/firmware/#: ")
     assert said(output, "acl_file:17").startswith("missing: firmware/%u: ")
     startable(tmp_path / "new", monkeypatch)
+
+
+VERNEMQ = """listener 1883
+password_file {0}/vmq.passwd
+acl_file {0}/vmq.acl
+"""
+
+
+def test_the_files_of_vernemq(tmp_path: Path) -> None:
+    """They have the formats of mosquitto, so a mosquitto.conf of three lines that names them is enough."""
+    hashed = (INPUTS / "home" / "passwordfile").read_text(encoding="utf-8").splitlines()[0].partition(":")[2]
+    (tmp_path / "vmq.passwd").write_text(f"lamp:{hashed}\n")
+    (tmp_path / "vmq.acl").write_text(
+        "# anonymous\ntopic read news/#\nuser lamp\ntopic home/lamp/#\npattern write up/%c\npattern read %m/%u/#\n"
+    )
+    (tmp_path / "mosquitto.conf").write_text(VERNEMQ.format(tmp_path))
+    done = run("mosquitto", tmp_path / "mosquitto.conf", "--output", tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    assert PasswordUsers(load_users(tmp_path / "new" / "passwords")).verify("lamp", b"pencil") is not None
+    rules = load_rules(tmp_path / "new" / "acl.toml")
+    lamp = rules.permissions(Identity("lamp", "c-1"))
+    assert lamp.may_publish("home/lamp/on", 0, False)
+    assert lamp.may_publish("up/c-1", 0, False)
+    assert not lamp.may_publish("up/c-2", 0, False)
+    assert rules.permissions(Identity(None, "x")).may_subscribe("news/#", 0)
+    assert said(done.output, "vmq.acl:6").startswith("missing: %m/%u/#: %m is the mountpoint of VerneMQ")
+
+
+@pytest.mark.parametrize("value", ["0", "65535"])
+def test_a_keep_alive_without_bound(tmp_path: Path, value: str) -> None:
+    (tmp_path / "m.conf").write_text(f"listener 1883\nallow_anonymous true\nmax_keepalive {value}\n")
+    done = run("mosquitto", tmp_path / "m.conf", "--output", tmp_path / "new", "--all")
+    assert "not needed: max_keepalive: there is no upper bound by default" in done.output
+    assert "server_keep_alive" not in (tmp_path / "new" / "gateway.toml").read_text()
 
 
 def test_bridges_and_plugins(tmp_path: Path) -> None:
@@ -144,8 +180,8 @@ def test_a_listener_ends_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "m.conf").write_text(f"include_dir {directory}")
     settings, output = moved(str(tmp_path / "m.conf"), tmp_path / "new")
     assert [(one["listen"], one["type"]) for one in settings["listeners"]] == [
-        ("0.0.0.0:1883", "ws"),
-        ("0.0.0.0:2901", "tcp"),
+        ("*:1883", "ws"),
+        ("*:2901", "tcp"),
     ]
     assert "this option opens the default listener of mosquitto" in output
 
@@ -154,7 +190,7 @@ def test_a_listener_ends_with_its_file(tmp_path: Path) -> None:
 def test_a_default_value_opens_no_listener(tmp_path: Path, line: str) -> None:
     (tmp_path / "m.conf").write_text(f"{line}\nlistener 2901")
     settings, _ = moved(str(tmp_path / "m.conf"), tmp_path / "new")
-    assert [one["listen"] for one in settings["listeners"]] == ["0.0.0.0:2901"]
+    assert [one["listen"] for one in settings["listeners"]] == ["*:2901"]
 
 
 def test_only_what_needs_a_look_is_shown(tmp_path: Path) -> None:
@@ -162,7 +198,7 @@ def test_only_what_needs_a_look_is_shown(tmp_path: Path) -> None:
     assert "moved: " not in done.output
     assert "not needed: " not in done.output
     assert "changes: persistent_client_expiration: " in done.output
-    assert "\nmoved 20, changes 1, missing 0, not needed 5; --all shows all\n" in done.output
+    assert "\nmoved 20, changes 2, missing 0, not needed 5; --all shows all\n" in done.output
     assert f"written: {tmp_path}/new/acl.toml" in done.output
 
 
@@ -186,7 +222,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         ("listener 1883\nmax_inflight_messages many", ":2", "missing: max_inflight_messages: 'many' is no number"),
         ("listener 1883\nmax_inflight_messages 0", ":2", "changes: max_inflight_messages: never unlimited"),
         ("listener 1883\nmax_queued_messages 0", ":2", "changes: max_queued_messages: max_backlog is unlimited"),
-        ("listener 1883\nmax_packet_size 0", ":2", "changes: max_packet_size: packets are never unlimited"),
+        (
+            "listener 1883\nmax_packet_size 0",
+            ":2",
+            "changes: max_packet_size: mosquitto takes packets of 256 MB; max_packet_size = 8000000. A",
+        ),
         ("persistent_client_expiration soon", ":1", "missing: persistent_client_expiration: 'soon' is no period"),
         ("listener 1883\nprotocol http_api", ":2", "missing: protocol: http_api is not served"),
         ("global_max_connections 10", ":1", "changes: global_max_connections: max_connections is set"),

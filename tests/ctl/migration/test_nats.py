@@ -21,11 +21,33 @@ def test_what_changes() -> None:
     assert said(done.output, "nats.conf:26").startswith("changes: mqtt.reject_qos2_publish: ")
     assert said(done.output, "nats.conf:27") == "missing: mqtt.flux_capacitor: this option is not known here"
     assert said(done.output, "nats.conf:29").startswith("changes: mappings: repeat the mappings")
-    assert done.output.count('add "STANDARD"') == 2
+    assert done.output.count('add "STANDARD", and have nats-server read the file again') == 2
     assert "user admin" not in done.output
     assert "passw0rd" not in done.output
     assert "nothing" not in run("nats", CONFIG).output
     assert "moved: mqtt" not in run("nats", CONFIG).output
+
+
+def test_names_of_accounts_are_as_they_are_written(tmp_path: Path) -> None:
+    """nats-server tells upper from lower case in them, but not in its options."""
+    file = tmp_path / "n.conf"
+    file.write_text(
+        "MQTT { Port: 1883 }\nJetStream: enabled\n"
+        "accounts { Plant { Users [ {user: a, allowed_connection_types: [MQTT]} ] } plant { users [ {user: b} ] } }\n"
+    )
+    output = run("nats", file, "--all").output
+    assert "moved: mqtt.Port: listen of the gateway" in output
+    assert "changes: account Plant: user a: add" in output
+    assert "changes: account Plant, account plant: one gateway serves one account" in output
+
+
+def test_variables_of_an_included_file(tmp_path: Path) -> None:
+    (tmp_path / "more.conf").write_text("HOST = h\n")
+    file = tmp_path / "n.conf"
+    file.write_text("include 'more.conf'\nmqtt { host: $HOST }\n")
+    mqtt = read_nats(file).get("mqtt")
+    assert mqtt is not None
+    assert mqtt.value["host"].value == "h"
 
 
 def test_values_and_variables(tmp_path: Path) -> None:

@@ -1,179 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying over what a running broker stores: retained messages by a subscription, sessions by a list of clients."""
+"""Carrying over sessions to a gateway, from a list of clients, with the messages that wait for them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mqtt_nats.base.errors import StartupError
-from mqtt_nats.codec import Ack, AckRun, EncodeError, PacketKind, Properties, Publish, ack_bytes
-from mqtt_nats.ctl.migration.transfer.mosquitto_db import Session
-from mqtt_nats.ctl.migration.transfer.mqtt_client import Broker, MqttConnection, connected
-from mqtt_nats.mqtt_clients.errors import reason_text
-
-QUIET_S: Final = 3.0
-"""Seconds without a message after which all retained messages have come."""
-
-WINDOW: Final = 100
-"""Most messages that the gateway has not acknowledged."""
+from mqtt_nats.codec import Subscription
+from mqtt_nats.ctl.migration.transfer.mosquitto_db import NEVER, Database, Session, Waiting
+from mqtt_nats.ctl.migration.transfer.mqtt_client import Broker, connected
+from mqtt_nats.ctl.migration.transfer.publisher import Carried, Publisher
 
 SESSIONS_AT_ONCE: Final = 20
+
+USERS_AT_ONCE: Final = 50
+"""Most connections to publish, each for one user."""
+
+SESSIONS_OF_ONE: Final = 20
+"""Most sessions for which one stored message is."""
 
 FILTERS_AT_ONCE: Final = 100
 """Most filters in one SUBSCRIBE."""
 
+NO_RETAINED: Final = 2
+"""Retain Handling with which SUBSCRIBE brings no retained messages: the client has had them at the old broker."""
+
 AUDIENCE: Final = "mqtt-nats migrate"
 TOKEN_S: Final = 600
 """Seconds for which a token is valid."""
-
-_KEPT: Final = (
-    "payload_format_indicator", "message_expiry_interval", "content_type", "response_topic", "correlation_data",
-    "user_property",
-)  # fmt: skip
-"""Properties that belong to a message, and not to one delivery."""
-
-
-@dataclass(slots=True)
-class Carried:
-    """Result: how much was carried over, and one line for each thing that was not."""
-
-    count: int = 0
-    there: int = 0
-    """Number of topics or sessions that the gateway had already; they stay as they are."""
-    lost: list[str] = field(default_factory=list)
-
-    def done(self) -> None:
-        """Count one message or session that was carried over."""
-        self.count += 1
-
-    def kept(self, number: int) -> None:
-        """Count messages or sessions that the gateway had already."""
-        self.there += number
-
-
-# -- retained messages ------------------------------------------------------------------------------
-
-
-async def carry_retained(old: Broker, new: Broker, filters: Iterable[str], *, replace_all: bool) -> Carried:
-    """Publish the retained messages of one broker at another; those that are there already stay.
-
-    Args:
-        filters: filters whose retained messages are carried over; `#` has no topics that begin with `$`.
-        replace_all: replace retained messages that are there.
-
-    Raises:
-        StartupError: a broker cannot be reached, refuses, or closes the connection.
-    """
-    wanted = list(filters)
-    messages = await _retained(old, wanted)
-    there = {} if replace_all else await _retained(new, wanted)
-    carried = Carried()
-    carried.kept(len(messages.keys() & there.keys()))
-    async with connected(new, 5) as connection:
-        await _Publisher(connection, carried).run([one for key, one in messages.items() if key not in there])
-    return carried
-
-
-async def _retained(broker: Broker, filters: list[str]) -> dict[bytes, Publish]:
-    """Return the retained messages by topic as it is encoded in a packet."""
-    found: dict[bytes, Publish] = {}
-    async with _Newest(broker) as connection:
-        codes = await connection.subscribe([(one, 2) for one in filters])
-        for one, code in zip(filters, codes, strict=False):
-            if code >= 0x80:
-                raise StartupError(f"{broker} refuses the subscription {one!r}: {reason_text(code)}")
-        async for message in connection.messages(QUIET_S):
-            if message.retain:
-                found[message.key] = message
-    return found
-
-
-class _Newest:
-    """Connection by MQTT 5.0, or by 3.1.1 where the broker does not speak 5.0."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-
-    async def __aenter__(self) -> MqttConnection:
-        self._open = connected(self._broker, 5)
-        try:
-            return await self._open.__aenter__()
-        except StartupError:
-            self._open = connected(self._broker, 4)
-            return await self._open.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        return await self._open.__aexit__(*error)
-
-
-class _Publisher:
-    """Publishes messages, so many at the same time as `WINDOW` says."""
-
-    def __init__(self, connection: MqttConnection, carried: Carried) -> None:
-        self._connection = connection
-        self._carried = carried
-        self._waiting: dict[int, str] = {}
-        """Topic by packet identifier."""
-
-    async def run(self, messages: list[Publish]) -> None:
-        """Publish the messages and wait until all of them are acknowledged."""
-        for number, message in enumerate(messages):
-            while len(self._waiting) >= WINDOW:
-                await self._answer()
-            packet_id = number % 0xFFFF + 1 if message.qos else 0
-            topic = message.key[2:].decode("utf-8", "replace")
-            made = Publish(message.qos, True, False, message.key, packet_id, message.payload, _kept(message.properties))
-            try:
-                await self._connection.send(made)
-            except EncodeError as error:
-                self._carried.lost.append(f"{topic}: {error}")
-                continue
-            if packet_id:
-                self._waiting[packet_id] = topic
-            else:
-                self._carried.done()
-        while self._waiting:
-            await self._answer()
-
-    async def _answer(self) -> None:
-        try:
-            packet = await self._connection.receive()
-        except TimeoutError:
-            raise StartupError(f"{self._connection.broker} does not acknowledge messages") from None
-        if isinstance(packet, AckRun):
-            for packet_id in packet.ids:
-                await self._acknowledged(packet.kind, packet_id, 0)
-        elif isinstance(packet, Ack):
-            await self._acknowledged(packet.kind, packet.packet_id, packet.reason)
-
-    async def _acknowledged(self, kind: int, packet_id: int, reason: int) -> None:
-        if packet_id not in self._waiting:
-            return
-        if kind == PacketKind.PUBREC and reason < 0x80:
-            await self._connection.write(ack_bytes(PacketKind.PUBREL, packet_id))
-            return
-        topic = self._waiting.pop(packet_id)
-        if reason >= 0x80:
-            self._carried.lost.append(f"{topic}: refused: {reason_text(reason)}")
-        else:
-            self._carried.done()
-
-
-def _kept(properties: Properties | None) -> Properties:
-    found: Properties = {}
-    for name in _KEPT:
-        if properties is not None and name in properties:
-            found[name] = properties[name]
-    return found
-
-
-# -- sessions ---------------------------------------------------------------------------------------
 
 
 def read_key(path: Path) -> bytes:
@@ -213,59 +75,170 @@ audience = {json.dumps(AUDIENCE)}
 listen = "127.0.0.1:18830"
 authenticators = ["migration"]
 allow_anonymous = true
+carried_messages = true
 """
 
 
-def credentials(secret: bytes | None, broker: Broker) -> Callable[[Session], Broker]:
-    """Return a function that returns the broker with the credentials of a session's user.
+def credentials(secret: bytes | None, broker: Broker) -> Callable[[str | None], Broker]:
+    """Return a function that returns the broker with the credentials of a user (None: anonymous).
 
     Args:
-        secret: key of the tokens; None: every session is made without credentials.
+        secret: key of the tokens; None: everything is done without credentials.
     """
 
-    def of(session: Session) -> Broker:
-        if secret is None or session.user is None:
+    def of(user: str | None) -> Broker:
+        if secret is None or user is None:
             return broker
         import jwt
 
-        claims = {"sub": session.user, "aud": AUDIENCE, "exp": int(time.time()) + TOKEN_S}
+        claims = {"sub": user, "aud": AUDIENCE, "exp": int(time.time()) + TOKEN_S}
         token = jwt.encode(claims, secret, "HS256", {"kid": "migration"})
-        return replace(broker, user=session.user, password=token.encode())
+        return replace(broker, user=user, password=token.encode())
 
     return of
 
 
-async def carry_sessions(sessions: Mapping[str, Session], broker: Callable[[Session], Broker]) -> Carried:
-    """Make durable sessions with their subscriptions at a gateway; a session that is there stays as it is.
+async def carry_sessions(
+    database: Database, broker: Callable[[str | None], Broker], sessions: Carried, messages: Carried
+) -> None:
+    """Make durable sessions with their subscriptions at a gateway, and have the messages stored that wait for them.
+
+    A session that is there stays as it is. Each message is for the sessions that it waits for, and for no others.
+
+    Args:
+        broker: the gateway with the credentials of a user.
+        sessions: result for sessions.
+        messages: result for messages.
 
     Raises:
-        StartupError: the gateway cannot be reached.
+        StartupError: the gateway cannot be reached, or stores no messages for some sessions only.
     """
-    carried = Carried()
-    free = asyncio.Semaphore(SESSIONS_AT_ONCE)
+    for line in database.lost:
+        messages.lose(line)
+    messages.expect(len(database.messages))
+    making = _Making(database.sessions, broker, sessions)
+    without: Counter[str] = Counter()
+    """Number of messages by client id whose session could not be made."""
+    async with AsyncExitStack() as stack:
+        publishers = _Publishers(broker, messages, stack)
+        if database.messages:
+            await publishers.check(database.messages[0].user)
+        await making.make(list(making.left))
+        for waiting in database.messages:
+            clients = [one for one in waiting.clients if one in making.made]
+            if clients:
+                await publishers.publish(waiting, clients)
+            elif making.failed.isdisjoint(waiting.clients):
+                messages.kept(1)
+            without.update(making.failed.intersection(waiting.clients))
+        await publishers.finish()
+    for client_id, count in without.items():
+        messages.lose(f"session {client_id!r}: {count} waiting, since the session is not carried over")
 
-    async def carry(client_id: str, session: Session) -> None:
-        async with free:
-            try:
-                await _session(client_id, session, broker(session), carried)
-            except StartupError as error:
-                carried.lost.append(f"session {client_id!r}: {error}")
 
-    async with asyncio.TaskGroup() as group:
-        for client_id, session in sessions.items():
-            group.create_task(carry(client_id, session))
-    return carried
+class _Publishers:
+    """Connections of the users who have published the messages; one of them is in use at a time."""
 
+    def __init__(self, broker: Callable[[str | None], Broker], carried: Carried, stack: AsyncExitStack) -> None:
+        self._broker, self._carried, self._stack = broker, carried, stack
+        self._open: dict[str | None, Publisher] = {}
+        self._last: Publisher | None = None
 
-async def _session(client_id: str, session: Session, broker: Broker, carried: Carried) -> None:
-    async with connected(broker, 4, client_id, clean=False) as connection:
-        if connection.present:
-            carried.kept(1)
+    async def check(self, user: str | None) -> None:
+        """Check as a user that the gateway stores messages for some sessions only; raises StartupError."""
+        async with connected(self._broker(user), 5) as connection:
+            if not connection.carries:
+                where = connection.broker
+                raise StartupError(
+                    f"{where} would give waiting messages to others, too: use the listener that `migrate key` prints"
+                )
+
+    async def publish(self, waiting: Waiting, clients: list[str]) -> None:
+        """Have a message stored for these clients when those of other users are stored; a refusal is a loss."""
+        try:
+            publisher = await self._of(waiting.user)
+        except StartupError as error:
+            self._carried.lose(f"{waiting.message.key[2:].decode('utf-8', 'replace')}: {error}")
             return
-        filters = list(session.subscriptions.items())
+        if publisher is not self._last:
+            await self.finish()
+            self._last = publisher
+        for at in range(0, len(clients), SESSIONS_OF_ONE):
+            await publisher.publish_for(waiting.message, clients[at : at + SESSIONS_OF_ONE])
+
+    async def finish(self) -> None:
+        """Wait until all messages are stored."""
+        if self._last is not None:
+            await self._last.finish()
+
+    async def _of(self, user: str | None) -> Publisher:
+        found = self._open.get(user)
+        if found is None:
+            if len(self._open) >= USERS_AT_ONCE:
+                await self.finish()
+                await self._stack.aclose()
+                self._open.clear()
+                self._last = None
+            connection = await self._stack.enter_async_context(connected(self._broker(user), 5))
+            found = self._open[user] = Publisher(connection, self._carried)
+        return found
+
+
+class _Making:
+    """Sessions that are made at the gateway, some of them at the same time."""
+
+    def __init__(
+        self, sessions: Mapping[str, Session], broker: Callable[[str | None], Broker], carried: Carried
+    ) -> None:
+        self.left = dict(sessions)
+        """Sessions that are still to be made, by client id."""
+        self.made: set[str] = set()
+        """Client ids of the new sessions: not of those that were there."""
+        self.failed: set[str] = set()
+        """Client ids of the sessions that could not be made."""
+        self._broker, self._carried = broker, carried
+        self._free = asyncio.Semaphore(SESSIONS_AT_ONCE)
+
+    async def make(self, client_ids: Iterable[str]) -> None:
+        """Make the sessions of these client ids; what the gateway refuses is a loss."""
+        async with asyncio.TaskGroup() as group:
+            for client_id in client_ids:
+                group.create_task(self._carry(client_id, self.left.pop(client_id)))
+
+    async def _carry(self, client_id: str, session: Session) -> None:
+        async with self._free:
+            try:
+                await self._make(client_id, session, self._broker(session.user))
+            except StartupError as error:
+                self.failed.add(client_id)
+                self._carried.lose(f"session {client_id!r}: {error}")
+
+    async def _make(self, client_id: str, session: Session, broker: Broker) -> None:
+        expiry = NEVER if session.expiry is None else session.expiry
+        async with connected(broker, 5, client_id, clean=False, expiry=expiry) as connection:
+            if connection.present:
+                self._carried.kept(1)
+                return
+            for identifier, filters in _subscriptions(session):
+                codes = await connection.subscribe(filters, identifier)
+                for one, code in zip(filters, codes, strict=False):
+                    if code >= 0x80:
+                        text = f"session {client_id!r}: the subscription {one.topic_filter!r} is refused"
+                        self._carried.lose(text)
+        if session.expiry is None and not session.options:
+            # The session of a 3.1.1 client ends as such sessions do: 5.0 was for SUBSCRIBE without retained messages.
+            async with connected(broker, 4, client_id, clean=False):
+                pass
+        self.made.add(client_id)
+        self._carried.done()
+
+
+def _subscriptions(session: Session) -> Iterator[tuple[int, list[Subscription]]]:
+    """Yield subscriptions that fit into one SUBSCRIBE, with their identifier (0: none)."""
+    grouped: dict[int, list[Subscription]] = {}
+    for topic_filter, qos in session.subscriptions.items():
+        one, identifier = session.options.get(topic_filter, (Subscription(topic_filter, qos), 0))
+        grouped.setdefault(identifier, []).append(replace(one, retain_handling=NO_RETAINED))
+    for identifier, filters in grouped.items():
         for at in range(0, len(filters), FILTERS_AT_ONCE):
-            part = filters[at : at + FILTERS_AT_ONCE]
-            for (topic_filter, _), code in zip(part, await connection.subscribe(part), strict=False):
-                if code >= 0x80:
-                    carried.lost.append(f"session {client_id!r}: the subscription {topic_filter!r} is refused")
-    carried.done()
+            yield identifier, filters[at : at + FILTERS_AT_ONCE]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,8 @@ from mqtt_nats.codec import (
     MqttError,
     Packet,
     PacketKind,
+    Properties,
     Publish,
-    PublishRun,
     Suback,
     Subscribe,
     Subscription,
@@ -35,6 +35,7 @@ from mqtt_nats.codec import (
     encode,
 )
 from mqtt_nats.mqtt_clients.errors import reason_text, return_text
+from mqtt_streams.headers import FOR
 
 ANSWER_S: Final = 30.0
 """Seconds in which a broker must accept a connection and answer a packet."""
@@ -103,16 +104,22 @@ class MqttConnection:
         self.version = version
         self.present = False
         """Session Present of CONNACK."""
+        self.max_packet = MAX_REMAINING_LENGTH + 5
+        """Bytes of the largest packet that the broker accepts (5.0)."""
+        self.carries = False
+        """Whether the gateway stores messages for some sessions only (`carried_messages`)."""
         self._reader = reader
         self._writer = writer
         self._decoder = ClientDecoder(_LIMITS, version)
         self._packets: list[Packet] = []
 
-    async def open(self, client_id: str, clean: bool) -> None:
+    async def open(self, client_id: str, clean: bool, expiry: int | None) -> None:
         """Send CONNECT and wait for CONNACK; raises StartupError when the broker refuses or does not answer."""
         broker = self.broker
+        given: Properties | None = None if expiry is None else {"session_expiry_interval": expiry}
         try:
-            await self.send(Connect(self.version, client_id, clean, 0, broker.user, broker.password))
+            connect = Connect(self.version, client_id, clean, 0, broker.user, broker.password, properties=given)
+            await self.send(connect)
             answer = await self.receive()
         except (MqttError, EncodeError) as error:
             raise StartupError(f"{broker}: {error}") from None
@@ -121,6 +128,9 @@ class MqttConnection:
         if not isinstance(answer, Connack) or answer.code:
             raise StartupError(f"{broker} refuses {_named(client_id)}: {self._refusal(answer)}")
         self.present = answer.session_present
+        properties = answer.properties or {}
+        self.max_packet = properties.get("maximum_packet_size", self.max_packet)
+        self.carries = any(name == FOR for name, _ in properties.get("user_property", []))
 
     def _refusal(self, answer: Packet) -> str:
         """Return why CONNECT was refused, and for a client without a user how to name one."""
@@ -168,9 +178,10 @@ class MqttConnection:
             raise StartupError(f"{self.broker} has ended the connection: reason code {packet.reason:#04x}")
         return packet
 
-    async def subscribe(self, filters: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Subscribe filters with their QoS and return the codes of SUBACK; raises StartupError."""
-        await self.send(Subscribe(1, tuple(Subscription(one, qos) for one, qos in filters)))
+    async def subscribe(self, filters: Sequence[Subscription], identifier: int = 0) -> tuple[int, ...]:
+        """Subscribe filters, with an identifier (5.0; 0: none), and return the codes of SUBACK; raises StartupError."""
+        given: Properties | None = {"subscription_identifier": [identifier]} if identifier else None
+        await self.send(Subscribe(1, tuple(filters), given))
         earlier = []
         try:
             while not isinstance(packet := await self.receive(), Suback):
@@ -180,33 +191,32 @@ class MqttConnection:
         self._packets[:0] = earlier
         return packet.codes
 
-    async def messages(self, quiet: float) -> AsyncIterator[Publish]:
-        """Yield messages and acknowledge them, until none has come for ``quiet`` seconds; raises StartupError."""
-        while True:
-            try:
-                packet = await self.receive(quiet)
-            except TimeoutError:
-                return
-            if isinstance(packet, PublishRun):
-                for payload in packet.payloads():
-                    yield Publish(0, False, False, packet.key, 0, payload)
-            elif isinstance(packet, Publish):
-                if packet.qos:
-                    kind = PacketKind.PUBACK if packet.qos == 1 else PacketKind.PUBREC
-                    await self.write(ack_bytes(kind, packet.packet_id))
-                yield packet
-            elif isinstance(packet, AckRun) and packet.kind == PacketKind.PUBREL:
-                for packet_id in packet.ids:
-                    await self.write(ack_bytes(PacketKind.PUBCOMP, packet_id))
-            elif isinstance(packet, Ack) and packet.kind == PacketKind.PUBREL:
-                await self.write(ack_bytes(PacketKind.PUBCOMP, packet.packet_id))
+    async def acknowledged(self, seconds: float) -> Packet:
+        """Return the next packet, and acknowledge it if it is of a message at QoS 1 or 2.
+
+        Raises:
+            StartupError, TimeoutError: as of :meth:`receive`.
+        """
+        packet = await self.receive(seconds)
+        if isinstance(packet, Publish) and packet.qos:
+            kind = PacketKind.PUBACK if packet.qos == 1 else PacketKind.PUBREC
+            await self.write(ack_bytes(kind, packet.packet_id))
+        elif isinstance(packet, AckRun) and packet.kind == PacketKind.PUBREL:
+            for packet_id in packet.ids:
+                await self.write(ack_bytes(PacketKind.PUBCOMP, packet_id))
+        elif isinstance(packet, Ack) and packet.kind == PacketKind.PUBREL:
+            await self.write(ack_bytes(PacketKind.PUBCOMP, packet.packet_id))
+        return packet
 
 
 @asynccontextmanager
 async def connected(
-    broker: Broker, version: int, client_id: str = "", *, clean: bool = True
+    broker: Broker, version: int, client_id: str = "", *, clean: bool = True, expiry: int | None = None
 ) -> AsyncIterator[MqttConnection]:
     """Open a connection, and end it with DISCONNECT.
+
+    Args:
+        expiry: session expiry interval in seconds (5.0); None: none is requested.
 
     Raises:
         StartupError: the broker cannot be reached, refuses, or does not answer.
@@ -218,8 +228,19 @@ async def connected(
         raise StartupError(f"cannot connect to {broker}: {error.strerror or 'no answer'}") from None
     try:
         made = MqttConnection(broker, version, reader, writer)
-        await made.open(client_id, clean)
+        await made.open(client_id, clean, expiry)
         yield made
         await made.write(b"\xe0\x00")
     finally:
         writer.close()
+
+
+@asynccontextmanager
+async def connected_newest(broker: Broker) -> AsyncIterator[MqttConnection]:
+    """Open a connection with MQTT 5.0, or with 3.1.1 where the broker does not speak 5.0; raises StartupError."""
+    async with AsyncExitStack() as stack:
+        try:
+            connection = await stack.enter_async_context(connected(broker, 5))
+        except StartupError:
+            connection = await stack.enter_async_context(connected(broker, 4))
+        yield connection

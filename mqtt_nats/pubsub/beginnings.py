@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beginnings: from which stream sequence on stored messages are for a subscription.
+
+After a gap of NATS stored messages are delivered that have not come, and some of them may be older than a subscription.
+The sequence is read from the stream's leader when the subscription is made, at once for all subscriptions of a moment.
+SUBACK does not wait for it. Only recent subscriptions are noted: no gap reaches further back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.base import server_clock as natstime
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+
+if TYPE_CHECKING:
+    from mqtt_nats.backbone.connect import NatsLinks
+    from mqtt_nats.base.tasks import Tasks
+    from mqtt_nats.pubsub.subscribers import Filter, Member
+
+KEPT: Final = 40.0
+"""Seconds for which beginnings are kept."""
+
+UNKNOWN: Final = 1 << 62
+"""Sequence that was not read yet: no message is behind it."""
+
+NEVER: Final = -1
+"""A number of gaps that there never is."""
+
+MOMENT: Final = 0.001
+"""Seconds in which subscriptions have one beginning."""
+
+PAUSE: Final = 0.05
+"""Least seconds between two reads of the last sequence."""
+
+RETRY: Final = 1.0
+"""Seconds after which the last sequence is read again when JetStream has not answered."""
+
+WAITING_MOST: Final = 10_000
+"""Maximum number of beginnings that wait for their sequence; of others, the time alone is known."""
+
+
+class Beginning:
+    """Beginning of subscriptions that were made in the same moment.
+
+    Args:
+        gaps: number of gaps until now, with one that is open: SUBACK waits for its end.
+    """
+
+    __slots__ = ("_gaps", "at", "exact", "last")
+
+    def __init__(self, gaps: int) -> None:
+        self._gaps = gaps
+        self.at = natstime.now()
+        """Unix time in seconds, by nats-server's clock."""
+        self.last = UNKNOWN
+        """Last sequence of the stream, read afterwards."""
+        self.exact = False
+        """Whether every message up to `last` is older than the subscriptions, or has come."""
+
+    def read(self, last: int, gaps: int) -> None:
+        """Set the last sequence of the stream; ``gaps``: number of gaps until now."""
+        self.last, self.exact = last, gaps == self._gaps
+
+    def doubt(self) -> None:
+        """Note that messages up to `last` may have come, and were dropped before they were delivered."""
+        self._gaps, self.exact = NEVER, False
+
+    def covers(self, sequence: int, born: float) -> bool:
+        """Return whether a stored message is for the subscriptions.
+
+        Args:
+            born: Unix time in seconds of its store.
+        """
+        return sequence > self.last or (not self.exact and born > self.at)
+
+
+class Beginnings:
+    """Beginnings of one gateway's recent subscriptions.
+
+    Args:
+        last: reads the last sequence of the stream from its leader.
+    """
+
+    def __init__(self, nats: NatsLinks, tasks: Tasks, last: Callable[[], Awaitable[int]]) -> None:
+        self._nats, self._tasks, self._last = nats, tasks, last
+        self._present: Beginning | None = None
+        """Beginning of the subscriptions that are made now; None = there is none."""
+        self._waiting: deque[Beginning] = deque(maxlen=WAITING_MOST)
+        """Beginnings whose sequence is not known."""
+        self._reading = False
+        self._noted: set[Filter] = set()
+
+    def begin(self, found: Filter, member: Member, qos: int) -> None:
+        """Note that a member's subscription begins now."""
+        present = self._present
+        if present is None or natstime.now() - present.at > MOMENT:
+            present = self._present = Beginning(self._nats.lost_count)
+        found.begin(member, present)
+        self._noted.add(found)
+        if not qos or member.durable or (self._waiting and self._waiting[-1] is present):
+            return
+        self._waiting.append(present)
+        if not self._reading:
+            self._reading = True
+            self._tasks.spawn(self._read(), "beginnings of subscriptions")
+
+    async def _read(self) -> None:
+        """Read the last sequence until no beginning waits for it."""
+        try:
+            while self._waiting:
+                some = list(self._waiting)
+                self._waiting.clear()
+                self._present = None  # later subscriptions wait for the next read
+                try:
+                    last = await self._last()
+                except (ApiError, NoResponders, RequestTimeout):
+                    self._waiting.extendleft(reversed(some))
+                    await asyncio.sleep(RETRY)
+                    await self._nats.online.wait()
+                    continue
+                for one in some:
+                    one.read(last, self._nats.lost_count)
+                await asyncio.sleep(PAUSE)
+        finally:
+            self._reading = False
+
+    def rotate(self) -> None:
+        """Forget beginnings that are too old for any gap; called while there is no gap."""
+        old = natstime.now() - KEPT
+        self._noted = {found for found in self._noted if found.forget_beginnings(old)}
