@@ -225,10 +225,41 @@ def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -
 
 async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> None:
     """Wake a stalled session: attach its consumers, collect the messages that were given up, and go on."""
+    by_reader = bool(side.dormant) and len(side.dormant) == len(side.bindings) and client.delivery.feed.admit()
+    if not await (_fetch_given_up if by_reader else _attach_consumers)(client, side) or not client.alive:
+        return
+    side.end_stall()
+    log.info("%s reads again", client)
+    limit_in_flight(side)
+    side.machine.go_on()
+    if by_reader:
+        client.delivery.feed.go_on(client, side)
+    for name, one in side.bindings.items():
+        if one.source.ended and (one.missed or one.redelivering):
+            client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
+    ask_again(client)
+    client.connection.release(Hold.JOBS)
+    for work in stall.postponed:
+        client.do(work())
+
+
+async def _fetch_given_up(client: Receiver, side: DurableDelivery) -> bool:
+    """Read the messages again that were given up of a session that readers serve; False: the session has moved."""
+    position_writer = side.position_writer
+    assert position_writer is not None
+    if not await position_writer.flush():
+        position_writer.end_if_moved()
+        return False
+    await retry_until_answered(client, partial(fetch_in_flight, client, side))
+    return True
+
+
+async def _attach_consumers(client: Receiver, side: DurableDelivery) -> bool:
+    """Attach the consumers of a session, and collect their pending messages; False: the session has moved."""
     record = client.record
     assert record is not None
     if side.dormant and not await store_positions_in_consumers(client, side):
-        return
+        return False
     side.point_anew()
     try:
         await save_when_room(client)
@@ -239,7 +270,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         await write_changed_record(client, side)
     except Conflict:
         client.taken_over()
-        return
+        return False
     await side.collect()
     await asyncio.gather(*(bring_back(side, one, 0.0) for one in bindings if one.source.missing))
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
@@ -248,19 +279,7 @@ async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> N
         side.machine.drop_hold(one.source, SubscriptionState.RETURNING)
         if not one.missed:
             note_redelivered(side, one)
-    if not client.alive:
-        return
-    side.end_stall()
-    log.info("%s reads again", client)
-    limit_in_flight(side)
-    side.machine.go_on()
-    for name, one in side.bindings.items():
-        if one.source.ended and (one.missed or one.redelivering):
-            client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
-    ask_again(client)
-    client.connection.release(Hold.JOBS)
-    for work in stall.postponed:
-        client.do(work())
+    return True
 
 
 def relieve(delivery: DeliveryServices) -> None:

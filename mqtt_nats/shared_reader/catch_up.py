@@ -19,7 +19,7 @@ from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.consumer_attach import STEP
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST, Promotion, ReaderSession
+from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -37,7 +37,10 @@ PAGE: Final = 1024
 """Maximum number of messages that wait or were asked for; more are asked for when half of that is left."""
 
 PAGE_BYTES: Final = 1024 * 1024
-"""Maximum payload bytes that wait or were asked for, estimated from earlier messages; never less than one message."""
+"""Maximum bytes that wait or were asked for, estimated from earlier messages; never less than one message."""
+
+SLOW_BYTES: Final = 64 * PAGE_BYTES
+"""Bytes that the readers with slow clients share: of more than 64 each has less than `PAGE_BYTES`."""
 
 SILENCE: Final = 2.0
 """Seconds without the messages asked for after which the reader is created again."""
@@ -164,7 +167,7 @@ class CatchUpReader:
             try:
                 if self._at_end and await self._has_missed():
                     self._broken = True
-                if self._broken and await self._take_place():
+                if self._broken and not self._crowded and await self._take_place():
                     await asyncio.sleep(PAUSE if self._name else 0)
                     if not self._over:
                         await self._make()
@@ -188,21 +191,16 @@ class CatchUpReader:
         return not await self._services.head.nothing_left(self.subjects(), self.position, EVER)
 
     async def _take_place(self) -> bool:
-        """Wait for a place, unless the client reads too slowly to have one; False: no place is needed any more."""
-        if not self._placed and self not in self._live.slow:
+        """Wait for a place, unless this reader has one; False: no place is needed any more."""
+        if not self._placed:
             self._placed = await self._live.places.take(self)
-            return self._placed
-        return True
+        return self._placed
 
     def _slow_down(self) -> None:
-        """Leave the place to others, since messages wait for the client; of too many such sessions one goes back."""
-        live = self._live
+        """Leave the place to others, since messages wait for the client."""
         if self._placed:
             self._leave_place()
-            live.slow.add(self)
-            if len(live.slow) > CATCHING_MOST:
-                log.info("%s: its consumers deliver the missed messages: others catch up", self._member.client)
-                live.leave_shared_reader(self._member.client, self._member.side)
+            self._live.slow.add(self)
 
     def _leave_place(self) -> None:
         if self._placed:
@@ -272,14 +270,15 @@ class CatchUpReader:
     def _more(self) -> None:
         """Ask for the next page if few enough messages wait or are under way."""
         there = len(self._kept) + self._asked
-        size = self._bytes + self._asked * self._size
-        if self._broken or self._over or (there and (there > self._page // 2 or size > PAGE_BYTES // 2)):
+        size = self._bytes + self._asked * self._size + there * KEPT_OVERHEAD
+        most = min(PAGE_BYTES, SLOW_BYTES // max(len(self._live.slow), 1))
+        if self._broken or self._over or (there and (there > self._page // 2 or size > most // 2)):
             return
-        count = max(min(self._page - there, (PAGE_BYTES - size) // (self._size + 1)), 1)
+        count = max(min(self._page - there, (most - size) // (self._size + KEPT_OVERHEAD)), 1)
         self._asked += count
         self._heard = asyncio.get_running_loop().time()
         # With the largest payload added to the byte limit, one message always fits.
-        body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, PAGE_BYTES + self._most)
+        body = b'{"batch":%d,"no_wait":true,"max_bytes":%d}' % (count, most + self._most)
         link = self._services.nats.link
         link.out.append(b"%b%d\r\n%b\r\n" % (self._request, len(body), body))
         link.kick()
@@ -320,6 +319,11 @@ class CatchUpReader:
         crowd = machine.crowd_before(self.position) if machine.crowd else 0
         return machine.limit - len(machine.inflight) - machine.released - crowd
 
+    @property
+    def _crowded(self) -> bool:
+        """Whether the client has to take messages that were given to the session before more are read."""
+        return self._member.side.machine.crowd > 0 and self._room() <= 0
+
     def _deal(self) -> None:
         """Give the session the waiting messages that have a place in its window; called on acknowledgements."""
         kept = self._kept
@@ -328,7 +332,7 @@ class CatchUpReader:
             self._bytes -= len(first[3]) + len(first[4])
             self._give(*first)
         self._more()
-        if self._end and not kept:
+        if (self._end and not kept) or (self._broken and not self._crowded):
             self._wake.set()
 
     def _give(self, sequence: int, stamp: bytes, subject: bytes, headers: bytes, payload: bytes) -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.pubsub.filter_index import FilterIndex
 from mqtt_nats.shared_reader.filters import common
 from mqtt_nats.shared_reader.index import SWAPPED, as_filter, shown
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -56,7 +55,7 @@ SLICE: Final = 1024
 READERS_SLICE: Final = 32
 """Readers that begin or end to read together before other work goes on: each that ends hands its session over."""
 
-KEPT_BYTES: Final = CATCHING_MOST * 1024 * 1024
+KEPT_BYTES: Final = 64 * 1024 * 1024
 """Maximum bytes of the messages that wait for the clients of all readers together."""
 
 

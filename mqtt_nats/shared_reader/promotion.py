@@ -44,9 +44,6 @@ BEHIND: Final = 1000
 PASSED: Final = 5.0
 """Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
-CATCHING_MOST: Final = 64
-"""Maximum number of sessions that read missed messages at the same time, and of those that wait for their clients."""
-
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 """First and maximum seconds until a session that has fallen behind may become live again; doubled each time."""

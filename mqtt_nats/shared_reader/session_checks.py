@@ -54,7 +54,7 @@ def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
         _leave_all(live)
         return
     # Only sessions that the shared reader serves: messages of others wait until their clients take them.
-    _leave_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
+    _stop_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
     _renew(live, now)
     if refused or not live.services.nats.online.is_set():
         return
@@ -96,16 +96,17 @@ def _leave_all(live: SharedReaderSessions) -> None:
                 live.leave_shared_reader(client, member.side)
 
 
-def _leave_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
-    """Have sessions leave for which most messages wait, if too many wait in all; tell the others what was read."""
+def _stop_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
+    """Give no more messages to sessions for which most wait, if too many wait in all; tell others what was read."""
     crowd = sum(side.machine.crowd for side in crowded)
     for side in crowded:
         with _checking(side.client):
             machine = side.machine
-            if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd:
-                if len(live.returning) < RETURNING_MOST:
+            member = live.members.get(side.client)
+            if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd and side not in live.catching:
+                if member is not None and member.side is side:
                     crowd -= machine.crowd
-                    live.leave_shared_reader(side.client, side)
+                    live.fall_behind(member)
             elif (reached := live.reached(side)) > machine.reached:
                 machine.read_to(reached)
                 machine.pump()

@@ -27,7 +27,6 @@ from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
-    CATCHING_MOST,
     PASSED,
     RENEWAL,
     Promotion,
@@ -227,13 +226,21 @@ class SharedReaderSessions(SharedFeed):
     def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session a message for which the fast path of :meth:`give` does not apply."""
         self.put_through(member, sequence, message, mark)
-        self._leave_if_crowded(member)
-
-    def _leave_if_crowded(self, member: ReaderSession) -> None:
-        """Have a session leave the shared reader if too many messages wait for it."""
         if member.side.machine.crowd > self.queue_most:
-            log.info("%s has fallen behind: its consumers deliver its messages", member.client)
-            self.leave_shared_reader(member.client, member.side)
+            self.fall_behind(member)
+
+    def fall_behind(self, member: ReaderSession) -> None:
+        """Give a session for which too many messages wait no more of them before its client has taken these."""
+        side, position_writer = member.side, member.side.position_writer
+        if position_writer is None or not side.live or side in self.catching:
+            return
+        if member.joining is not None:  # a promotion of further subscriptions, which ends first
+            member.joining.fail()
+            return
+        log.debug("%s has fallen behind", member.client)
+        position_writer.ledger.reach(self.reached(side))
+        self.interest.remove(member)
+        self.catch_up(member, position_writer.ledger.reached).begin()
 
     def put_through(
         self,
@@ -345,7 +352,7 @@ class SharedReaderSessions(SharedFeed):
         behind = await much_left(self.services.nats.inbox, bindings)
         if client.crowded():
             return
-        if behind is None or (behind and (side.live or len(self.slow) >= CATCHING_MOST)):
+        if behind is None or (behind and side.live):
             self.promote_later(client)
             return
         if behind and await far_apart(self.services.head, bindings):
@@ -416,7 +423,8 @@ class SharedReaderSessions(SharedFeed):
         side = member.side
         if side.position_writer is not None and all(one.source.live for one in side.bindings.values()):
             side.position_writer.confirm_sent()
-        self._leave_if_crowded(member)
+        if side.machine.crowd > self.queue_most:
+            self.fall_behind(member)
 
     def takes(self, client: Receiver, side: DurableDelivery) -> bool:
         """Return whether the shared reader serves new subscriptions of a session from the start."""

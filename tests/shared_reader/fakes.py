@@ -97,6 +97,7 @@ class FakeSessions:
         self.fake_through: list[int] = []
         self.fake_failed: list[int] = []
         self.fake_back: list[FakeClient] = []
+        self.fake_behind: list[FakeClient] = []
         self.fake_begun: list[FakeClient] = []
         self.fake_later: list[FakeClient] = []
         self.fake_fails: set[FakeClient] = set()
@@ -130,6 +131,11 @@ class FakeSessions:
     def leave_shared_reader(self, client: FakeClient, side: FakeSide) -> None:
         self._fail(client)
         self.fake_back.append(client)
+
+    def fall_behind(self, member: ReaderSession) -> None:
+        client = cast("FakeClient", member.client)
+        self._fail(client)
+        self.fake_behind.append(client)
 
     def begin(self, client: FakeClient, side: FakeSide, now: float) -> None:
         self._fail(client)

@@ -12,7 +12,7 @@ import pytest
 
 from mqtt_nats.shared_reader import catch_up
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.promotion import CATCHING_MOST
+from mqtt_nats.shared_reader.catch_up_places import PLACES
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness.waiting import aeventually
@@ -91,7 +91,7 @@ async def test_the_first_page_has_one_message(setup: Setup) -> None:
     assert (config["opt_start_seq"], config["filter_subjects"]) == (11, ["$MQTT.msgs.a"])
     assert [one["batch"] for one in setup.requests] == [1]
     setup.bring(11, payload=b"x" * 9999)
-    assert [one["batch"] for one in setup.requests] == [1, 104]
+    assert [one["batch"] for one in setup.requests] == [1, catch_up.PAGE_BYTES // (9999 + catch_up.KEPT_OVERHEAD)]
     assert (setup.live.fake_given, setup.reader.position) == ([11], 11)
 
 
@@ -118,18 +118,42 @@ async def test_what_has_no_place_in_the_window_waits(setup: Setup) -> None:
     assert (setup.live.fake_given, setup.reader.position) == ([11, 12], 12)
 
 
-@pytest.mark.parametrize("others", [CATCHING_MOST - 1, CATCHING_MOST])
-async def test_a_session_that_waits_for_its_client_leaves_its_place(setup: Setup, others: int) -> None:
-    """Others need not wait for that client; of too many such sessions one goes to its consumers."""
-    setup.live.slow.update(cast(CatchUpReader, object()) for _ in range(others))
+async def test_a_session_that_waits_for_its_client_leaves_its_place(setup: Setup) -> None:
+    """Others need not wait for that client."""
     free = setup.live.places.free
     setup.bring(11)
     assert setup.live.places.free == free
     setup.machine.limit = 0
     setup.bring(12)
     setup.bring(13)
-    assert setup.live.places.free == free + 1
-    assert len(setup.live.fake_back) == (others == CATCHING_MOST)
+    assert (setup.live.places.free, setup.live.slow) == (free + 1, {setup.reader})
+
+
+async def test_many_sessions_that_wait_for_their_clients_share_the_memory(setup: Setup) -> None:
+    """Each asks for less: so many that wait keep no more bytes in all than 64 did."""
+    setup.live.slow.update(cast(CatchUpReader, object()) for _ in range(6400))
+    setup.bring(11)
+    share = catch_up.SLOW_BYTES // 6400
+    assert [one["batch"] for one in setup.requests] == [1, share // catch_up.KEPT_OVERHEAD]
+    assert setup.requests[-1]["max_bytes"] == share + setup.services.nats.store.max_payload
+
+
+async def test_a_session_that_has_fallen_behind_reads_when_its_client_has_taken_what_waits() -> None:
+    waiting = Setup("a", begins=False)
+    waiting.machine.limit = 0
+    (binding,) = waiting.member.side.bindings.values()
+    waiting.machine.arrived(binding.source, 9, 1, b"", None, 1)
+    assert waiting.machine.crowd == 1
+    waiting.reader.begin()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (waiting.consumers, waiting.live.places.free) == ({}, PLACES)
+    waiting.machine.limit = 2
+    assert waiting.machine.on_room is not None
+    waiting.machine.on_room()
+    await waiting.made()
+    waiting.reader.end()
+    await waiting.services.tasks.fake_settle()
 
 
 async def test_a_session_waits_for_a_place() -> None:
