@@ -204,7 +204,9 @@ class Tenant:
             if not await self._pause.wait(inbox, stop, self._of):
                 return None
             try:
-                return await self._ensure_streams(inbox)
+                report = await self._ensure_streams(inbox)
+                inbox.forget_unheard()  # streams were missing because nobody had created them
+                return report
             except NotAnswering as error:
                 patience = ELECTION if self.link.server.get("cluster") else 0.0
                 if isinstance(error, StillThere):

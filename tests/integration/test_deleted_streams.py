@@ -14,6 +14,7 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import settled
+from tests.integration.inprocess import running
 
 pytestmark = pytest.mark.anyio
 
@@ -203,3 +204,10 @@ async def test_a_takeover_after_others(
             await former.expect_closed()
             await later.deliver("b", b"x", 1)
             await later.quiet()
+
+
+def test_streams_that_a_first_start_has_created_are_not_looked_for_again(nats_factory: NatsFactory) -> None:
+    """Nobody had created them before: a second look would undo what an operator changes meanwhile."""
+    with running(nats=nats_factory().url) as first:
+        (account,) = first.gateway.tenants.accounts.values()
+        assert not account.services.nats.inbox.unheard
