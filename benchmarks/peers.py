@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -79,6 +80,9 @@ EMQX_SETTINGS = {
 
 HOOKED = {"hooks-elsewhere": "Elsewhere", "hooks": "Everywhere"}
 """Our gateway with a plugin of :mod:`benchmarks.hooked`, by the name of the peer."""
+
+PORTS = range(12_000, 32_000)
+"""Ports of brokers: below those that kernels give to outgoing connections."""
 
 OURS_COMMAND = "mqtt-nats serve --nats nats://{host}:{nats} --listen {host}:{mqtt} --max-inflight 1024"
 """As many messages in flight as nats-server's listener has by default (`max_ack_pending`)."""
@@ -367,7 +371,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    """Return ports that are free now; no outgoing connection of another process takes one of them meanwhile."""
+    sockets: list[socket.socket] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        if len(sockets) == count:
+            break
+        try:
+            sockets.append(socket.create_server((HOST, port)))
+        except OSError:
+            continue
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()

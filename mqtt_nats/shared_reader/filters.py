@@ -15,6 +15,9 @@ FILTERS_MOST: Final = 1024
 FILTERS_SIZE_MOST: Final = 128 * 1024
 """Most characters of these filters: JetStream stores them for each consumer, on each server."""
 
+COMPARED_MOST: Final = 6 * FILTERS_MOST**2
+"""Most tokens of these filters, times their number: so many tokens are compared when they are changed."""
+
 WANTED_MOST: Final = 8 * FILTERS_MOST
 """Most filters for which prefixes are looked for."""
 
@@ -103,7 +106,9 @@ def chosen(filters: Iterable[str]) -> tuple[str, ...]:
         kept = _apart(some)
         if kept is None:
             break
-        if len(kept) <= FILTERS_MOST and sum(map(len, kept)) <= FILTERS_SIZE_MOST:
+        tokens = len(kept) + sum(one.count(".") for one in kept)
+        few = len(kept) <= FILTERS_MOST and tokens * len(kept) <= COMPARED_MOST
+        if few and sum(map(len, kept)) <= FILTERS_SIZE_MOST:
             return tuple(kept)
     return EVERYTHING
 

@@ -49,6 +49,9 @@ def devices(count: int, tail: str = "") -> list[str]:
         ([f"{PREFIX}{number}" for number in range(FILTERS_MOST + 1)], EVERYTHING),
         ([f"{PREFIX}{letter}.{letter * FILTERS_SIZE_MOST}" for letter in "ab"], (f"{PREFIX}a.>", f"{PREFIX}b.>")),
         (devices(WANTED_MOST + 1), EVERYTHING),
+        # Of many levels: nats-server would compare them for seconds.
+        (devices(300, f".x{'.x' * 28}"), tuple(devices(300, f".x{'.x' * 28}"))),
+        (devices(600, f".x{'.x' * 28}"), tuple(f"{one}{'.x' * 6}.>" for one in devices(600))),
         ([*devices(FILTERS_MOST), f"{PREFIX}z.*.b", f"{PREFIX}z.a.*"], EVERYTHING),
         (
             [*devices(FILTERS_MOST + 1, ".x"), *devices(9, ".y")],
