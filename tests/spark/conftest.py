@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyspark_mqtt_nats import java
+from pyspark_mqtt_nats.worker_python import worker_python
 from tests.harness.nats import ROOT
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _environment(directory: Path) -> dict[str, str]:
     return {
         **({"JAVA_HOME": found["JAVA_HOME"]} if "JAVA_HOME" in found else {}),
         "PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS)),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": worker_python(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory / "local"),

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from pyspark_mqtt_nats import java, prepare
+from pyspark_mqtt_nats.worker_python import PROGRAM, main, without_archives, worker_python
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.nats import ROOT
 from tests.harness.raw5 import Raw5
@@ -26,7 +28,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_workers_are_run_by_the_interpreter_of_the_script_unless_somebody_has_chosen(found: list[object]) -> None:
     environ: dict[str, str] = {}
     prepare(environ)
-    assert environ == {"PYSPARK_PYTHON": sys.executable}
+    assert environ == {"PYSPARK_PYTHON": worker_python()}
     chosen = {"PYSPARK_PYTHON": "./env/bin/python"}
     prepare(chosen)
     assert chosen == {"PYSPARK_PYTHON": "./env/bin/python"}
@@ -38,6 +40,40 @@ def test_what_spark_submit_has_started_is_left_alone(found: list[object]) -> Non
     prepare(environ)
     assert environ == {"PYSPARK_GATEWAY_PORT": "1"}
     assert not found
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_program_of_workers_is_used_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    if installed:
+        (tmp_path / PROGRAM).touch()
+    assert worker_python() == str(tmp_path / (PROGRAM if installed else "python3"))
+
+
+def test_workers_take_the_pyspark_that_is_installed_and_not_its_archive(tmp_path: Path) -> None:
+    """An archive of another PySpark, as of a distribution of Spark, stays: its JVM needs the same version."""
+    packages, other = tmp_path / "packages", tmp_path / "spark"
+    lib = packages / "pyspark" / "python" / "lib"
+    lib.mkdir(parents=True)
+    (packages / "pyspark" / "__init__.py").touch()
+    own = [str(lib / "pyspark.zip"), str(lib / "py4j-0.10.9.9-src.zip")]
+    others = [str(other / "python" / "lib" / "pyspark.zip"), str(tmp_path / "jars.zip"), str(tmp_path / "sources")]
+    path = os.pathsep.join([*own, *others])
+    assert without_archives(path, [*own, *others, str(packages)]) == os.pathsep.join(others)
+    assert without_archives(path, [*own, *others]) == path
+
+
+def test_the_program_of_workers_becomes_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = Path(pyspark.__file__).parent / "python" / "lib"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(lib / "pyspark.zip"), "sources"]))
+    monkeypatch.setattr(sys, "argv", [PROGRAM, "-m", "pyspark.daemon"])
+    run: list[object] = []
+    monkeypatch.setattr(os, "execv", lambda *arguments: run.append(arguments))
+    main()
+    assert run == [(sys.executable, [sys.executable, "-m", "pyspark.daemon"])]
+    assert os.environ["PYTHONPATH"] == "sources"
 
 
 @pytest.mark.processes
