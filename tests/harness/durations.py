@@ -13,12 +13,93 @@ from pathlib import PurePosixPath
 from typing import Final
 
 LONG: Final[Mapping[str, int]] = {
+    # Faults: experiments, a gateway that dies at each point, broken gateways that are to be noticed.
+    "tests/chaos": 60,
+    "tests/chaos/points/test_points.py": 157,
     "tests/chaos/test_experiments.py": 550,
+    # Killed gateways and nats-servers, clusters without a majority.
+    "tests/crash": 50,
+    "tests/crash/test_dead_gateway.py": 96,
+    "tests/crash/test_group_redelivery.py": 108,
+    "tests/crash/test_leader.py": 170,
+    "tests/crash/test_majority.py": 175,
+    "tests/crash/test_operators_view.py": 103,
+    "tests/crash/test_removed_records.py": 103,
+    "tests/crash/test_undecided_assignments.py": 184,
+    "tests/federation": 94,
+    "tests/rolling": 40,
+    # nats-server stands still, has no room, or loses what it was to store.
+    "tests/badinput/test_full_store.py": 40,
+    "tests/badinput/test_outage.py": 40,
+    "tests/badinput/test_partial_outage.py": 40,
+    "tests/badinput/test_slow_clients.py": 60,
+    "tests/badinput/test_storage_limit.py": 40,
+    "tests/integration/test_backup_command.py": 120,
+    "tests/integration/test_growing_cluster.py": 40,
+    "tests/integration/test_kept_by_members.py": 40,
+    "tests/integration/test_kept_messages.py": 60,
+    "tests/integration/test_late_stores.py": 180,
+    "tests/integration/test_mixed_positions.py": 40,
+    "tests/integration/test_repeated_stores.py": 78,
+    "tests/integration/test_standing_server.py": 111,
+    "tests/integration/test_suback_cluster.py": 40,
+    "tests/integration/test_world.py": 40,
+    "tests/attacks/test_canaries.py": 60,
+    "tests/attacks/test_floods.py": 60,
+    "tests/attacks/test_waiting_messages.py": 40,
+    # Browsers, packages, programs of others.
+    "tests/admin/test_connections.py": 60,
+    "tests/admin/test_page.py": 40,
+    "tests/admin/test_page_views.py": 152,
+    "tests/benchmarks": 40,
+    "tests/clients": 60,
+    "tests/interop": 40,
+    "tests/test_build.py": 40,
+    "tests/test_packaging.py": 40,
+    "tests/test_tour.py": 104,
+    "tests/test_wheels.py": 40,
+    # A Spark session, or one for each command.
+    "tests/spark": 60,
+    "tests/spark/test_cli_spark.py": 79,
+    "tests/spark/test_jobs_archive.py": 99,
 }
 """Seconds of a file, or of the longest file of a folder, in one of four processes. What takes longest is run first."""
 
-SHORT: Final[frozenset[str]] = frozenset(("tests/chaos/test_experiments.py::test_experiment[R1]",))
-"""Tests of these files that `make test` runs all the same; a name without parameters is that of all its cases."""
+SHORT: Final[frozenset[str]] = frozenset(
+    (
+        "tests/chaos/mutants/test_mutants.py::test_a_second_owner_is_noticed",
+        "tests/chaos/mutants/test_mutants.py::test_one_owner_is_not_suspected",
+        "tests/chaos/points/test_points.py::test_the_gateway_dies_there[publish at QoS 1: kill before up {bare} #2]",
+        "tests/chaos/points/test_points.py::test_the_gateway_is_held_up_there[publish at QoS 1: hold up {bare} #2]",
+        "tests/chaos/test_experiments.py::test_experiment[R1]",
+        "tests/chaos/test_report.py",
+        "tests/crash/test_dead_gateway.py::test_sessions_of_a_killed_gateway",
+        "tests/crash/test_dead_gateway.py::test_wills_of_a_killed_gateway",
+        "tests/crash/test_forgotten.py",
+        "tests/crash/test_group_redelivery.py::test_a_gateway_dies_before_the_group_has_its_acknowledgement",
+        "tests/crash/test_late_hold.py",
+        "tests/crash/test_leader.py::test_the_leader_of_the_messages_is_killed",
+        "tests/crash/test_names.py::test_a_name_that_a_living_gateway_has",
+        "tests/crash/test_outage_lines.py",
+        "tests/crash/test_release_order.py",
+        "tests/crash/test_removed_records.py::test_nothing_comes_back_after_a_kill[records-0]",
+        "tests/crash/test_shared.py::test_members_of_a_killed_gateway",
+        "tests/crash/test_shared.py::test_nats_server_is_killed_at_qos_2",
+        "tests/crash/test_standstill.py::test_a_session_that_has_moved",
+        "tests/benchmarks/test_generator_command.py",
+        "tests/integration/test_late_stores.py::test_a_later_retained_message_stays[durable-set-0]",
+        "tests/integration/test_repeated_stores.py::test_the_stream_recognises_what_it_has",
+        "tests/spark/test_batch.py::test_messages_of_mqtt_clients_and_of_nats_clients",
+        "tests/spark/test_connection.py",
+        "tests/spark/test_jetstream.py",
+        "tests/spark/test_ranges.py",
+        "tests/spark/test_read.py",
+        "tests/spark/test_sink.py",
+        "tests/spark/test_storage.py",
+        "tests/spark/test_streaming.py::test_a_query_that_is_started_again_reads_what_is_new_and_nothing_else",
+    )
+)
+"""What of these `make test` runs all the same: files, tests with all their cases, or single cases."""
 
 
 @cache
@@ -30,4 +111,5 @@ def seconds(path: str) -> int:
 
 def is_long(test: str) -> bool:
     """Whether a test is long, by its node id."""
-    return seconds(test.partition("::")[0]) > 0 and not {test, test.partition("[")[0]} & SHORT
+    path = test.partition("::")[0]
+    return seconds(path) > 0 and not {test, test.partition("[")[0], path} & SHORT
