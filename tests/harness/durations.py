@@ -26,6 +26,7 @@ LONG: Final[Mapping[str, int]] = {
     "tests/crash/test_operators_view.py": 103,
     "tests/crash/test_removed_records.py": 103,
     "tests/crash/test_undecided_assignments.py": 184,
+    "tests/clocks": 60,
     "tests/federation": 94,
     "tests/rolling": 40,
     # nats-server stands still, has no room, or loses what it was to store.
@@ -76,6 +77,8 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/chaos/points/test_points.py::test_the_gateway_is_held_up_there[publish at QoS 1: hold up {bare} #2]",
         "tests/chaos/test_experiments.py::test_experiment[R1]",
         "tests/chaos/test_report.py",
+        "tests/clocks/test_clocks.py::test_message_expiry",
+        "tests/clocks/test_steps.py::test_a_clock_of_a_process_is_set",
         "tests/crash/test_dead_gateway.py::test_sessions_of_a_killed_gateway",
         "tests/crash/test_dead_gateway.py::test_wills_of_a_killed_gateway",
         "tests/crash/test_forgotten.py",
