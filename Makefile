@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 COPY := $(CURDIR)/build/compiled
 COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 
-.PHONY: run test-unit test test-long test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-short test-long test-soak test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
 # The first start runs the sources, and compiles them for the next one where there is a C compiler; MQTT_NATS_BUILD=pure runs the sources.
@@ -22,18 +22,28 @@ run: $(VENV)/.run
 JOBS ?= 4
 # These compute all the time.
 UNIT_JOBS ?= auto
-test: $(VENV)/.test lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" $(PYTEST_ARGS)
+FILES := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# What every change needs: at most ten minutes on two cores. ruff and mypy run beside the tests; one of them that fails does not stop the others.
+test: $(VENV)/.test
+	+@$(MAKE) --no-print-directory --keep-going --jobs=2 lint test-short
+
+test-short: $(VENV)/.bytecode
+	$(BIN)/python -m pytest $(FILES) -m "not long and not soak" $(PYTEST_ARGS)
+
+# The rest of what CI runs. tests/harness/durations.py says which tests these are.
+test-long: $(VENV)/.bytecode
+	$(BIN)/python -m pytest $(FILES) -m "long and not soak" $(PYTEST_ARGS)
 
 # Tests that start no process: no nats-server, no gateway, no other program. A test that starts one fails.
 test-unit: $(VENV)/.test
 	$(BIN)/python -m pytest --unit -n $(UNIT_JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# What takes minutes of CPU each: jobs of Spark while everything is killed, a Spark cluster.
-test-long: $(VENV)/.test
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+# What takes minutes of CPU each: jobs of Spark while everything is killed, a Spark cluster. CI does not run it.
+test-soak: $(VENV)/.test
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
-# The same tests with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer is
+# The tests of both, `make test` and `make test-long`, with the compiled modules, in a copy of the sources; needs a C compiler. The fuzzer is
 # guided by the lines that run, which compiled code does not tell, and a wheel of the sources is made of sources.
 .PHONY: compiled
 compiled: $(VENV)/.run
@@ -41,7 +51,7 @@ compiled: $(VENV)/.run
 
 test-compiled: $(VENV)/.test compiled
 	cd $(COPY) && $(COPIED) \
-		$(CURDIR)/$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long and not sources" \
+		$(CURDIR)/$(BIN)/python -m pytest $(FILES) -m "not soak and not sources" \
 		$(addprefix --ignore tests/,fuzz test_packaging.py) $(PYTEST_ARGS)
 
 # Into dist/: the wheel for every platform, and a compiled one for each CPython 3.11 to 3.14 that is on PATH; pip prefers a
@@ -62,13 +72,13 @@ conformance: $(BIN)/python
 demo: $(VENV)/.demo
 	$(BIN)/python -m examples.weather $(DEMO_ARGS)
 
-# Twenty kills of driver, workers and nats-server while a streaming query, aggregate, rules and archives run; `make test-long`
+# Twenty kills of driver, workers and nats-server while a streaming query, aggregate, rules and archives run; `make test-soak`
 # has four. KIND=stream, aggregate, rule, archive, parquet, delta or iceberg for some.
 KILLS ?= 20
 kill-spark: $(VENV)/.test
 	$(BIN)/python -m pytest tests/spark/test_query_kills.py tests/spark/test_archive_kills.py -s --kills $(KILLS) -k "$(KIND)"
 
-# The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test` has short ones.
+# The long experiments with faults, most of them minutes long; CHAOS_ARGS="R1 R2" for some. `make test-long` has short ones.
 chaos: $(VENV)/.test
 	$(BIN)/python -m tests.chaos --long $(CHAOS_ARGS)
 
@@ -169,6 +179,11 @@ $(VENV)/.wheels: EXTRAS = wheels
 $(VENV)/.run $(VENV)/.test $(VENV)/.bench $(VENV)/.demo $(VENV)/.docs $(VENV)/.wheels: pyproject.toml $(BIN)/python
 	@echo 'Installing into $(VENV). The first time this takes about a minute.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $@
+
+# Loads all tests once, before several processes do: each would compile all of them.
+$(VENV)/.bytecode: $(VENV)/.test
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 $(BIN)/python:

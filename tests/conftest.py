@@ -2,6 +2,7 @@
 """Fixtures and options for every test."""
 
 import contextlib
+import gc
 import io
 import logging
 import signal
@@ -14,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mqtt_nats.base.logs import Budgeted
+from tests.harness.durations import is_long, seconds
 from tests.harness.gateway import Gateway
-from tests.harness.nats import NatsServer, container_obstacle, make_server
+from tests.harness.nats import ROOT, NatsServer, container_obstacle, make_server
 from tests.harness.process import RUNNING
 from tests.harness.process_guard import ProcessGuard
 
@@ -82,16 +84,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return one_spark(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For `make test-long`, do not load files that have no long test."""
+    wanted = config.getoption("markexpr").split(" and ")
+    return ("long" in wanted and collection_path.is_file() and not seconds(_name(collection_path))) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, which with several processes (pytest-xdist) are run by one each."""
-    items.sort(key=lambda item: (item.path.name != "test_experiments.py", not _is_spark(item)))
+    items.sort(key=lambda item: (-seconds(_name(item.path)), not _is_spark(item)))
     for item in items:
         if STARTERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
+        if is_long(item.nodeid) and any(item.iter_markers("processes")):
+            item.add_marker("long")
     if config.getoption("--unit"):
-        others = [item for item in items if any(item.iter_markers("processes")) or any(item.iter_markers("long"))]
+        others = [item for item in items if any(item.iter_markers("processes")) or any(item.iter_markers("soak"))]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of Python from all that has been collected: it stays, and is large."""
+    gc.collect()
+    gc.freeze()
 
 
 @cache
@@ -111,6 +127,11 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """With ``--unit``, no test starts a process."""
     with _guard().watch() if item.config.getoption("--unit") else contextlib.nullcontext():
         return (yield)
+
+
+def _name(path: Path) -> str:
+    """A file of the checkout as a node id begins."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.as_posix()
 
 
 def _is_spark(item: pytest.Item) -> bool:

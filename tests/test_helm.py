@@ -36,7 +36,7 @@ EVERYTHING: list[str] = [
 
 pytestmark = [pytest.mark.timeout(BUILD_WAIT + 60), pytest.mark.processes]
 if find_program("helm") is None:
-    pytestmark.append(pytest.mark.long)  # to build it takes minutes of CPU: `make test-long`
+    pytestmark.append(pytest.mark.soak)  # to build it takes minutes of CPU: `make test-soak`
 
 
 @pytest.fixture(scope="module")

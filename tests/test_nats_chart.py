@@ -31,7 +31,7 @@ PATIENCE: Final = 30.0
 
 pytestmark = [pytest.mark.timeout(BUILD_WAIT + 120), pytest.mark.processes]
 if find_program("helm") is None:
-    pytestmark.append(pytest.mark.long)  # to build it takes minutes of CPU: `make test-long`
+    pytestmark.append(pytest.mark.soak)  # to build it takes minutes of CPU: `make test-soak`
 
 
 @pytest.fixture(scope="module", params=["nats-values.yaml", "the chart of the gateways"])

@@ -59,7 +59,7 @@ FLOODS: Final = (
 RULES: Final = 'default = "deny"\n[[rules]]\neffect = "allow"\ntopics = ["many/#", "canary-%c/#", "+/+"]\n'
 
 
-@pytest.mark.parametrize("seconds", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.long)], ids=["short", "long"])
+@pytest.mark.parametrize("seconds", [SHORT_S, pytest.param(LONG_S, marks=pytest.mark.soak)], ids=["short", "long"])
 @pytest.mark.parametrize("flood", FLOODS, ids=[one.attack.__name__ for one in FLOODS])
 def test_canaries(
     flood: Flood,

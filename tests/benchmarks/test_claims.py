@@ -48,7 +48,7 @@ async def test_the_stub_claims_as_a_gateway_does(nats_factory: NatsFactory, gate
     assert stub[0] == one.subject
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert claims.APART_S > 2 * QUIET
     report = tmp_path / "growth.md"

@@ -20,7 +20,7 @@ from tests.harness.monitor import Monitor
 from tests.harness.nats import NatsServer
 from tests.harness.waiting import free_port
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.soak]
 
 SETTLE_S = 40.0
 """Seconds after which a gateway hears claims that concern it, and checks what it checks seldom."""

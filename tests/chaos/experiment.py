@@ -22,7 +22,7 @@ class Setting:
 
     Attributes:
         directory: an empty directory for stores, logs and histories.
-        long: the long version (`make chaos`); otherwise the one of `make test`, at most 25 seconds.
+        long: the long version (`make chaos`); otherwise the one of `make test-long`, at most 25 seconds.
         seed: for everything that is left to chance.
         positions: `session_positions` of gateways whose experiment does not say it; empty: none is given.
         urls: NATS URLs of the servers that were started.

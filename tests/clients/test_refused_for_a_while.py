@@ -29,7 +29,7 @@ for (let number = 0; number < COUNT; number++) {
 
 
 @pytest.mark.processes
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_all_are_connected_in_the_end(
     nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path, version: str

@@ -28,10 +28,10 @@ AT_A_TIME = 500
         (3, 5, "consumers"),
         (3, 4, "records"),
         (3, 5, "records"),
-        pytest.param(40, 4, "consumers", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-        pytest.param(40, 5, "consumers", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-        pytest.param(40, 4, "records", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
-        pytest.param(40, 5, "records", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(40, 4, "consumers", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+        pytest.param(40, 5, "consumers", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+        pytest.param(40, 4, "records", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+        pytest.param(40, 5, "records", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
 async def test_gateways_die_while_a_session_catches_up(

@@ -231,7 +231,7 @@ async def let_in(port: int) -> None:
 
 @pytest.mark.parametrize(
     ("positions", "outage"),
-    [("consumers", 40.0), ("records", 40.0), pytest.param("consumers", 100.0, marks=pytest.mark.long)],
+    [("consumers", 40.0), ("records", 40.0), pytest.param("consumers", 100.0, marks=pytest.mark.soak)],
 )
 async def test_no_majority(
     cluster: Cluster, survivor: Client, gateway_factory: GatewayFactory, positions: str, outage: float

@@ -305,7 +305,7 @@ async def _quiet(error: Exception) -> None:
     """Take an error of the connection: the server is killed."""
 
 
-PAUSES = (0, 3, *(pytest.param(wait, marks=[pytest.mark.long, pytest.mark.timeout(600)]) for wait in (30, 70, 150)))
+PAUSES = (0, 3, *(pytest.param(wait, marks=[pytest.mark.soak, pytest.mark.timeout(600)]) for wait in (30, 70, 150)))
 
 
 @pytest.mark.parametrize("pause", PAUSES)

@@ -75,7 +75,7 @@ def station(tmp_path: Path, gateways: list[Gateway], qos: int) -> Iterator[Stati
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("qos", [2, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("qos", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_every_reading_survives_the_kills(station: Station, gateways: list[Gateway], qos: int) -> None:
     station.subscribe()
     eventually(lambda: "subscribed" in station.subscriber.text)

@@ -20,13 +20,23 @@ REQUEST = 1 << 20
 
 
 def preload() -> None:
-    """What a gateway loads when it starts, in any configuration."""
+    """What a gateway loads and makes when it starts, in any configuration: modules, options, the schema of settings."""
+    import encodings.ascii
     import encodings.idna  # noqa: F401
 
+    import anyio._backends._asyncio
+    import anyio.streams.tls  # noqa: F401
+    import click
     import uvloop  # noqa: F401
 
-    import mqtt_nats.cli
-    import mqtt_nats.gateway.gateway  # noqa: F401
+    import mqtt_nats.gateway.gateway
+    import mqtt_nats.gateway.shutdown
+    import mqtt_nats.gateway.supervisor  # noqa: F401
+    from mqtt_nats.cli import serve
+    from mqtt_nats.config.settings import Settings
+
+    serve.get_params(click.Context(serve))
+    Settings.load({})
 
 
 def attend(request: dict[str, Any], output: int, reply: socket.socket) -> None:
@@ -56,7 +66,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     preload()
     gc.collect()
-    gc.freeze()  # else collections of each gateway would copy what they share
+    gc.freeze()  # else collections of each gateway would look through what they share, and copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who attend
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, REQUEST, 2)
@@ -71,7 +81,6 @@ def main() -> None:
         for descriptor in descriptors:
             os.close(descriptor)
     sys.argv = [request["module"], *request["arguments"]]
-    gc.unfreeze()
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 

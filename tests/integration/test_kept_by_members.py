@@ -93,7 +93,7 @@ def _certain(inside: Inside) -> bool:
 def cases() -> list[Any]:
     """Each way to keep positions, each stage, and both versions; one version of each in the usual run."""
     return [
-        pytest.param(positions, stage, version, marks=() if (at + on) % 2 == version % 2 else [pytest.mark.long])
+        pytest.param(positions, stage, version, marks=() if (at + on) % 2 == version % 2 else [pytest.mark.soak])
         for at, positions in enumerate(("consumers", "records"))
         for on, stage in enumerate(("PUBACK", "PUBREC", "PUBCOMP"))
         for version in (4, 5)

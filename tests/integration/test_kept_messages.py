@@ -44,7 +44,7 @@ def versions() -> list[Any]:
         for on, stage in enumerate(STAGES):
             for version in (4, 5):
                 usual = (at + on) % 2 == version % 2
-                found.append(pytest.param(positions, stage, version, marks=() if usual else [pytest.mark.long]))
+                found.append(pytest.param(positions, stage, version, marks=() if usual else [pytest.mark.soak]))
     return found
 
 
@@ -225,7 +225,7 @@ async def test_an_identifier_in_use_is_passed_over(
     await stored.settled(name)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize(("positions", "version"), [("consumers", 4), ("records", 5), ("no reader", 4)])

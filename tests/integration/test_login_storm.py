@@ -64,7 +64,7 @@ async def test_costly_hashes_make_clients_wait_and_refuse_nobody(
     assert answers == [ACCEPTED] * CLIENTS
 
 
-@pytest.mark.long
+@pytest.mark.soak
 async def test_all_devices_of_a_site_are_in_within_ten_seconds(
     nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:

@@ -156,7 +156,7 @@ async def test_exchanges_that_are_cut_anywhere(
     "seeds",
     [
         range(100, 102),
-        pytest.param(range(102, 152), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(range(102, 152), marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
     ids=["two", "fifty"],
 )

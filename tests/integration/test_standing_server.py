@@ -128,7 +128,7 @@ class Publishers:
         await self.acknowledged()
 
 
-@pytest.mark.parametrize("seconds", [6, 12, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [6, 12, pytest.param(40, marks=pytest.mark.soak)])
 async def test_nothing_is_stored_twice(server: NatsServer, gateway_factory: GatewayFactory, seconds: float) -> None:
     """The gateway gives up its connection after 30 seconds."""
     gateway = gateway_factory(server)

@@ -481,7 +481,7 @@ async def live_through(
     "seeds",
     [
         *(range(seed, seed + 1) for seed in range(3)),
-        pytest.param(range(3, 103), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(range(3, 103), marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
     ids=["one", "another", "a third", "a hundred"],
 )

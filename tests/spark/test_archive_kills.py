@@ -52,7 +52,7 @@ def archive(server: NatsServer, tmp_path: Path, request: pytest.FixtureRequest) 
     found.process.discard()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(2400)
 def test_every_message_is_archived_once(
     archive: Archive,

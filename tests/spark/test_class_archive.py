@@ -173,7 +173,7 @@ def session(environ: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.processes
 @pytest.mark.timeout(2400)
 def test_a_session_uses_the_archive_of_the_command_unless_java_is_another(tmp_path: Path) -> None:

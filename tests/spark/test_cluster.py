@@ -78,7 +78,7 @@ def cluster(env: dict[str, str], tmp_path: Path) -> Iterator[str]:
             process.discard()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(360)
 def test_executors_read_by_themselves(
     nats_server: NatsServer, gateway: Gateway, cluster: str, env: dict[str, str], tmp_path: Path

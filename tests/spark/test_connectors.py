@@ -92,7 +92,7 @@ def store(nats_server: NatsServer) -> Iterator[Store]:
         yield found
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("format", ["delta", "iceberg"])
 def test_the_connector_reads_an_archive(spark: SparkSession, store: Store, tmp_path: Path, format: str) -> None:

@@ -195,7 +195,7 @@ def test_a_batch_that_is_committed_during_a_compaction(tmp_path: Path) -> None:
     assert len(made.files()) == 2
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("format", FORMATS)
 def test_each_message_is_in_the_table_once(

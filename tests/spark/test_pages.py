@@ -22,7 +22,7 @@ from tests.harness.shell import Shell
 from tests.harness.waiting import eventually
 from tests.spark.conftest import SOURCE_ROOTS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 SPARK: Final = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 RULES: Final = (ROOT / "docs" / "spark-rules.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from tests.spark.kills import MASTER, PATIENCE, TOPICS, Job, Stored, kill_often,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
 
 WINDOW = timedelta(seconds=2)
 WATERMARK = timedelta(seconds=1)

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_mqtt_nats.rules.query_plan import RETAINED_BATCHES, SETTINGS
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 PATIENCE = 400.0  # seconds; Spark looks each minute for files of states that can go
 

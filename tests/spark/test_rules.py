@@ -27,7 +27,7 @@ from tests.harness.nats import ROOT, NatsServer
 from tests.harness.waiting import eventually
 from tests.spark.sinking import Sinker
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(2400)]
 
 PATIENCE = 500.0  # seconds; Spark gives each of its workers ten to come up, and a busy machine needs several attempts
 EXAMPLE = ROOT / "examples" / "rules"

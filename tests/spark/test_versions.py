@@ -38,7 +38,7 @@ def quiet() -> Progress:
     return Progress("versions", io.StringIO())
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_batches_and_sql(spark: SparkSession, store: Store) -> None:
     """A read with decoders, a view, filters that NATS evaluates, and rows that are published."""
     frame = store.load(spark, decoders='{"#": "number"}')
@@ -54,7 +54,7 @@ def test_batches_and_sql(spark: SparkSession, store: Store) -> None:
     assert sorted(int(bytes(one.payload)) for one in copies) == list(range(10))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_streams_and_states(spark: SparkSession, store: Store, tmp_path: Path) -> None:
     """A query with `transformWithState` that is stopped and goes on from its checkpoint."""
     session: Any = spark.newSession()
@@ -85,7 +85,7 @@ def test_streams_and_states(spark: SparkSession, store: Store, tmp_path: Path) -
     assert sorted(rows) == sorted([*low, *high, ("a/0", "low", 99.0)])
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
 def test_archives(spark: SparkSession, store: Store, tmp_path: Path, format: str) -> None:
     """Files and tables, each message once, in two runs and after a compaction."""

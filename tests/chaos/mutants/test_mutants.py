@@ -66,7 +66,7 @@ async def test_a_broken_gateway_is_noticed_under_kills(
     assert verdict.kinds & kinds, verdict
 
 
-@pytest.mark.parametrize("qos", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("qos", [1, pytest.param(2, marks=pytest.mark.soak)])
 async def test_the_sound_gateway_is_not_suspected_under_kills(setting: Setting, qos: int) -> None:
     verdict = await under_kills(setting, SOUND, qos)
     assert verdict.lines() == []

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test` and `make test-long`: together they run every test once, and CI runs both."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import durations
+from tests.harness.durations import LONG, SHORT, is_long, seconds
+from tests.harness.nats import ROOT
+
+LIMIT_S = 200.0
+
+FETCHED = ("mosquitto", "mosquitto_pub", "chromium", "npm", "promtool", "nats")
+"""Programs that `.ci/run` fetches where they are not there."""
+
+MAKE = """#!/bin/sh
+echo "make $1"
+[ "$1" != "$FAILS" ]
+"""
+
+
+def collected(*arguments: str) -> set[str]:
+    """Node ids that pytest selects."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    return {line for line in done.stdout.splitlines() if line.startswith("tests/") and "::" in line}
+
+
+def expression(target: str) -> str:
+    """What `make` selects tests by for a target."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.search(rf'^{target}:.*\n\t.*-m pytest .*-m "([\w ]+)" ', makefile, re.MULTILINE)
+    assert found is not None, target
+    return found[1]
+
+
+def test_the_table_names_what_exists() -> None:
+    assert LONG
+    for path in LONG:
+        assert (ROOT / path).is_dir() or re.search(r"/test_\w+\.py$", path), path
+        assert (ROOT / path).exists(), path
+    for test in SHORT:
+        assert seconds(test.partition("::")[0]), f"{test} is of no long file"
+
+
+def test_the_innermost_entry_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = frozenset(("tests/made/test_a.py::test_1", "tests/made/test_a.py::test_2[x]", "tests/made/test_e.py"))
+    monkeypatch.setattr(durations, "LONG", {"tests/made": 5, "tests/made/up/test_b.py": 7})
+    monkeypatch.setattr(durations, "SHORT", short)
+    seconds.cache_clear()
+    try:
+        paths = ("made/test_a", "made/up/test_b", "made/up/test_c", "other/test_d")
+        assert [seconds(f"tests/{one}.py") for one in paths] == [5, 7, 5, 0]
+        tests = ("test_1[y]", "test_2[x]", "test_2[y]", "test_3")
+        assert [is_long(f"tests/made/test_a.py::{one}") for one in tests] == [False, False, True, True]
+        assert not is_long("tests/other/test_d.py::test_1")
+        assert not is_long("tests/made/test_e.py::test_1[x]")
+    finally:
+        seconds.cache_clear()
+
+
+@pytest.mark.processes
+def test_each_test_of_a_long_file_is_in_one_part() -> None:
+    """A test that starts no process is short wherever it stands."""
+    paths = ("tests/chaos/test_report.py", "tests/crash/test_dead_gateway.py", "tests/spark/test_monitor.py")
+    everything = collected("-m", "not soak", *paths)
+    short, long = (collected("-m", expression(target), *paths) for target in ("test-short", "test-long"))
+    assert not short & long
+    assert short | long == everything
+    assert long
+    assert collected("--unit", *paths) < short
+
+
+@pytest.mark.processes
+def test_what_stays_short_is_there() -> None:
+    short = collected("-m", expression("test-short"), *sorted({one.partition("::")[0] for one in SHORT}))
+    names = {name for test in short for name in (test, test.partition("[")[0], test.partition("::")[0])}
+    assert names >= SHORT
+
+
+def test_no_test_has_the_mark_by_itself() -> None:
+    """`make test-long` loads the files of the table only."""
+    marks = re.compile(r"mark\." + "long")
+    assert [str(path) for path in (ROOT / "tests").rglob("*.py") if marks.search(path.read_text("utf-8"))] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("fails", "status"), [("", 0), ("test", 1), ("test-long", 1)])
+def test_ci_runs_both_parts_whatever_comes_of_the_first(tmp_path: Path, fails: str, status: int) -> None:
+    for name in FETCHED:
+        (tmp_path / name).symlink_to("/bin/true")
+    for name in ("bash", "dirname", "mktemp", "rm"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "make").write_text(MAKE, encoding="utf-8")
+    (tmp_path / "make").chmod(0o755)
+    environment = {**os.environ, "PATH": str(tmp_path), "FAILS": fails}
+    command = [str(tmp_path / "bash"), str(ROOT / ".ci" / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.splitlines()[-2:] == ["make test", "make test-long"], done.stdout + done.stderr
+    assert done.returncode == status
