@@ -65,7 +65,7 @@ FENCE = b"NATS/1.0\r\nNats-Expected-Stream:-\r\n\r\n"
 STORED_HERE = b'{"stream":"%b",' % MESSAGES
 """First bytes of a PubAck of the stream of messages."""
 
-MARKS = 16
+SEQUENCES_KEPT = 16
 """Number of sequences that are kept, one a second: more than the seconds for which a store has no answer."""
 
 
@@ -115,7 +115,7 @@ class AckedPublisher(PendingStores):
         """Loop time in seconds until which pending frames may not be in the order of their last attempts."""
         self._answer = b""
         """The last PubAck that has come."""
-        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+        self._marks: deque[tuple[float, int]] = deque(maxlen=SEQUENCES_KEPT)
         """Loop times in seconds, with a sequence that the stream of messages had by then; none during an outage."""
         self._fences: dict[bytes, asyncio.Future[ApiError | None]] = {}
         """Fences without an answer, by token."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mqtt_nats.client.account import Account
     from mqtt_nats.client.client import Client
 
-SLICE: Final = 100
+CERTIFICATES_PER_TURN: Final = 100
 """Number of certificates that are looked at before other tasks have a turn."""
 
 
@@ -66,7 +66,7 @@ async def distrust(account: Account, door: Door, accepts: Callable[[bytes], bool
             certificate = certificate_of(client.connection.transport)
             if certificate is not None and not accepts(certificate):
                 client.end(NotAuthorized("the certificate is no longer trusted"))
-        if number % SLICE == SLICE - 1:
+        if number % CERTIFICATES_PER_TURN == CERTIFICATES_PER_TURN - 1:
             await asyncio.sleep(0)
 
 

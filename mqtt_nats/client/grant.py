@@ -19,7 +19,7 @@ from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained.replay import Replay
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import is_open, plain_filter
@@ -215,7 +215,7 @@ class _Starts:
         self._later = [
             (one.consumer.filter_subject.removeprefix(STORED_PREFIX), brought)
             for one in side.bindings.values()
-            if (brought := min(one.source.last, one.source.end if one.source.ended else EVER)) > position
+            if (brought := min(one.source.last, one.source.end if one.source.ended else SEQUENCE_EVER)) > position
         ]
 
     def __call__(self, subject: str) -> int:

@@ -51,11 +51,11 @@ TRACES_OVER: Final = 256
 FLUSH: Final = 0.05
 """Seconds for which events are collected before they are published."""
 
-WAITING_MOST: Final = 5000
+EVENTS_WAITING_MOST: Final = 5000
 """Most events collected in `FLUSH`; further events are only counted."""
 
 EVENTS_PER_SECOND: Final = 2000.0
-"""Events per second of a trace, after a burst of `WAITING_MOST`; further events are only counted."""
+"""Events per second of a trace, after a burst of `EVENTS_WAITING_MOST`; further events are only counted."""
 
 EVENTS_MOST: Final = 1_000_000
 """Number of events after which a trace ends."""
@@ -86,7 +86,7 @@ class Trace:
         self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end)
         self._limit = loop.call_later(LASTS_MOST, self._over, "its time is over")
         self._events: deque[bytes] = deque()
-        self._budget = Bucket(EVENTS_PER_SECOND, WAITING_MOST, time.monotonic())
+        self._budget = Bucket(EVENTS_PER_SECOND, EVENTS_WAITING_MOST, time.monotonic())
         self._told = 0
         self._lost = 0
         self._flusher: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class Trace:
 
     def tell(self, client: str, event: dict[str, Any]) -> None:
         """Add an event of a client, within the limits."""
-        if len(self._events) >= WAITING_MOST or not self._budget.take(time.monotonic()):
+        if len(self._events) >= EVENTS_WAITING_MOST or not self._budget.take(time.monotonic()):
             self._lost += 1
         elif self._told >= EVENTS_MOST:
             self._over(f"its budget of {EVENTS_MOST} events is used up")

@@ -17,7 +17,7 @@ from mqtt_nats.codec import matches
 from mqtt_nats.ingress.retained.replay import close_gate
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-LOOK_AGAIN: Final = 1.0
+DRAINED_CHECK_S: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has a message left: its messages may be removed."""
 
 
@@ -237,7 +237,7 @@ async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> Non
             if nothing:
                 note_exhausted(side, binding)
                 return
-        await binding.rest(LOOK_AGAIN)
+        await binding.rest(DRAINED_CHECK_S)
 
 
 async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
@@ -289,7 +289,7 @@ def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bo
                 side.machine.ask(delivery.id)
             return False
         return True
-    if not (dup or source.ended or source is side.past) or side.overlap.matching(message.subject, EVER, False):
+    if not (dup or source.ended or source is side.past) or side.overlap.matching(message.subject, SEQUENCE_EVER, False):
         return True
     if any(member.source is source for member in (client.shares or {}).values()):
         return True

@@ -27,7 +27,7 @@ from mqtt_nats.delivery.draining import (
     unmatch,
     was_sent,
 )
-from mqtt_nats.delivery.position_recovery import WINDOW
+from mqtt_nats.delivery.position_recovery import CLIENT_INFLIGHT_MOST
 from mqtt_nats.delivery.position_writer import PositionWriter, begin_position
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
 from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
@@ -60,7 +60,7 @@ log = logging.getLogger("mqtt_nats.broker")
 MARKED: Final = (*MARKS, *KEPT)
 """First bytes of tokens that stand in place of an acknowledgement subject."""
 
-LOOK_AGAIN: Final = 0.25
+CONSUMER_STATE_RETRY_S: Final = 0.25
 """Seconds until a consumer that may have messages left is asked again, while messages of others wait for that."""
 
 # Seconds that `collect` waits for the next redelivery; after that, missing messages may have been removed.
@@ -76,7 +76,7 @@ class DurableDelivery(StatefulDelivery):
 
     def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
-        window = min(WINDOW, client.terms.receive_maximum)
+        window = min(CLIENT_INFLIGHT_MOST, client.terms.receive_maximum)
         super().__init__(DurableSender(window, self, client.version, self._on_drained_message), former)
         self.stall: SlowClient | None = None
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
@@ -218,7 +218,7 @@ class DurableDelivery(StatefulDelivery):
             state = (info.delivered_seq, info.num_pending, info.num_ack_pending) if info is not None else (0, 0, 0)
             done = self.machine.looked(source, sequence, *state)
         if not done:  # acknowledgements may be on their way, and no message makes the sender ask again
-            asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, source)
+            asyncio.get_running_loop().call_later(CONSUMER_STATE_RETRY_S, self._look_again, source)
 
     def _look_again(self, source: SubscriptionState) -> None:
         if self.client.alive:

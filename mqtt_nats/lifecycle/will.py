@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from mqtt_nats.backbone.pending_stores import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
-from mqtt_nats.backbone.retry import PAUSE
+from mqtt_nats.backbone.retry import RETRY_PAUSE_S
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QosNotSupported, QuotaExceeded, Will
 from mqtt_nats.codec.wire import put_string
@@ -232,7 +232,7 @@ async def _publish_unless_owned(wills: Wills, client: Publisher, will: StoredWil
             found = None
             break
         except (ApiError, NoResponders, RequestTimeout):
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RETRY_PAUSE_S)
             await wills.services.nats.online.wait()
     if found is None or found[0].v5 is None:
         await _publish_if_there(wills, will, None)
@@ -250,7 +250,7 @@ async def _publish_if_there(wills: Wills, will: StoredWill, done: Done | None) -
             found = await wills.services.streams.wills.load(will.gateway, will.client_hash)
             break
         except (ApiError, NoResponders, RequestTimeout):
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RETRY_PAUSE_S)
     if found is not None and found.seq == will.seq:
         publish_will(wills, will, done)
     elif done is not None:

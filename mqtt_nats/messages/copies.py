@@ -45,10 +45,10 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 PAGES_MAX: Final = 32
 """Largest number of pages that are read for one subject; where the subject has more, its copies are dropped."""
 
-PAGE: Final = 512
+PAGE_MESSAGES: Final = 512
 PAGE_BYTES: Final = 2 * 1024 * 1024
 
-TOO_MUCH: Final = f"more than {PAGES_MAX * PAGE} messages are to be looked at"
+TOO_MUCH: Final = f"more than {PAGES_MAX * PAGE_MESSAGES} messages are to be looked at"
 
 COPIED: Final = b"copy-"
 """Beginning of the `Nats-Msg-Id` of a copy that a gateway has stored."""
@@ -235,7 +235,7 @@ class Copies:
         reader = SubjectReader(self._inbox, STREAM, PREFIX + subject, start)
         try:
             for _ in range(PAGES_MAX):
-                for message in await reader.page(PAGE, PAGE_BYTES):
+                for message in await reader.page(PAGE_MESSAGES, PAGE_BYTES):
                     found.add(header(message.headers, b"Nmqtt-Id:"))
                     found.add(header(message.headers, b"Nats-Msg-Id:"))
                 if not reader.more:

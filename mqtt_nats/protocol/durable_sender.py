@@ -43,7 +43,7 @@ ID_SPACE: Final = 49151
 """Identifiers 1-49151 follow from sequences of ``$MQTT_msgs``; higher ones are for retained and shared messages."""
 
 
-LATE: Final = 24576
+LATE_AFTER_MESSAGES: Final = 24576
 """Number of newer messages after which an acknowledgement is late: the identifier is needed again before long."""
 
 
@@ -420,7 +420,9 @@ class DurableSender(OwedPubrels):
                 if delivery.reply:
                     sequence = delivery.sequence
                     if sequence > 0 and (
-                        delivery.dup or sequence + LATE < delivery.source.last or sequence in self.allocated
+                        delivery.dup
+                        or sequence + LATE_AFTER_MESSAGES < delivery.source.last
+                        or sequence in self.allocated
                     ):
                         self._leave_window(delivery)
                         self._confirm(delivery)

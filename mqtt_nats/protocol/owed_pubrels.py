@@ -13,7 +13,7 @@ from mqtt_nats.codec import ack_bytes
 from mqtt_nats.codec.wire import PUBREL
 from mqtt_nats.protocol.inflight import STORING, Delivery, Release, SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
-from mqtt_nats.protocol.requeue import EVER, Requeue
+from mqtt_nats.protocol.requeue import SEQUENCE_EVER, Requeue
 from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 
 
@@ -152,7 +152,7 @@ class OwedPubrels(Requeue):
             return False
         source = release.source
         if source is not None:
-            first = self.cursors.get(source, EVER)
+            first = self.cursors.get(source, SEQUENCE_EVER)
         elif release.delivery is None:  # an earlier connection has sent it
             first = min(self.cursors.values())
         else:

@@ -14,9 +14,9 @@ from typing import Final
 from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
 from mqtt_nats.protocol.inflight import SENT, WAITING, Delivery, SubscriptionState
 
-EVER: Final = 1 << 62
+SEQUENCE_EVER: Final = 1 << 62
 
-PAST: Final = 4096
+PAST_COMPLETED_MOST: Final = 4096
 """Completed sequences that are remembered of subscriptions that have ended."""
 
 
@@ -42,14 +42,14 @@ class Requeue(AllocatedIdentifiers):
         """Called when acknowledgements may have made room in the window."""
         self.ended = 0
         """Stream sequence up to which ended subscriptions may have brought messages that others match too."""
-        self._past: deque[int] = deque(maxlen=PAST)
+        self._past: deque[int] = deque(maxlen=PAST_COMPLETED_MOST)
         """Stream sequences completed last by subscriptions that have ended and are forgotten."""
         self._unsent: set[int] = set()
         """Stream sequences that were taken and never sent: they have no DUP when they come again."""
         self.begun = False
         """Whether this connection may have sent a message."""
-        self._most = EVER
-        """Stream sequence after which earlier connections have sent no message; `EVER` = not known."""
+        self._most = SEQUENCE_EVER
+        """Stream sequence after which earlier connections have sent no message; `SEQUENCE_EVER` = not known."""
         self._forgotten = 0
         """Highest stream sequence that forgotten subscriptions had received."""
 
@@ -81,7 +81,7 @@ class Requeue(AllocatedIdentifiers):
 
     @property
     def most(self) -> int:
-        """Stream sequence after which no message was sent, by any connection; :data:`EVER` = not known."""
+        """Stream sequence after which no message was sent, by any connection; :data:`SEQUENCE_EVER` = not known."""
         if not self.begun:
             return self._most
         return max(self._forgotten, self.ended, *(source.last for source in self.sources), 0)
@@ -192,7 +192,7 @@ class Requeue(AllocatedIdentifiers):
     def begin_anew(self) -> None:
         """Reset the sequences: the stream counts from 1 again."""
         self.ended = self._forgotten = 0
-        self._most = EVER
+        self._most = SEQUENCE_EVER
         self._past.clear()
         self._unsent.clear()
         for identifier in list(self.allocated.values()):

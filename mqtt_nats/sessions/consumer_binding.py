@@ -17,7 +17,7 @@ from mqtt_nats.messages.message import encoded_id
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
-from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.subjects import subject_to_topic
 
@@ -399,5 +399,5 @@ class SessionConsumers:
     def add_past(self, count: int) -> None:
         """Add the source of ``count`` messages that an earlier connection took from the shared reader."""
         self.past = past = SubscriptionState(0, 0, max(count, 1))
-        past.stand_for_position(EVER)
+        past.stand_for_position(SEQUENCE_EVER)
         self.machine.sources.append(past)

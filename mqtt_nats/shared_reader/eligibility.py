@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-EVERY: Final = 5.0
+CHECK_IDLE_S: Final = 5.0
 """Maximum seconds between two checks while the shared reader is not used, or all claims are heard."""
 
-SELDOM: Final = 30.0
+CHECK_SELDOM_S: Final = 30.0
 """Maximum seconds between two other checks; an advisory causes one at once."""
 
 LISTENER: Final = 192.0
 """Number of gateways that look for clients of nats-server's listener between two checks, on average. Every gateway
 also looks at an advisory of a new consumer: the checks between find the consumers whose advisory was lost."""
 
-QUIET: Final = 30.0
+QUIET_BEFORE_USE_S: Final = 30.0
 """Seconds without a reason against the shared reader before the shared reader is used again."""
 
 CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
@@ -108,11 +108,11 @@ class PositionSupport:
         self._live.allow(not self._why)
 
     async def keep(self) -> None:
-        """Check every `EVERY` seconds for as long as the gateway runs."""
+        """Check every `CHECK_IDLE_S` for as long as the gateway runs."""
         while self._wanted == "auto":
             settled = self._live.allowed and not self._claims.hears_all
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SELDOM if settled else EVERY):
+                async with asyncio.timeout(CHECK_SELDOM_S if settled else CHECK_IDLE_S):
                     await self._heard.wait()
             heard = self._heard.is_set()
             self._heard.clear()
@@ -123,9 +123,9 @@ class PositionSupport:
                 await self._look()
                 if self._why:
                     self._live.allow(False)
-                elif not self._live.allowed and now - self._since > QUIET:
+                elif not self._live.allowed and now - self._since > QUIET_BEFORE_USE_S:
                     self._live.allow(True)
-                if self._claims.hears_all and not self._why and now - self._doubted > QUIET:
+                if self._claims.hears_all and not self._why and now - self._doubted > QUIET_BEFORE_USE_S:
                     self._claims.hear_concerned()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = now
@@ -138,7 +138,7 @@ class PositionSupport:
         why = "nats-server's own MQTT listener has clients" if listener else ""
         if why != self._why:
             self._since = asyncio.get_running_loop().time()
-            log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET:.0f} s")
+            log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET_BEFORE_USE_S:.0f} s")
         self._why = why
         if why:
             self._hear_all()

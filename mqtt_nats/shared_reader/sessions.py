@@ -27,8 +27,8 @@ from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
-    PASSED,
-    RENEWAL,
+    CONSUMER_REST_MOST_S,
+    DORMANT_RENEWAL_S,
     Promotion,
     PromotionLimit,
     ReaderSession,
@@ -323,7 +323,7 @@ class SharedReaderSessions(SharedFeed):
                 await move_to_records(client)
             else:
                 await name_position(client)
-            async with asyncio.timeout(PASSED * 2):
+            async with asyncio.timeout(CONSUMER_REST_MOST_S * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
             log.debug("%s does not become live: %s", client, error)
@@ -411,7 +411,7 @@ class SharedReaderSessions(SharedFeed):
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
         if member.client not in self.renewals:
-            self.renewals.put(member.client, self.services.clock.now + RENEWAL)
+            self.renewals.put(member.client, self.services.clock.now + DORMANT_RENEWAL_S)
         if joining.behind:
             self.catch_up(member, joining.since).begin()
         else:
@@ -463,7 +463,7 @@ class SharedReaderSessions(SharedFeed):
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
         if not claimed(client.record)[1].consumerless:
-            self.renewals.put(client, self.services.clock.now + RENEWAL)
+            self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
             client.do(self._settle_consumers(client, side))
 
     async def _settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:

@@ -43,7 +43,7 @@ EXCESS_S: Final = 1.0
 BUSY_S: Final = 5.0
 """Maximum seconds that a client owes."""
 
-STEP: Final = 8
+ITEMS_PER_STEP: Final = 8
 """Items, as filters that are added to the routing table, in one step of long work."""
 
 PACKETS: Final = 16
@@ -290,7 +290,7 @@ class Turns:
 def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Iterator[None]:
     """Return the steps of work on many items, for :meth:`Turns.run`."""
     for at, item in enumerate(items):
-        if at and not at % STEP:
+        if at and not at % ITEMS_PER_STEP:
             yield
         work(item)
 

@@ -142,7 +142,7 @@ async def test_a_session_that_has_moved_gets_no_consumers() -> None:
 
 
 async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PAUSE", 0.001)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.001)
     client = FakeSubscriber()
     left = [RequestTimeout("a test")]
 

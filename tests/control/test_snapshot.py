@@ -215,7 +215,7 @@ async def test_a_snapshot_is_not_changed_by_what_is_counted_later(account: FakeA
 async def test_other_tasks_run_while_many_clients_are_summed_up(
     account: FakeAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLICE", 2)
+    monkeypatch.setattr(module, "CLIENTS_PER_TURN", 2)
     connect(account, *(FakeCounted(FakeTransient(1, 0)) for _ in range(5)))
     turns = 0
 

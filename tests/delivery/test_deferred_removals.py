@@ -25,8 +25,8 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
-        monkeypatch.setattr(lingering, "LINGER", 10.0)
-        monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
+        monkeypatch.setattr(lingering, "REMOVAL_DELAY_S", 10.0)
+        monkeypatch.setattr(lingering, "AFTER_RELINK_S", 100.0)
         self.services = services = FakeServices()
         self.link, self.gone = services.fake_link, services.fake_dropped
         self.kept = DeferredRemovals(as_services(services))
@@ -129,9 +129,9 @@ class Group:
         self.services.fake_store.fake_answers = True
         self.services.nats.linked = 0.0
         self.tasks = self.services.tasks.fake_spawned
-        monkeypatch.setattr(lingering, "LINGER", 0.01)
-        monkeypatch.setattr(lingering, "LOOK", 0.01)
-        monkeypatch.setattr(lingering, "AFTERWARDS", 0.0)
+        monkeypatch.setattr(lingering, "REMOVAL_DELAY_S", 0.01)
+        monkeypatch.setattr(lingering, "GROUP_CONSUMER_CHECK_S", 0.01)
+        monkeypatch.setattr(lingering, "AFTER_RELINK_S", 0.0)
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
@@ -185,7 +185,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
     group: Group, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Where a nats-server may have been killed, the message may be delivered again as if for the first time."""
-    monkeypatch.setattr(lingering, "UNDER_WAY", 0.2)
+    monkeypatch.setattr(lingering, "REDELIVERY_CLAIM_S", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
     ack, confirmed = ACK, 0.0
@@ -231,8 +231,8 @@ async def test_a_record_of_an_older_gateway_outlives_the_next_delivery(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not say how the message is acknowledged."""
-    assert lingering.UNKNOWN > 45
-    monkeypatch.setattr(lingering, "UNKNOWN", 0.2)
+    assert lingering.NO_SUBJECT_CLAIM_S > 45
+    monkeypatch.setattr(lingering, "NO_SUBJECT_CLAIM_S", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
     group.kept.add(assigned(7, b"", 0.0), IgnoredStore())

@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import position_writer
-from mqtt_nats.delivery.position_writer import AT_ONCE, Fresh, PositionWriter, keep
+from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, Fresh, PositionWriter, keep
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.api import ApiError, RequestTimeout
@@ -138,9 +138,9 @@ async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
 
 async def test_answers_that_take_long_prove_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """After some attempts it goes on all the same."""
-    monkeypatch.setattr(position_writer, "FRESH", -1.0)
+    monkeypatch.setattr(position_writer, "OWNERSHIP_PROOF_S", -1.0)
     asking = asyncio.create_task(setup.writer.sure())
-    for sequence in range(6, 6 + position_writer.PROOFS):
+    for sequence in range(6, 6 + position_writer.SLOW_PROOFS_MOST):
         await aeventually(lambda: setup.writer._writing is not None)
         setup.answer(sequence)
     assert await asking
@@ -297,7 +297,7 @@ async def test_a_position_that_is_too_large_ends_the_connection(setup: Setup) ->
 
 
 async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position_writer, "STEPS", 1000)
+    monkeypatch.setattr(position_writer, "WRITE_ROUNDS_PER_S", 1000)
     other = FakeReceiver(setup.services, "other", V5(pos="p"))
     PositionWriter(as_client(other), 0)
     setup.ledger.change()
@@ -310,7 +310,7 @@ async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch
 def test_changed_positions_have_their_turn_in_order() -> None:
     """A position that has not changed costs nothing, and one that changes again and again keeps no other waiting."""
     services = FakeDeliveryServices()
-    clients = [FakeReceiver(services, f"c{number}", V5(pos="p")) for number in range(AT_ONCE + 2)]
+    clients = [FakeReceiver(services, f"c{number}", V5(pos="p")) for number in range(POSITIONS_PER_ROUND + 2)]
     writers = clients[0].delivery.writers
     for client in clients:
         client.delivery.writers = writers
@@ -319,8 +319,8 @@ def test_changed_positions_have_their_turn_in_order() -> None:
     for one in each:
         one.ledger.take(1, 1)
         one.ledger.done(1)
-    assert writers.following() == each[:AT_ONCE]
-    for one in each[:AT_ONCE]:
+    assert writers.following() == each[:POSITIONS_PER_ROUND]
+    for one in each[:POSITIONS_PER_ROUND]:
         one.ledger.begin()
     each[0].ledger.take(2, 1)
     each[-1].give_up()

@@ -98,7 +98,7 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "STEP", 0.001)
+    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
     monkeypatch.setattr(attaching, "EXPIRED", 100.0)
     await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 2)
     assert looks == ["name"]
@@ -134,7 +134,7 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
         return consumer_state(num_ack_pending=found.pop(0))
 
     monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "STEP", 0.001)
+    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
     assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=1000.0)
     assert len(found) == (2 if comes else 0)
 

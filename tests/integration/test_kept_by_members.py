@@ -20,7 +20,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client import kept_messages
 from mqtt_nats.client.kept_messages import KeptMessages
 from mqtt_nats.protocol import unsequenced
-from mqtt_nats.sessions.groups.ownership import INEXACT
+from mqtt_nats.sessions.groups.ownership import CLOCK_INEXACT_S
 from tests.admin.support import Admin, serving
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw, raw5
@@ -87,7 +87,7 @@ def _certain(inside: Inside) -> bool:
     """
     account = inside.gateway.account
     assert account is not None
-    return natstime.now() > natstime.converted(account.services.nats.linked) + INEXACT
+    return natstime.now() > natstime.converted(account.services.nats.linked) + CLOCK_INEXACT_S
 
 
 def cases() -> list[Any]:
@@ -152,7 +152,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which gateways in this process see how long messages are kept; they look often."""
     found = Clock()
     monkeypatch.setattr(KeptMessages.__init__, "__defaults__", (found,))
-    monkeypatch.setattr(kept_messages, "EVERY", 0.1)
+    monkeypatch.setattr(kept_messages, "KEPT_CHECK_S", 0.1)
     return found
 
 

@@ -22,7 +22,7 @@ OTHER = (7 + SPACE + SPACE // 2) % SPACE + 1
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have few identifiers, so that they are used again at once."""
     monkeypatch.setattr(durable_sender, "ID_SPACE", SPACE)
-    monkeypatch.setattr(durable_sender, "LATE", SPACE // 2)
+    monkeypatch.setattr(durable_sender, "LATE_AFTER_MESSAGES", SPACE // 2)
 
 
 def allocated(qos: int = 1) -> tuple[DurableSender, Recorder, SubscriptionState]:

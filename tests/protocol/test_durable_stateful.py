@@ -39,7 +39,7 @@ class DurableSession(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # A crash may lose an acknowledgement after which all identifiers were used: each one is late.
-        self.patches = [patch.object(durable, "ID_SPACE", IDS), patch.object(durable, "LATE", -1)]
+        self.patches = [patch.object(durable, "ID_SPACE", IDS), patch.object(durable, "LATE_AFTER_MESSAGES", -1)]
         for each in self.patches:
             each.start()
 

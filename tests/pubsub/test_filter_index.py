@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex, OverlapLimit, Overlaps
+from mqtt_nats.pubsub.filter_index import BLOCK, COMPARED_SINGLY_MOST, DEPTH, FilterIndex, OverlapLimit, Overlaps
 
 LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -65,7 +65,7 @@ def test_many_filters_that_come_and_go(most: int, seed: int) -> None:
         else:
             index.remove(each)
             present.pop(each, None)
-    for size in (len(present), len(present) // 2, FEW, 0):
+    for size in (len(present), len(present) // 2, COMPARED_SINGLY_MOST, 0):
         while len(present) > size:
             each = numbers.choice(list(present)) if len(present) < 100 else next(iter(present))
             del present[each]
@@ -130,7 +130,7 @@ def test_what_a_match_looks_at_is_bounded(levels: int) -> None:
     assert sorted(index.match("/".join("a" * levels))) == sorted(added)
     places = [place for at in index._places for place in at.values()] + [index._open, index._long]
     assert len(places) <= DEPTH + 2
-    assert all(len(place.values) <= FEW or place.blocks for place in places)
+    assert all(len(place.values) <= COMPARED_SINGLY_MOST or place.blocks for place in places)
     assert sum(len(place.blocks) for place in places) <= len(added) // BLOCK + len(places)
 
 

@@ -57,7 +57,7 @@ class Setup:
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(consumer_attach, "STEP", 0.001)
+    monkeypatch.setattr(consumer_attach, "ATTACH_POLL_S", 0.001)
     return Setup()
 
 
@@ -78,8 +78,8 @@ async def test_a_client_that_listens_to_everything_is_not_waited_for_again(setup
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliverSubjectBusy):
         await move(as_services(setup.services), MESSAGES, CONSUMER)
-    assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO
-    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED - 1
+    assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO_WAIT_S
+    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED_S - 1
 
 
 async def test_there_is_no_such_consumer(setup: Setup) -> None:

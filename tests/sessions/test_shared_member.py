@@ -336,7 +336,7 @@ async def test_an_assignment_whose_earlier_attempt_may_be_stored_yet(
     monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
 ) -> None:
     """The group does not get the message back before that is known: another member would find it assigned."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
 
     def owner(number: int) -> Owner | None:
         stored = not left.owners.fake_under_way
@@ -359,7 +359,7 @@ async def test_an_assignment_whose_earlier_attempt_was_lost(
     monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
 ) -> None:
     """It is made again while it is in time and the client is there; else the group gets the message back."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
     left = Left(monkeypatch)
     left.client.alive = alive
     left.owners.fake_under_way = 1

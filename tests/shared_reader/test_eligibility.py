@@ -95,8 +95,8 @@ async def test_always_does_not_look() -> None:
 
 async def test_the_listener_of_nats_server_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions go back at once, by an advisory; the reader is used again after a while."""
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", -1.0)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", -1.0)
     setup = Setup()
     await setup.support.begin()
     keeping = asyncio.create_task(setup.support.keep())
@@ -114,7 +114,7 @@ async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPat
     """The others look when JetStream tells of a consumer."""
     for seconds in ("EVERY", "SELDOM"):
         monkeypatch.setattr(eligibility, seconds, 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", 0.0)
     setup = Setup()
     inbox, choices = setup.services.fake_inbox, setup.lease.fake_choices
     await setup.support.begin()
@@ -140,7 +140,7 @@ async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
     setup = Setup()
     setup.listener(bound=True)
     await setup.support.begin()
@@ -155,7 +155,7 @@ async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPa
 
 
 async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
     setup = Setup()
     await setup.support.begin()
     failures: list[str] = []
@@ -216,8 +216,8 @@ async def test_owners_are_looked_at_once_nats_server_has_the_subscription(
 
 
 async def test_the_listener_of_nats_server_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", 0.0)
     setup = Setup()
 
     def all_are_heard() -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.batch import AT_ONCE
+from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader import promotion as joining
@@ -52,11 +52,11 @@ def test_a_promotion_that_cannot_begin_does_not_keep_others_from_theirs(
 
 
 def test_one_that_asks_for_much_counts_for_what_it_asks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "JOINING_MOST", AT_ONCE)
+    monkeypatch.setattr(joining, "JOINING_MOST", BATCH_REQUESTS_MOST)
     turns = PromotionLimit(lambda client: None)
     many: Any = "many"
     one: Any = "one"
-    assert turns.take(many, 10 * AT_ONCE)
+    assert turns.take(many, 10 * BATCH_REQUESTS_MOST)
     assert not turns.take(one, 1)
     turns.end(many)
     assert turns.take(one, 1)

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.ctl.backup.directory import SafeFile
 
-ROUNDS: Final = 200
+READ_ROUNDS_MOST: Final = 200
 """Times that a stream is read to its end: each time with what has come meanwhile."""
 
-AT_ONCE: Final = 64
+STORES_UNDER_WAY_MOST: Final = 64
 """Records that are stored without an answer to the ones before."""
 
 STORE_S: Final = 30.0
@@ -53,7 +53,7 @@ async def save(inbox: RequestInbox, stream: str, subject: str, after: int, file:
         StartupError: records come faster than they can be read.
     """
     count, at = 0, after
-    for _ in range(ROUNDS):
+    for _ in range(READ_ROUNDS_MOST):
         state = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]
         if int(state["last_seq"]) <= at:
             return count
@@ -109,7 +109,7 @@ class _Stores:
         """Sequence of the last record that is stored."""
 
     async def add(self, subject: str, payload: bytes, block: bytes) -> None:
-        if len(self._under_way) == AT_ONCE:
+        if len(self._under_way) == STORES_UNDER_WAY_MOST:
             self.last = await self._under_way.popleft()
         self._under_way.append(asyncio.create_task(publish(self._inbox, subject, payload, block)))
 

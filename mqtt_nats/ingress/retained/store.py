@@ -33,7 +33,7 @@ log = logging.getLogger("mqtt_nats.broker")
 ORPHANED: Final = b"Nats-TTL:60s\r\n"
 """TTL of a tombstone, in case its gateway dies before it removes the tombstone."""
 
-HEARD: Final = 1.0
+TOMBSTONE_READ_S: Final = 1.0
 """Seconds after which every listener has read a tombstone."""
 
 
@@ -87,8 +87,8 @@ class Tombstones:
             return
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_later(HEARD, self._flush)
-        self._waiting.append((loop.time() + HEARD, removal))
+            loop.call_later(TOMBSTONE_READ_S, self._flush)
+        self._waiting.append((loop.time() + TOMBSTONE_READ_S, removal))
 
     def end(self) -> None:
         """Delete all tombstones, and later ones at once: the gateway ends."""

@@ -37,7 +37,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.groups.ownership import INEXACT, NAK, OwnershipChecks, answer, confirmed_at, room_of
+from mqtt_nats.sessions.groups.ownership import CLOCK_INEXACT_S, NAK, OwnershipChecks, answer, confirmed_at, room_of
 from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.record import claimed, leave_groups, stored_part, take_back
 from mqtt_streams.api import ApiError
@@ -63,7 +63,7 @@ PULL_MOST: Final = 32
 PULL_NS: Final = 30_000_000_000
 """Nanoseconds after which a request for messages expires at the consumer and is made again."""
 
-OVERDUE: Final = 40.0
+PULL_OVERDUE_S: Final = 40.0
 """Seconds after which a request that was neither served nor ended counts as lost."""
 
 
@@ -289,7 +289,7 @@ class Membership:
         """
         if self.client.consumers is not None:
             return ack.delivered > 1
-        since = natstime.converted(self.client.services.nats.linked) + INEXACT
+        since = natstime.converted(self.client.services.nats.linked) + CLOCK_INEXACT_S
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
     async def owner(self, number: int, message: Stored) -> Owner | None:
