@@ -93,7 +93,7 @@ class RemoteKeys:
         self._wanted = asyncio.Event()
         self._done = asyncio.Event()
         """Set when the running or next request has ended; then replaced by a new event."""
-        self._reading = True  # `keep` begins with a request
+        self._reading = True  # `keep_current` begins with a request
         self._read = -FETCH_PAUSE_LEAST_S
         self._good = monotonic()
 

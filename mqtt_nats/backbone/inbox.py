@@ -71,7 +71,7 @@ class _Request:
         self.sent = now
         return self.frame
 
-    def end(self, deadline: float) -> None:
+    def shorten(self, deadline: float) -> None:
         """Set an earlier deadline."""
         self.deadline = min(self.deadline, deadline)
 
@@ -105,7 +105,7 @@ class _Replies:
         self.lost = True
         self.come.set()
 
-    def end(self) -> None:
+    def give_back_unread(self) -> None:
         """Give messages that the reader has not taken back to their consumer, and those that still arrive."""
         self.ended = True
         while self.replies:
@@ -165,7 +165,7 @@ class RequestInbox:
             if REPEATABLE.match(request.subject):
                 self.link.out.append(request.repeat(now))
             else:
-                request.end(now)
+                request.shorten(now)
         for replies in self._streams:
             replies.lose()
 
@@ -290,7 +290,7 @@ class RequestInbox:
                 changed = CHANGES.match(request.subject)
                 consumer = changed[1] if changed is not None else ""
                 if request.sent <= max(self._elected.get(name, -1.0), self._elected.get(consumer, -1.0)):
-                    request.end(now)
+                    request.shorten(now)
         self.link.kick()
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
@@ -317,7 +317,7 @@ class RequestInbox:
                 yield answer
         finally:
             self._streams.discard(replies)
-            replies.end()
+            replies.give_back_unread()
             if PULL in subject:
                 self.link.unsubscribe_later(sid)
             else:

@@ -307,16 +307,16 @@ class PendingStores:
         if not self.replicated:
             return _NONE
         silence = self._silence_of(op)
-        return _NONE if silence is None else silence.end()
+        return _NONE if silence is None else silence.take_held()
 
     def _overdue(self) -> dict[bytes, PendingStore]:
         """Return the stores that have waited for an answer for too long, in order."""
-        return {token: op for one in self.silences if one.overdue() for token, op in one.end().items()}
+        return {token: op for one in self.silences if one.overdue() for token, op in one.take_held().items()}
 
     def _end_silences(self) -> None:
         """Note that nothing is sent now: what has waited is sent with the other stores."""
         for one in self.silences:
-            one.end()
+            one.take_held()
 
     def _measure(self, op: PendingStore) -> None:
         """Measure the duration of a store, unless another one is being measured."""
@@ -363,7 +363,7 @@ class Silence:
         self._held: dict[bytes, PendingStore] = {}
 
     def holds(self, token: bytes, op: PendingStore) -> bool:
-        """Return whether a message that is about to be sent has to wait; :meth:`end` returns it then."""
+        """Return whether a message that is about to be sent has to wait; :meth:`take_held` returns it then."""
         now = monotonic()
         self._asked = self._asked or now
         if not self._held and now - self._asked < LEADER_SILENT_S:
@@ -375,7 +375,7 @@ class Silence:
         """Return whether messages have waited for `LEADER_SILENT_MOST_S`: the earlier one may be lost."""
         return bool(self._held) and monotonic() - self._asked > LEADER_SILENT_MOST_S
 
-    def end(self) -> dict[bytes, PendingStore]:
+    def take_held(self) -> dict[bytes, PendingStore]:
         """Note an answer, or that nothing is sent at all now; return the messages that have waited, in order."""
         self._asked = 0.0
         if not self._held:

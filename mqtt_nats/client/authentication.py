@@ -129,7 +129,7 @@ def admit(client: Client, granted: Allow) -> None:
         if left <= 0:
             raise NotAuthorized("the credentials have expired")
         expired = MqttError("the credentials have expired", ReasonCode.MAXIMUM_CONNECT_TIME)
-        client.end_by(asyncio.get_running_loop().call_later(left, client.end, expired))
+        client.end_by(asyncio.get_running_loop().call_later(left, client.end_connection, expired))
 
 
 async def _decision(
@@ -242,7 +242,7 @@ class Authentication:
             admit(client, Allow(done.user, valid=done.valid))
             self._send(ReasonCode.SUCCESS, done.data)
         except MqttError as error:
-            client.end(error)  # [MQTT-4.12.1-2] (5.0)
+            client.end_connection(error)  # [MQTT-4.12.1-2] (5.0)
 
     async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
         """Run an exchange, which must end within `connect_timeout` of ``since`` (loop time in seconds)."""

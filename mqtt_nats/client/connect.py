@@ -117,7 +117,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
                 idle = await resume(client, client.durable_side, resubscribed, partial(withdraw, client))
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
-        client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+        client.end_connection(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:
         # Also on failure: hooks get the end of a connection only after its beginning.
@@ -143,7 +143,7 @@ def refuse(client: Client, error: MqttError) -> None:
         old = client.version != 5
         answer = encode(Connack(False, connack_code(error.reason)), 4) if old else _connack_error(error, client.terms)
         client.write_buffer.write(answer)
-    client.end(error)
+    client.end_connection(error)
 
 
 async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:

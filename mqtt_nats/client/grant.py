@@ -299,7 +299,7 @@ class Room:
         if client.durable_side is not None and client.record is not None:
             self._bytes = client.path.store.max_payload - len(client.record.encode()) - RECORD_SPARE
 
-    def take(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
+    def reserve(self, entry: Subscription, subjects: tuple[str, ...]) -> bool:
         """Whether there is room for a subscription; the room is then taken."""
         limit = self._exceeded(entry, subjects)
         if limit:
@@ -358,7 +358,7 @@ class Room:
             having = [found.text for found, qos in client.filters.items() if qos and durable]
             for text in filter(is_open, chain(having, client.shares or ())):
                 overlaps.add(plain_filter(text))
-        return overlaps.take(plain_filter(topic_filter))
+        return overlaps.add_if_fits(plain_filter(topic_filter))
 
 
 def _level_count(topic_filter: str) -> int:

@@ -121,7 +121,7 @@ class Subscribing:
                 subjects, code = None, refused[place]
             if subjects is not None and not may_subscribe(client, entry.topic_filter, entry.qos):
                 subjects, code = None, ReasonCode.NOT_AUTHORIZED
-            if subjects is None or not room.take(entry, subjects):
+            if subjects is None or not room.reserve(entry, subjects):
                 code = code or ReasonCode.QUOTA_EXCEEDED
             elif entry.topic_filter.startswith(SHARED):
                 share = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)

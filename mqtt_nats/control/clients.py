@@ -227,7 +227,7 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncGenerator[An
     try:
         for number, client in enumerate(found, 1):
             if client.alive:
-                client.end(error)
+                client.end_connection(error)
                 yield client.client_id
             due = clock() + pause
             while pause and (left := due - clock()) > 0:

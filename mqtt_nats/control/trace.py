@@ -95,7 +95,7 @@ class Trace:
     def begin(self) -> None:
         """Begin to watch."""
 
-    def end(self) -> None:
+    def end_trace(self) -> None:
         """Stop watching and publish the collected events."""
         self._ending.cancel()
         self._limit.cancel()
@@ -109,11 +109,11 @@ class Trace:
         """End the trace at its limit, and store its name so that a renewal does not begin it again."""
         self._add("", {"event": "ended", "reason": reason})
         self.control.traces_over.append(self.name)
-        self.end()
+        self.end_trace()
 
     def tell(self, client: str, event: dict[str, Any]) -> None:
         """Add an event of a client, within the limits."""
-        if len(self._events) >= EVENTS_WAITING_MOST or not self._budget.take(time.monotonic()):
+        if len(self._events) >= EVENTS_WAITING_MOST or not self._budget.add_if_room(time.monotonic()):
             self._lost += 1
         elif self._told >= EVENTS_MOST:
             self._over(f"its budget of {EVENTS_MOST} events is used up")
@@ -169,10 +169,10 @@ class ClientTrace(Trace):
         """Whether the client is connected to this gateway."""
         return self._client is not None
 
-    def end(self) -> None:
+    def end_trace(self) -> None:
         """Remove the trace from the client's connection, and end."""
         self._detach()
-        super().end()
+        super().end_trace()
 
     def _connected(self, event: Connected) -> None:
         client = cast("Client", client_of(event.client))
@@ -288,7 +288,7 @@ async def _trace(control: Control, question: dict[str, Any]) -> AsyncGenerator[A
     known = control.traces.get(name)
     if question.get("stop"):
         if known is not None:
-            known.end()
+            known.end_trace()
         return
     if known is not None:
         known.renew()

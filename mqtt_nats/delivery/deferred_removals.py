@@ -124,7 +124,7 @@ class DeferredRemovals:
             self._loop.call_later(REMOVAL_DELAY_S, self._flush)
         self._waiting.append((self._loop.time() + REMOVAL_DELAY_S, token, operation))
 
-    def end(self) -> None:
+    def connection_ended(self) -> None:
         """Note the end of the connection: records are removed when their time is over, as before.
 
         The next owner may have read some by then. It sends their PUBREL once more, and looks for them when they do not

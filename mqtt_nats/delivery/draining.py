@@ -58,7 +58,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     others = side.overlap.after(binding)
     unmatch(side, binding)
     source = binding.source
-    binding.end({other: other.last for other in others})
+    binding.end_subscription({other: other.last for other in others})
     if others:
         side.machine.end_up_to(max(source.last, *binding.handover_limits.values()))
     for former in side.bindings.values():  # messages that this one left to `former`, others had left to this one
@@ -126,7 +126,7 @@ def still_draining(side: DurableDelivery, binding: ConsumerBinding, gates: list[
         binding.lowered(gates)
         binding.stand_before(side.overlap.after(binding))
         return
-    binding.end(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
+    binding.end_subscription(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
     side.machine.end_up_to(source.end)
     binding.stand_before(binding.handover_limits)
 

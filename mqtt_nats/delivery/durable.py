@@ -38,7 +38,7 @@ from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
-from mqtt_nats.sessions.consumer_attach import take
+from mqtt_nats.sessions.consumer_attach import attach_moved
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -200,9 +200,9 @@ class DurableDelivery(StatefulDelivery):
         for one, kept in self._order.stored(identifier, mark):
             self.machine.pubrel_stored(one)
             if kept:
-                self.machine.keep(one, kept)
+                self.machine.keep_identifier(one, kept)
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream how far a consumer has delivered, and how many messages it has left."""
         self.client.do(self._look(source, sequence))
 
@@ -418,7 +418,7 @@ class DurableDelivery(StatefulDelivery):
         source = binding.source
         binding.attach()
         await pass_over(self, binding)
-        info, late = await take(self, binding)
+        info, late = await attach_moved(self, binding)
         if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
             source.receive_up_to(info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
@@ -439,7 +439,7 @@ class DurableDelivery(StatefulDelivery):
         """Unsubscribe every deliver subject, so that the next owner can attach the consumers at once."""
         link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
-            self.lingering.end()
+            self.lingering.connection_ended()
         sids = {name: binding.sid for name, binding in self.bindings.items()}
         sids[CONSUMER_PREFIX + self.client.hash] = self.pubrel_sid
         for name, sid in sids.items():

@@ -398,7 +398,7 @@ def _take_identifiers(side: DurableDelivery, position: Position, valid: int) -> 
     side.machine.restore_identifiers({one: to for one, to in position.identifiers.items() if one <= valid})
     for identifier, owed in position.released.items():
         side.machine.owe(identifier, owed, owed > valid)
-        side.machine.keep(identifier, OWED + b"%d" % identifier)
+        side.machine.keep_identifier(identifier, OWED + b"%d" % identifier)
 
 
 async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: int, valid: int | None) -> None:

@@ -241,7 +241,7 @@ class PositionWriter:
             services.nats.store.put(target, expected_block(self._sequence), position, PositionOp(self))
         except TooLarge as error:
             self.give_up()
-            self.client.end(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
+            self.client.end_connection(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
         services.nats.link.kick()
 
     def look_back(self) -> None:
@@ -408,7 +408,7 @@ class PositionWriters:
         return [self._all[position] for position in some if position.dirty]
 
 
-async def keep(writers: PositionWriters) -> None:
+async def write_changed_positions(writers: PositionWriters) -> None:
     """Write changed positions for as long as the gateway runs: ten times a second, with many sessions less often."""
     while True:
         await asyncio.sleep(1 / WRITE_ROUNDS_PER_S)

@@ -428,7 +428,7 @@ class Tenant:
                     f"{' and '.join(names)} have the same NATS account: give each tenant credentials of its own account"
                 )
 
-    def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    def start_serving(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Start the tasks that run while clients are served; return them."""
         GATEWAY.set(self.speaker)
         broker = self.broker
@@ -475,7 +475,7 @@ class Tenant:
                 broker.account.registry.client_removed.clear()
                 await broker.account.registry.client_removed.wait()
             await broker.account.services.tasks.last_jobs()
-            broker.account.ingress.retained.tombstones.end()
+            broker.account.ingress.retained.tombstones.delete_all()
             await broker.account.services.nats.store.drained()
         for client in list(broker.account.registry.connections):
             client.connection.abort()

@@ -208,7 +208,7 @@ class Gateway:
                 raise
             self._close_listeners()
             await self._shut()
-            await self.tenants.end()
+            await self.tenants.end_background()
             for task in background:
                 task.cancel()
 
@@ -330,7 +330,7 @@ class Gateway:
             due = begun + seconds * number / len(clients)
             if (wait := due - asyncio.get_running_loop().time()) > DRAIN_STEP:
                 await asyncio.sleep(wait)
-            client.end(error)
+            client.end_connection(error)
 
 
 def _change_rules(accounts: Iterable[Account], rules: Rules) -> None:

@@ -87,7 +87,7 @@ async def supervise(
                     keeper.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await asyncio.gather(*(worker.end() for worker in workers))
+                await asyncio.gather(*(worker.terminate() for worker in workers))
     finally:
         for one in held:
             one.close()
@@ -250,7 +250,7 @@ class Worker:
                 except StartupError as error:
                     log.error("worker %d does not start: %s", self.number, error)
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """End the worker: in good order within `WORKER_END_MOST_S` and `drain_time`, else by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:

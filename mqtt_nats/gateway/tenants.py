@@ -109,7 +109,7 @@ class Tenants:
             await tenant.look_for(self.served.values())
         self.refused.pop(name, None)
         self.served[name], self.accounts[name] = tenant, broker.account
-        self._background += tenant.keep(tasks)
+        self._background += tenant.start_serving(tasks)
 
     async def _keep(
         self,
@@ -171,11 +171,11 @@ class Tenants:
         if self._attempts:
             await asyncio.wait(self._attempts)
 
-    async def end(self) -> None:
+    async def end_background(self) -> None:
         """Unload the plugins, and end the background tasks."""
         for tenant in self.served.values():
             if tenant.broker is not None:
-                await tenant.broker.plugins.end()
+                await tenant.broker.plugins.unload_all()
         self.cancel()
 
     def cancel(self) -> None:
@@ -213,5 +213,5 @@ async def _drop(tenant: Tenant) -> None:
         if tenant.broker is not None:
             tenant.broker.account.registry.begin_closing()
             await tenant.finish()
-            await tenant.broker.plugins.end()
+            await tenant.broker.plugins.unload_all()
         await tenant.disconnect()

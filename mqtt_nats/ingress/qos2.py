@@ -300,7 +300,7 @@ class Inbound:
                     client, lambda: purge(services.nats.inbox, STREAM, held_subject(client.token, held.id))
                 )
             if held.payload is None:
-                client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
+                client.end_connection(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
             self.hold(client, operation, route_for(client, held.key), held.payload)
             client.path.link.kick()

@@ -127,7 +127,7 @@ class Banning:
         error = MqttError("banned", ReasonCode.ADMINISTRATIVE_ACTION)
         for client in list(self._services.registry.connections):
             if client.alive and client.client_id and self._is_about(one, client):
-                client.end(error)
+                client.end_connection(error)
 
     def _is_about(self, one: Ban, client: Session) -> bool:
         if one.kind == "client":
@@ -167,7 +167,7 @@ class Banning:
         self._wake.set()
 
     async def begin(self) -> None:
-        """Read the bans before clients may connect; without an answer :meth:`keep` reads them later."""
+        """Read the bans before clients may connect; without an answer :meth:`follow_bans` reads them later."""
         try:
             await self._read()
         except (ApiError, NoResponders, RequestTimeout) as error:

@@ -82,7 +82,9 @@ async def _let_go(client: Session) -> None:
         async with asyncio.timeout(LET_GO_WAIT_MOST_S):
             await still_owner(client)
     if client.alive:  # claimed later, or unknown: no other gateway deals with the session
-        client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
+        client.end_connection(
+            MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE)
+        )
 
 
 class Lease:
@@ -208,7 +210,7 @@ class Lease:
             stream, begun = self._services.stream, asyncio.get_running_loop().time()
             if not stream.has_leader or self.watches(STREAM_CHECKERS):
                 await stream.check()
-                await self._records.look()
+                await self._records.check_records()
             if stream.has_leader:
                 self.proven = begun
             if self.watches(LEASE_WATCHERS):
@@ -338,7 +340,9 @@ class Lease:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
             elif client.record is not None:  # its session is being claimed under the former id
-                client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
+                client.end_connection(
+                    MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE)
+                )
         return services.identity.id
 
     async def _judge(self) -> None:

@@ -354,10 +354,10 @@ def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
         inject(wills.ingress, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
-        operation.end()
+        operation.delete_stored_will()
         return
     if not operation.remaining:
-        operation.end()
+        operation.delete_stored_will()
 
 
 class Wills:
@@ -403,7 +403,7 @@ class WillOp(CountedStore):
         """Count a finished store; the last one ends the operation."""
         self.remaining -= 1
         if self.remaining == 0:
-            self.end()
+            self.delete_stored_will()
 
     def waits(self) -> bool:
         """Return True: nobody would publish the will later."""
@@ -414,7 +414,7 @@ class WillOp(CountedStore):
         log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)
         self.stored(b"")
 
-    def end(self) -> None:
+    def delete_stored_will(self) -> None:
         """Delete the stored will, which has been published; at QoS 0 it is deleted already."""
         if self.will.qos:
             _delete(self.wills.services, self.will, self.then or IgnoredStore())

@@ -255,7 +255,7 @@ class Copies:
         else:
             self._link.kick()
 
-    def end(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
+    def count_copy(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
         """Count a stored copy, unless another gateway has stored it first; a refused copy is dropped."""
         if error is not None:
             self._pass_over(one.subject, error)
@@ -274,11 +274,11 @@ class CopyOp(PendingStore):
 
     def stored(self, ack: bytes) -> None:
         """Report the PubAck: the copy is in the stream, stored now or before."""
-        self._copies.end(self._copy, ack, None)
+        self._copies.count_copy(self._copy, ack, None)
 
     def failed(self, error: ApiError) -> None:
         """Report that JetStream has refused the copy."""
-        self._copies.end(self._copy, b"", error)
+        self._copies.count_copy(self._copy, b"", error)
 
 
 def _known_by(message_id: bytes, headers: bytes, subject: str) -> bytes:

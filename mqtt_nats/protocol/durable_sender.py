@@ -223,7 +223,7 @@ class DurableSender(OwedPubrels):
         for source in list(self.sources):
             if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
                 source.begin_request()
-                self.ports.look(source, sequence)
+                self.ports.request_state(source, sequence)
 
     def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int, unacknowledged: int) -> bool:
         """Note a consumer's state after ``sequence`` was stored; see :meth:`exhausted`.

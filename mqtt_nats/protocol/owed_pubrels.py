@@ -53,11 +53,11 @@ class OwedPubrels(Requeue):
         for identifier in self.releases:
             self.ports.send(ack_bytes(PUBREL, identifier))
 
-    def keep(self, identifier: int, record: bytes) -> None:
+    def keep_identifier(self, identifier: int, record: bytes) -> None:
         """Keep the identifier of an owed PUBREL taken until :meth:`free_packet_id` is called."""
         release = self.releases.get(identifier)
         if release is not None and not release.stays:
-            release.keep(record)
+            release.keep_identifier(record)
             self._finish(identifier, release)
 
     def free_packet_id(self, identifier: int) -> None:

@@ -166,7 +166,7 @@ class Fanout:
             high = group.high
             if qos == 1:
                 for member, _ in high:
-                    member.take(message, 1)
+                    member.send_or_queue(message, 1)
                 if high:
                     several = len(high)
                     self.sent[1] += several
@@ -185,7 +185,7 @@ class Fanout:
         """Send a QoS 2 message to members with granted QoS 1 or 2."""
         size = len(message.payload)
         for member, granted in members:
-            member.take(message, granted)
+            member.send_or_queue(message, granted)
             self.sent[granted] += 1
             self.sent_bytes[granted] += size
 

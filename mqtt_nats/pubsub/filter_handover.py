@@ -110,7 +110,7 @@ class Parting(Member):
         """Begin the step in which messages from the heirs are kept."""
         self._keeping = True
 
-    def end(self) -> None:
+    def filters_ended(self) -> None:
         """Begin the last step: the filters have ended."""
         self._ended = True
         self._let_go()

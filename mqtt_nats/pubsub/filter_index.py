@@ -73,7 +73,7 @@ class _Block:
         else:
             self.ending[count] |= bit
 
-    def take(self, bit: int, levels: list[str], rest: bool) -> None:
+    def remove(self, bit: int, levels: list[str], rest: bool) -> None:
         """Remove a filter of this block."""
         count = len(levels)
         self.used ^= bit
@@ -204,7 +204,7 @@ class _Place(Generic[T]):
         self.blocks[index].put(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
 
     def _from_block(self, slot: int) -> None:
-        self.blocks[slot >> BLOCK_BITS].take(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
+        self.blocks[slot >> BLOCK_BITS].remove(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
 
     def match(self, levels: list[str], hidden: bool, found: list[T]) -> None:
         """Add the values of the filters that match to ``found``."""
@@ -318,7 +318,7 @@ class OverlapLimit:
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)
 
-    def take(self, topic_filter: str) -> bool:
+    def add_if_fits(self, topic_filter: str) -> bool:
         """Add a filter; False: a topic would match too many, or the comparisons do not suffice to tell."""
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)

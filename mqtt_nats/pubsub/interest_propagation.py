@@ -60,7 +60,7 @@ class _Echo:
         """Note the servers whose answer is missing, and the timer after which they are given up."""
         self.missing, self._timer = nodes, timer
 
-    def end(self) -> None:
+    def release_waiting(self) -> None:
         """Let those go on that wait for the answers."""
         if self._timer is not None:
             self._timer.cancel()
@@ -172,7 +172,7 @@ class Nodes:
 
     def _end(self, number: bytes, echo: _Echo) -> None:
         del self._open[number]
-        echo.end()
+        echo.release_waiting()
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         *_, number, node = subject.split(b".")

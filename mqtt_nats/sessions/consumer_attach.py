@@ -110,7 +110,7 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
 
 
-async def take(side: SessionConsumers, binding: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
+async def attach_moved(side: SessionConsumers, binding: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
     """Have a consumer deliver to this connection.
 
     Returns:

@@ -184,7 +184,7 @@ class ConsumerBinding:
 
     # -- the end of the subscription ------------------------------------------------------------
 
-    def end(self, limits: dict[SubscriptionState, int]) -> None:
+    def end_subscription(self, limits: dict[SubscriptionState, int]) -> None:
         """End the subscription; ``limits``: up to where others left messages to it (see `handover_limits`)."""
         self.key = ""
         self.handover_limits = limits

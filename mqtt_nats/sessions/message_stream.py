@@ -235,7 +235,7 @@ class StreamIdentity:
             return
         self.consumers = self._store.consumers
         natstime.learn(*self._store.heard)
-        self.removals.look(self._store.info, natstime.now())
+        self.removals.check_removals(self._store.info, natstime.now())
         known, self._generation = self._generation, mark
         if mark.id == self.id:
             return
@@ -250,4 +250,4 @@ class StreamIdentity:
             if client.consumers is None and v5 is not None:
                 v5.count_anew(mark.floor)
             elif v5 is not None and v5.generation != mark.id:
-                client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
+                client.end_connection(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))

@@ -35,7 +35,7 @@ class Removals:
         self._newest = 0.0
         """Last sequence, number of messages, and Unix time of the newest one in seconds, at the last look."""
 
-    def look(self, info: dict[str, Any], now: float) -> None:
+    def check_removals(self, info: dict[str, Any], now: float) -> None:
         """Log that all messages of the last look are gone before their time.
 
         Args:
@@ -66,7 +66,7 @@ class MissingRecords:
         self._js, self._registry = js, registry
         self._told = False
 
-    async def look(self) -> None:
+    async def check_records(self) -> None:
         """Log that there are fewer records than durable sessions are connected here.
 
         Raises:

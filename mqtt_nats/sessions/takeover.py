@@ -372,7 +372,7 @@ async def still_owner(client: Session) -> bool:
             reads.note_silence(error)
         except PoisonedRecord as error:
             log.warning("%s: its session cannot be read: %s", client, error)
-            client.end(MqttError("the record of the session cannot be read", ReasonCode.UNSPECIFIED_ERROR))
+            client.end_connection(MqttError("the record of the session cannot be read", ReasonCode.UNSPECIFIED_ERROR))
             return False
     if found is None and client in services.unrecorded:
         return True

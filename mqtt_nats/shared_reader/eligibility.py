@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.delivery.position_writer import keep
+from mqtt_nats.delivery.position_writer import write_changed_positions
 from mqtt_nats.sessions.takeover import check_owners
 from mqtt_nats.shared_reader.session_checks import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -107,7 +107,7 @@ class PositionSupport:
         await ask_once_for_all(self._look)
         self._live.allow(not self._why)
 
-    async def keep(self) -> None:
+    async def check_regularly(self) -> None:
         """Check every `CHECK_IDLE_S` for as long as the gateway runs."""
         while self._wanted == "auto":
             settled = self._live.allowed and not self._claims.hears_all
@@ -156,9 +156,9 @@ def start_tasks(
     tasks: asyncio.TaskGroup,
 ) -> list[asyncio.Task[None]]:
     """Start the tasks that write positions and, where the shared reader is used, the tasks of the shared reader."""
-    background = [tasks.create_task(rooted(keep(delivery.writers)), name="positions")]
+    background = [tasks.create_task(rooted(write_changed_positions(delivery.writers)), name="positions")]
     if live is not None and company is not None:
         background.append(tasks.create_task(rooted(live.reader.run()), name="shared reader"))
         background.append(tasks.create_task(keep_up(live, delivery.waiting), name="live sessions"))
-        background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
+        background.append(tasks.create_task(company.check_regularly(), name="who else serves sessions"))
     return background

@@ -101,7 +101,7 @@ class Promotion:
         """Note that a message after `since` was dropped that a consumer had delivered."""
         self.dropped = True
 
-    def end(self) -> None:
+    def forget_handlers(self) -> None:
         """Forget the handlers, which refer to this promotion: else only Python's collector frees the session."""
         self.handlers.clear()
         self.rests.clear()
@@ -161,7 +161,7 @@ class PromotionLimit:
     def __contains__(self, client: Receiver) -> bool:
         return client in self._at_it
 
-    def take(self, client: Receiver, subscriptions: int) -> bool:
+    def begin_or_wait(self, client: Receiver, subscriptions: int) -> bool:
         """Return whether a session's promotion may begin now; if not, ``begin`` is called later, in order."""
         if self._asked >= JOINING_MOST:
             self._waiting[client] = None
@@ -170,7 +170,7 @@ class PromotionLimit:
         self._asked += several
         return True
 
-    def end(self, client: Receiver) -> None:
+    def end_promotion(self, client: Receiver) -> None:
         """End a session's promotion, successful or not, and begin the next waiting ones."""
         self._waiting.pop(client, None)
         self._asked -= self._at_it.pop(client, 0)
@@ -245,7 +245,7 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
     sources = {one.source for one in joining.bindings}
     for delivery in machine.on_their_way():
         if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
-            ledger.take(delivery.sequence, delivery.qos)
+            ledger.add_pending(delivery.sequence, delivery.qos)
             others = [
                 one for one in delivery.others or () if (ack := parse_ack(one)) is None or ack.consumer not in names
             ]

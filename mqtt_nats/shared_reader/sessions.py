@@ -122,7 +122,7 @@ class SharedReaderSessions(SharedFeed):
 
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
-        self._turns.end(client)
+        self._turns.end_promotion(client)
         self.returning.discard(client)
         self.remove(client)
         self.candidates.discard(client)
@@ -193,7 +193,7 @@ class SharedReaderSessions(SharedFeed):
         position_writer = member.side.position_writer
         if position_writer is not None and member.side.live:
             position_writer.ledger.pending.setdefault(sequence, qos)
-        member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
+        member.client.end_connection(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
     def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session the next message of the shared reader."""
@@ -220,7 +220,7 @@ class SharedReaderSessions(SharedFeed):
         ):
             self._take(member, sequence, message, mark)
             return
-        position_writer.ledger.take(sequence, qos)
+        position_writer.ledger.add_pending(sequence, qos)
         side.send_shared(message, qos)
 
     def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
@@ -264,7 +264,7 @@ class SharedReaderSessions(SharedFeed):
         if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
             return
         qos = min(message.qos, granted)
-        position_writer.ledger.take(sequence, qos)
+        position_writer.ledger.add_pending(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
     def leave_shared_reader(self, client: Receiver, side: DurableDelivery) -> None:
@@ -306,7 +306,7 @@ class SharedReaderSessions(SharedFeed):
         if member is None or now < member.retry:
             return
         member.end_joining()  # left by a catch-up reader that has ended before it handed the session over
-        if self._turns.take(client, len(side.bindings)):
+        if self._turns.begin_or_wait(client, len(side.bindings)):
             client.do(self._join(member))
 
     def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
@@ -331,11 +331,11 @@ class SharedReaderSessions(SharedFeed):
         except Conflict:
             client.taken_over()
         finally:
-            self._turns.end(client)
+            self._turns.end_promotion(client)
             joining = member.end_joining()
             if joining is not None:  # the promotion failed
                 undo(self, member, joining)
-                joining.end()
+                joining.forget_handlers()
         live = [one.source for one in plain if one.source.live]
         if live and side.position_writer is not None:
             # Nothing is sent before the stored position says that it may have been sent.
@@ -387,7 +387,7 @@ class SharedReaderSessions(SharedFeed):
         if await bring_rest(self, member, joining):
             member.end_joining()
             self._switch(member, joining)
-            joining.end()
+            joining.forget_handlers()
 
     def _switch(self, member: ReaderSession, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""

@@ -353,11 +353,11 @@ class Connection(ClientSocket):
         """Note that the socket is closed. Thousands may close at once, and each may have thousands of filters."""
         self.write_buffer.shut()
         if self._turns.may_end(self):
-            self.end()
+            self.socket_closed()
         else:
             self.transport = None
 
-    def end(self) -> None:
+    def socket_closed(self) -> None:
         """End the connection, whose socket is closed; packets that were read before are handled first."""
         if self.keeps and not self._ending:
             self._gone = True

@@ -172,7 +172,7 @@ class Turns:
         return self._busy.get(connection, 0.0) > now + EXCESS_S
 
     def may_end(self, connection: Connection) -> bool:
-        """Whether there is time for the end of a connection; else :meth:`Connection.end` is called in a later turn."""
+        """Whether there is time for the end of a connection; else a later turn calls `Connection.socket_closed`."""
         now = monotonic()
         if not self._begun:
             self._begin(now)
@@ -246,7 +246,7 @@ class Turns:
                 break
         end = now + SLICE_S
         while lost:
-            lost.popleft().end()
+            lost.popleft().socket_closed()
             now = monotonic()
             if now >= end:
                 break

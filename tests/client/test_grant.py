@@ -261,7 +261,7 @@ def room(client: FakeSubscriber, consumers: int = 1000) -> Room:
 
 
 def take(found: Room, text: str, qos: int = 1) -> bool:
-    return found.take(Subscription(text, qos), filter_to_subjects(plain_filter(text)))
+    return found.reserve(Subscription(text, qos), filter_to_subjects(plain_filter(text)))
 
 
 def refusals(client: FakeSubscriber, found: Room) -> Mapping[str, int]:

@@ -145,4 +145,4 @@ def test_the_columns_of_a_later_part_are_not_narrower() -> None:
     assert table.lines([["x", "3"]]) == ["x       3"]
     assert table.lines([["y" * 10, "4"]]) == ["y" * 10 + "  4"]
     assert table.lines([["x", "5"]]) == ["x           5"]
-    assert table.end() == []
+    assert table.footer() == []

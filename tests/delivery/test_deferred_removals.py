@@ -59,7 +59,7 @@ def test_records_outlive_their_connection(bench: Bench) -> None:
     """A nats-server that is killed forgets acknowledgements, and the gateway may be killed with it."""
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    bench.kept.end()
+    bench.kept.connection_ended()
     bench.pass_to(9)
     assert (bench.gone, bench.link.out) == ([], [])
     bench.pass_to(11)
@@ -76,7 +76,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, when: s
     if when == "before the end":
         bench.services.nats.relinked = 0.0
     bench.pass_to(5)
-    bench.kept.end()
+    bench.kept.connection_ended()
     if when == "after the end":
         bench.services.nats.relinked = 6.0
     bench.link.online = True
@@ -86,7 +86,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, when: s
 
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
     """It may have read the record already."""
-    bench.kept.end()
+    bench.kept.connection_ended()
     bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(1000)
     assert bench.link.out == []
@@ -162,7 +162,7 @@ class Group:
 async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     group = Group(monkeypatch)
     yield group
-    group.kept.end()
+    group.kept.connection_ended()
     for task in group.tasks:
         task.cancel()
     await asyncio.gather(*group.tasks, return_exceptions=True)
@@ -257,7 +257,7 @@ async def test_what_is_in_doubt_goes_also_after_the_end_of_the_connection(group:
     group.info = info(4)
     group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await aeventually(lambda: group.looks > 1)
-    group.kept.end()
+    group.kept.connection_ended()
     group.info = info(5)
     await group.removed(b"7")
     await aeventually(lambda: all(task.done() for task in group.tasks))

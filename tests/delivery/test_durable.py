@@ -269,7 +269,7 @@ async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
 
     writer = Writer()
     setup.side.position_writer = cast("None", writer)
-    writer.ledger.take(7, 1)
+    writer.ledger.add_pending(7, 1)
     setup.side.ack(TAKEN + b"7")
     assert writer.ledger.pending == {}
     lingering = [setup.side.lingering]

@@ -58,7 +58,7 @@ class Ports:
     def send(self, data: bytes) -> None:
         pass
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
     def report_waiting(self) -> None:
@@ -135,7 +135,7 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     machine.sources.append(source)
     for sequence in (6, 7):
         machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
-    ledger.take(6, qos)
+    ledger.add_pending(6, qos)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))
     client = as_client(FakeReceiver(FakeDeliveryServices()))
     await fetch_in_flight(client, side)
@@ -163,7 +163,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.sources.append(source)
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
-    ledger.take(6, 2)
+    ledger.add_pending(6, 2)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))
     await fetch_in_flight(as_client(FakeReceiver(FakeDeliveryServices())), side)
     machine.start()
@@ -292,7 +292,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     for sequence in range(1, 11):
-        position_writer.ledger.take(sequence, 1)
+        position_writer.ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
     side.change(DeliveryEvent.LEFT_READER)
     position_writer.ledger.reached = 10
@@ -317,7 +317,7 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
     source.expected = 0
     machine.sources.append(source)
     for sequence in range(1, 10):
-        ledger.take(sequence, 1)
+        ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))

@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import position_writer
-from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, Fresh, PositionWriter, keep
+from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, Fresh, PositionWriter, write_changed_positions
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.api import ApiError, RequestTimeout
@@ -57,7 +57,7 @@ async def test_the_whole_position_is_written_behind_the_one_before(setup: Setup)
     setup.writer.live = {"two", "one"}
     setup.writer.unsent = [6]
     setup.ledger.reached = 9
-    setup.ledger.take(7, 2)
+    setup.ledger.add_pending(7, 2)
     setup.writer.write()
     ((target, _, payload, _),) = setup.writes
     assert target == b"HPUB %b " % position_subject(setup.client.hash).encode()
@@ -178,7 +178,7 @@ async def test_an_identifier_is_free_after_a_position_without_it(setup: Setup) -
 
 
 async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
-    setup.ledger.take(7, 2)
+    setup.ledger.add_pending(7, 2)
     assert setup.ledger.complete(TAKEN + b"7", packet_id(7))
     setup.writer.write()
     setup.answer(6)
@@ -186,7 +186,7 @@ async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
 
 
 async def test_a_complete_message_is_forgotten(setup: Setup) -> None:
-    setup.ledger.take(7, 1)
+    setup.ledger.add_pending(7, 1)
     setup.ledger.complete(TAKEN + b"7")
     assert setup.ledger.pending == {}
 
@@ -301,7 +301,7 @@ async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch
     other = FakeReceiver(setup.services, "other", V5(pos="p"))
     PositionWriter(as_client(other), 0)
     setup.ledger.change()
-    keeping = asyncio.create_task(keep(setup.client.delivery.writers))
+    keeping = asyncio.create_task(write_changed_positions(setup.client.delivery.writers))
     await aeventually(lambda: setup.writes)
     keeping.cancel()
     assert [target for target, *_ in setup.writes] == [b"HPUB %b " % position_subject(setup.client.hash).encode()]
@@ -317,12 +317,12 @@ def test_changed_positions_have_their_turn_in_order() -> None:
     each = [PositionWriter(as_client(client), 0) for client in clients]
     assert writers.following() == []
     for one in each:
-        one.ledger.take(1, 1)
+        one.ledger.add_pending(1, 1)
         one.ledger.done(1)
     assert writers.following() == each[:POSITIONS_PER_ROUND]
     for one in each[:POSITIONS_PER_ROUND]:
         one.ledger.begin()
-    each[0].ledger.take(2, 1)
+    each[0].ledger.add_pending(2, 1)
     each[-1].give_up()
     assert writers.following() == [each[-2], each[0]]
     each[-1].ledger.change()

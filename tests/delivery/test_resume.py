@@ -62,7 +62,7 @@ async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
     side = FakeSide(FakeClient(FakeServices()))
-    found, late = await attaching.take(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
+    found, late = await attaching.attach_moved(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
     assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
 
 

@@ -237,7 +237,7 @@ def test_all_gates_of_a_filter_count() -> None:
     fake.write_buffer.held = 7
     client = as_receiver(fake)
     assert _held(client) == 7 + 2 * (message.size + ENTRY_BYTES)
-    former.end()
+    former.close()
     assert _held(client) == 7 + message.size + ENTRY_BYTES
 
 

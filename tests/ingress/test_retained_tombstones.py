@@ -76,7 +76,7 @@ def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
 def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
     bench.add(7)
     bench.add(8)
-    bench.tombstones.end()
+    bench.tombstones.delete_all()
     assert bench.gone == 2
     bench.pass_to(TOMBSTONE_READ_S * 2)
     assert bench.gone == 2

@@ -170,7 +170,7 @@ def test_a_later_connection_completes_a_release() -> None:
     machine, ports = session(one, started=False)
     machine.restore_identifiers({17: OTHER})
     machine.owe(OTHER, 17)
-    machine.keep(OTHER, b"%b")
+    machine.keep_identifier(OTHER, b"%b")
     machine.arrived(one, 17, 2, b"r17", None, 2)
     machine.start()
     assert ports.take() == [("confirm", b"r17", OTHER), ("send", ack_bytes(PUBREL, OTHER))]

@@ -23,7 +23,7 @@ class Taker(Subscriber):
         super().__init__(bench, name)
         self.got: list[bytes] = []
 
-    def take(self, message: Message, qos: int) -> None:
+    def send_or_queue(self, message: Message, qos: int) -> None:
         self.got.append(message.payload)
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
@@ -57,7 +57,7 @@ class Change:
     def end(self) -> None:
         assert self.parting is not None
         self.bench.table.unsubscribe(self.taker, self.first.text)
-        self.parting.end()
+        self.parting.filters_ended()
 
     def got(self) -> str:
         return b"".join(self.taker.got).decode()

@@ -173,7 +173,7 @@ def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
     for _ in range(40):
         each = some(numbers, 4)
         fits = all(sum(matches(one, name) for one in [*taken, each]) <= most for name in NAMES if matches(each, name))
-        assert limit.take(each) == fits, (taken, each)
+        assert limit.add_if_fits(each) == fits, (taken, each)
         if fits:
             taken.append(each)
     assert taken
@@ -182,19 +182,19 @@ def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
 def test_one_filter_that_covers_many_others() -> None:
     """It overlaps all of them, and no topic matches more than two."""
     limit = OverlapLimit(2)
-    assert all(limit.take(f"site/{number}/+") for number in range(1000))
-    assert limit.take("#")
-    assert not limit.take("site/#")
-    assert not limit.take("site/7/on")
-    assert limit.take("elsewhere/#")
+    assert all(limit.add_if_fits(f"site/{number}/+") for number in range(1000))
+    assert limit.add_if_fits("#")
+    assert not limit.add_if_fits("site/#")
+    assert not limit.add_if_fits("site/7/on")
+    assert limit.add_if_fits("elsewhere/#")
 
 
 def test_what_is_there_already_counts() -> None:
     limit = OverlapLimit(2)
     for each in ("a/+", "+/b", "#"):  # more than may be, as an earlier version let it
         limit.add(each)
-    assert not limit.take("a/b")
-    assert limit.take("b/c")
+    assert not limit.add_if_fits("a/b")
+    assert limit.add_if_fits("b/c")
 
 
 def test_comparisons_for_that_are_bounded() -> None:
@@ -202,7 +202,7 @@ def test_comparisons_for_that_are_bounded() -> None:
     numbers = random.Random(1)
     limit = OverlapLimit(16, 3000)
     nasty = list(dict.fromkeys("/".join(numbers.choices("a+", k=120)) for _ in range(500)))
-    assert sum(map(limit.take, nasty)) == 16
+    assert sum(map(limit.add_if_fits, nasty)) == 16
     assert limit._comparisons < 0
-    assert not limit.take("/".join("a" * 120))
-    assert limit.take("b/+")
+    assert not limit.add_if_fits("/".join("a" * 120))
+    assert limit.add_if_fits("b/+")

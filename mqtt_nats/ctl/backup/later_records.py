@@ -113,7 +113,7 @@ class _Stores:
             self.last = await self._under_way.popleft()
         self._under_way.append(asyncio.create_task(publish(self._inbox, subject, payload, block)))
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         while self._under_way:
             self.last = await self._under_way.popleft()
 
@@ -144,7 +144,7 @@ async def load(inbox: RequestInbox, stream: str, records: Iterator[StoredMessage
                 continue  # nats-server before 2.15 has more in a snapshot than at its beginning
             block = aged(stream, record.headers, (now - record.time_ns) // _NS)
             if block is None:
-                await stores.end()
+                await stores.finish()
                 await stored.purge(inbox, stream, record.subject)
                 continue
             while exact and at < record.seq - 1:
@@ -154,7 +154,7 @@ async def load(inbox: RequestInbox, stream: str, records: Iterator[StoredMessage
                 block = headers.START + replaces + (block.removeprefix(headers.START) or headers.END)
             await stores.add(record.subject, record.payload, block)
             at = record.seq
-        await stores.end()
+        await stores.finish()
     finally:
         stores.cancel()
     if exact and stores.last not in (0, at):

@@ -280,10 +280,10 @@ class ListText:
         self._shown += len(found["sessions"])
         return self._table.lines([_row(one, self._now) for one in found["sessions"]])
 
-    def end(self, found: dict[str, Any]) -> list[str]:
+    def footer(self, found: dict[str, Any]) -> list[str]:
         """Return the lines below the table."""
         silent = [f"gateway {one} has not answered: its clients are listed as not connected" for one in found["silent"]]
-        return [*self._table.end(), *silent, *rest(self._shown, found["total"])]
+        return [*self._table.footer(), *silent, *rest(self._shown, found["total"])]
 
 
 def _row(one: dict[str, Any], now: float) -> list[str]:

@@ -91,7 +91,7 @@ async def _look(stores: RetainedStores, doubted: set[Publisher]) -> None:
     dropped: set[PendingStore] = {one for one in stores.storing if not _may(here, one)}
     stores.services.nats.store.let_go(dropped)
     for operation in dropped:
-        stores.end(operation)
+        stores.store_ended(operation)
     for client in [client for client, is_here in here.items() if not is_here]:
         log.info("%s: this gateway does not store its retained message", client)
         if client.alive and here[client] is None:

@@ -405,7 +405,7 @@ def drop_gates(client: Publisher) -> None:
     """Discard what gates have kept back for a client whose connection has ended."""
     for present in (client.gates or {}).values():
         for gate in present.chain():
-            gate.end()
+            gate.close()
 
 
 def drop_gate(client: Publisher, topic_filter: str) -> None:
@@ -414,7 +414,7 @@ def drop_gate(client: Publisher, topic_filter: str) -> None:
         if found.text == topic_filter:
             present = client.forget_gate(found)
             for gate in present.chain() if present is not None else ():
-                gate.end()
+                gate.close()
                 gate.let_go()
             return
 
@@ -429,7 +429,7 @@ def close_gate(client: Publisher, gate: Gate) -> None:
     if gate.dropped:
         client.path.round.drop(gate.dropped)
         log.debug("%s: %d messages that came while retained messages were sent were dropped", client, gate.dropped)
-    for choice, message in gate.end():
+    for choice, message in gate.close():
         if client.alive:
             client.deliver(choice, message)
     gate.let_go()

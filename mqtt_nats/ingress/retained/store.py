@@ -90,7 +90,7 @@ class Tombstones:
             loop.call_later(TOMBSTONE_READ_S, self._flush)
         self._waiting.append((loop.time() + TOMBSTONE_READ_S, removal))
 
-    def end(self) -> None:
+    def delete_all(self) -> None:
         """Delete all tombstones, and later ones at once: the gateway ends."""
         self._ended = True
         while self._waiting:
@@ -140,7 +140,7 @@ class RetainedStores:
         """Note the store of a retained message."""
         self.storing.add(operation)
 
-    def end(self, operation: PendingStore) -> None:
+    def store_ended(self, operation: PendingStore) -> None:
         """Note that the store of a retained message has ended."""
         self.storing.discard(operation)
         self._stored.set()

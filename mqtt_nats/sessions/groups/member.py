@@ -203,7 +203,7 @@ class Membership:
         self.asked = 0
         self.ask()
 
-    def end(self, *, all_: bool) -> None:
+    def leave_group(self, *, all_: bool) -> None:
         """Leave the group: give back unsent messages, with ``all_`` also unacknowledged ones, for other members."""
         client = self.client
         services = client.services
@@ -277,7 +277,7 @@ class Membership:
             elif doubtful or self.doubtful.waiting:
                 self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
             else:
-                self.take(message, ack.stream_seq, qos, reply)
+                self.send_or_assign(message, ack.stream_seq, qos, reply)
             self.ask()
 
     def _doubtful(self, ack: Ack) -> bool:
@@ -297,7 +297,7 @@ class Membership:
         groups = self.client.services.streams.groups
         return await groups.owner(self.group, number, int(message.stamp))
 
-    def take(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
+    def send_or_assign(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
         """Send a message of the group's consumer, or first store whose it is.
 
         ``arrived``: when it came (nanoseconds since 1970), 0 = now.
@@ -338,7 +338,7 @@ class Membership:
             try:
                 client.regular_side.publish(qos, b"", b"", late, token, message.size)
             except QuotaExceeded as error:
-                client.end(error)
+                client.end_connection(error)
 
     async def _restore(self) -> None:
         """Create the group's consumer again, which was deleted, unless the member has left."""

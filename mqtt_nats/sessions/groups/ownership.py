@@ -82,7 +82,7 @@ class OwnershipChecks:
             elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
                 continue  # JetStream may deliver the message to another member before this one has sent it
             elif place_of(client):
-                member.take(one.message, one.number, one.qos, one.reply, one.arrived)
+                member.send_or_assign(one.message, one.number, one.qos, one.reply, one.arrived)
                 services.path.round.start()
             else:
                 answer(services, one.reply, NAK)

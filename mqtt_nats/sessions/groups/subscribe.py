@@ -154,7 +154,7 @@ def acknowledged(client: Session) -> None:
 def detach(client: Session) -> None:
     """Give back QoS 1 messages that a client has not acknowledged, at the end of its connection (section 4.8.2)."""
     for member in members_of(client):
-        member.end(all_=True)
+        member.leave_group(all_=True)
 
 
 async def leave_at_end(client: Session) -> bool:
