@@ -17,9 +17,9 @@ from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.resume import leave_shared_reader, set_options
 from mqtt_nats.ingress.retained.replay import Replay
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_nats.pubsub.filter_index import OverlapLimit
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.pubsub.shared_filters import is_open, plain_filter

@@ -59,7 +59,7 @@ class KeptMessages:
         found: dict[Client, tuple[Oldest, tuple[float, float]]] = {}
         for number, client in enumerate(list(clients), 1):
             side = client.durable_side
-            if side is not None and side.machine.allocated and side.machine.open:
+            if side is not None and side.machine.identifiers.allocated and side.machine.open:
                 side.machine.forget_absent()
             message, release = oldest(client)
             if message is not None or release is not None:

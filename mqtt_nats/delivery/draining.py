@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import matches
 from mqtt_nats.ingress.retained.replay import close_gate
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

@@ -37,7 +37,7 @@ from mqtt_nats.messages.publish_encoder import encode_publish
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
-from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
+from mqtt_nats.protocol.release_order import ReleaseOrder
 from mqtt_nats.sessions.consumer_attach import attach_moved
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed

@@ -16,7 +16,7 @@ from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.delivery.position_recovery import CONSUMERS_SETTING_S, end_shared_delivery
 from mqtt_nats.delivery.position_writer import SLOW_PROOFS_MOST, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call

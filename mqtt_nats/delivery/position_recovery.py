@@ -21,8 +21,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
-from mqtt_nats.protocol.durable_sender import ID_SPACE
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
+from mqtt_nats.protocol.durable_sender import ID_SPACE, SEQUENCE_EVER
 from mqtt_nats.sessions.consumer_attach import create_again
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner

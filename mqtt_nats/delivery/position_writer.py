@@ -372,7 +372,7 @@ async def begin_position(client: Receiver, side: DurableDelivery) -> None:
         side.store_position_with(PositionWriter(client, NO_POSITION))
     assert side.position_writer is not None
     known = side.position_writer.ledger.identifiers
-    for sequence, identifier in side.machine.allocated.items():
+    for sequence, identifier in side.machine.identifiers.allocated.items():
         if sequence not in known:
             side.allocate(sequence, identifier)
 

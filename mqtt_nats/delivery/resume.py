@@ -36,8 +36,8 @@ from mqtt_nats.delivery.pubrels import gone
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.held_takeover import take_over_held
 from mqtt_nats.ingress.retained.replay import Replay, close_gate, open_gate, start_replays
+from mqtt_nats.protocol.durable_sender import RETAINED_BASE
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
 from mqtt_nats.sessions.consumer_attach import PENDING_RETURN_S, attach_pubrels, bring_back

@@ -14,10 +14,9 @@ from mypy_extensions import mypyc_attr
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.messages.message import encoded_id
-from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.subjects import subject_to_topic
 

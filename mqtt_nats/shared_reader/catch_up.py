@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown

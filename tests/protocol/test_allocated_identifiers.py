@@ -42,7 +42,12 @@ def allocated(qos: int = 1) -> tuple[DurableSender, Recorder, SubscriptionState]
 
 def empty(machine: DurableSender) -> bool:
     """Whether no identifier is allocated, and none is kept for a confirmation."""
-    return not (machine.allocated or machine.used or machine._stored or machine._unconfirmed)
+    return not (
+        machine.identifiers.allocated
+        or machine.identifiers.used
+        or machine.identifiers.stored
+        or machine.identifiers.unconfirmed
+    )
 
 
 def test_an_acknowledged_message_gives_its_identifier_back() -> None:
@@ -52,7 +57,7 @@ def test_an_acknowledged_message_gives_its_identifier_back() -> None:
     assert ports.take() == [("confirm", b"r17", OTHER)]
     machine.confirmed(OTHER)
     assert ports.take() == [("end allocation", 17, OTHER)]
-    assert machine.used == {OTHER: 17}
+    assert machine.identifiers.used == {OTHER: 17}
     machine.allocation_removed(OTHER)
     assert empty(machine)
 
@@ -249,7 +254,7 @@ def test_an_identifier_whose_message_was_acknowledged_late_waits_for_the_confirm
     machine.arrived(one, 17, 1, b"r17", None, 2)
     assert ports.take() == [("allocate", 17, OTHER)]
     machine.confirmed(8)
-    assert machine.used == {OTHER: 17}
+    assert machine.identifiers.used == {OTHER: 17}
 
 
 def test_an_identifier_is_free_when_the_late_acknowledgement_is_confirmed() -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from mqtt_nats.protocol.durable_sender import packet_id
-from mqtt_nats.protocol.requeue import SEQUENCE_EVER
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, packet_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, session, source
 
 

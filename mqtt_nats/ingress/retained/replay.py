@@ -20,7 +20,7 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.ingress.retained.waiting_copies import WaitingCopies, let_copies_pass
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.observability.sys_topics import of_system
-from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.protocol.durable_sender import retained_id
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice
