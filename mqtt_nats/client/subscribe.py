@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
+from mqtt_nats.client.grant import grant, replays_of
 from mqtt_nats.client.subscription_change import (
     Lowering,
     Raising,
@@ -29,6 +29,7 @@ from mqtt_nats.client.subscription_change import (
     part,
     raises,
 )
+from mqtt_nats.client.subscription_room import Room, known_room, room_for
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,

@@ -83,7 +83,7 @@ class Trace:
         self.control = control
         self.name = name
         self.to = to
-        self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end)
+        self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end_trace)
         self._limit = loop.call_later(LASTS_MOST, self._over, "its time is over")
         self._events: deque[bytes] = deque()
         self._budget = Bucket(EVENTS_PER_SECOND, EVENTS_WAITING_MOST, time.monotonic())
@@ -143,7 +143,7 @@ class Trace:
     def renew(self) -> None:
         """Postpone the end of the trace: its viewer is there."""
         self._ending.cancel()
-        self._ending = asyncio.get_running_loop().call_later(TRACE_RENEWAL_TIMEOUT, self.end)
+        self._ending = asyncio.get_running_loop().call_later(TRACE_RENEWAL_TIMEOUT, self.end_trace)
 
 
 class ClientTrace(Trace):

@@ -69,7 +69,14 @@ class Bus:
 
 @pytest.fixture
 def bus(monkeypatch: pytest.MonkeyPatch) -> Bus:
-    for name in ("LEAST", "REPEAT", "LISTEN", "BARRIER_TIMEOUT", "SILENT", "SIGN"):
+    for name in (
+        "UNKNOWN_GATEWAYS_WAIT_S",
+        "QUESTION_REPEAT_S",
+        "LISTEN",
+        "BARRIER_TIMEOUT",
+        "GATEWAY_SILENT_S",
+        "GATEWAY_SIGN_S",
+    ):
         monkeypatch.setattr(module, name, getattr(module, name) / 10)
     monkeypatch.setattr(module, "STORES_POLL_S", 0.002)
     return Bus()

@@ -78,7 +78,7 @@ class FakeSilent:
     def alive(self) -> bool:
         return not self.fake_ended
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_ended.append(str(error))
         self.fake_registry.leave(self)
 

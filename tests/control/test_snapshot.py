@@ -23,6 +23,7 @@ from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.readiness import Readiness
 from mqtt_nats.messages.copies import Copies
 from mqtt_nats.observability.counters import Counters
+from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.services import Services
@@ -105,7 +106,7 @@ class FakeDurable:
     def __init__(self, inflight: int, queued: int) -> None:
         self.inflight, self.queued = {one: object() for one in range(inflight)}, [None] * queued
         self.releases: dict[int, object] = {}
-        self.allocated: dict[int, int] = {}
+        self.identifiers = AllocatedIdentifiers({}, {}, set())
 
 
 @stands_for(DurableDelivery)

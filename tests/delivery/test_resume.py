@@ -196,7 +196,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     monkeypatch.setattr(resuming, "save_when_room", nothing)
     monkeypatch.setattr(resuming, "write_changed_record", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
-    monkeypatch.setattr(resuming, "RETURN", 0.04)
+    monkeypatch.setattr(resuming, "PENDING_RETURN_S", 0.04)
     client = FakeReceiver(FakeDeliveryServices())
     side = client.durable_side = DurableDelivery(as_client(client))
     side.begin()

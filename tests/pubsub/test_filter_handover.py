@@ -158,7 +158,7 @@ def test_this_gateways_own_messages_are_known_by_their_ids() -> None:
     assert change.got() == "ab"
 
 
-@pytest.mark.parametrize("limit", ["MOST", "MOST_KEPT"])
+@pytest.mark.parametrize("limit", ["NOTED_IDS_MOST", "MOST_KEPT"])
 def test_what_is_kept_has_a_limit_beyond_which_it_comes_early(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(module, limit, 2)
     change = Change()

@@ -112,7 +112,7 @@ async def test_the_listener_of_nats_server_comes_and_goes(monkeypatch: pytest.Mo
 
 async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others look when JetStream tells of a consumer."""
-    for seconds in ("EVERY", "SELDOM"):
+    for seconds in ("CHECK_IDLE_S", "CHECK_SELDOM_S"):
         monkeypatch.setattr(eligibility, seconds, 0.01)
     monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", 0.0)
     setup = Setup()
