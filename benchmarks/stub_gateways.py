@@ -22,15 +22,15 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.config.nats_connect import connect_link
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.desired_state import EVERY as FLEET_EVERY
-from mqtt_nats.lifecycle.cluster_bans import EVERY as BANS_EVERY
-from mqtt_nats.lifecycle.lease import CHECKING, RENEWALS, WATCHING
-from mqtt_nats.lifecycle.timers import AT_ONCE, CHOICE, TAKERS, WAIT
+from mqtt_nats.gateway.desired_state import WISHES_READ_S as FLEET_EVERY
+from mqtt_nats.lifecycle.cluster_bans import BANS_READ_S as BANS_EVERY
+from mqtt_nats.lifecycle.lease import LEASE_WATCHERS, RENEWALS_PER_LEASE, STREAM_CHECKERS
+from mqtt_nats.lifecycle.timers import PULL_WAIT_S, TAKERS_CHOICE_S, TIMER_TAKERS, TIMERS_AT_ONCE
 from mqtt_nats.observability.jetstream_state import STORAGE_S
-from mqtt_nats.observability.sys_topics import FEW
+from mqtt_nats.observability.sys_topics import GATEWAYS_READ_MOST
 from mqtt_nats.observability.topics import of_gateway
 from mqtt_nats.pubsub.interest_propagation import time_to_announcement
-from mqtt_nats.shared_reader.eligibility import LISTENER, SELDOM
+from mqtt_nats.shared_reader.eligibility import CHECK_SELDOM_S, LISTENER
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import BanStore
 from mqtt_streams.consumers import consumer_names
@@ -92,8 +92,8 @@ class Stub:
         await self._renew()
         self._postpone()
         every: Sequence[tuple[float, Callable[[], Awaitable[None]]]] = (
-            (self._settings.gateway_lease / RENEWALS, self._renew),
-            (SELDOM, self._look_at_others),
+            (self._settings.gateway_lease / RENEWALS_PER_LEASE, self._renew),
+            (CHECK_SELDOM_S, self._look_at_others),
             (STORAGE_S, self._read_storage),
             (BANS_EVERY, self._read_bans),
             (FLEET_EVERY, self._read_fleet),
@@ -116,9 +116,9 @@ class Stub:
         more = {"started": time.time(), "name": self._report["name"], "process": secrets.token_hex(24)}
         self._lease = await store.hold(identity, identity, self._lease, self._settings.gateway_lease)
         self._registration = await store.register(identity, time.time(), info | more, self._registration)
-        if self._watches(CHECKING):
+        if self._watches(STREAM_CHECKERS):
             await self._stream.look(identity)
-        if self._watches(WATCHING):
+        if self._watches(LEASE_WATCHERS):
             await store.oldest()
 
     async def _look_at_others(self) -> None:
@@ -137,7 +137,7 @@ class Stub:
 
     async def _tell(self) -> None:
         """As `observability.sys_topics` does, in a gateway that no client asks."""
-        for stream in (MESSAGES, RETAINED, SESSIONS) if self._number - 1 <= FEW else ():
+        for stream in (MESSAGES, RETAINED, SESSIONS) if self._number - 1 <= GATEWAYS_READ_MOST else ():
             await call(self._inbox, f"STREAM.INFO.{stream}")
         link = self._inbox.link
         _publish(link, REPORTS, orjson.dumps(self._report))
@@ -146,17 +146,17 @@ class Stub:
 
     async def _take_timers(self) -> None:
         """As `lifecycle.timers` does; a stub leaves to others what it takes."""
-        await asyncio.sleep(WAIT * random.random())
+        await asyncio.sleep(PULL_WAIT_S * random.random())
         waits = True
         while True:
             try:
                 if waits:
-                    await self._timers.fetch(WAIT, AT_ONCE)
+                    await self._timers.fetch(PULL_WAIT_S, TIMERS_AT_ONCE)
                 else:
-                    await asyncio.sleep(CHOICE)
-                waits = self._watches(TAKERS)
+                    await asyncio.sleep(TAKERS_CHOICE_S)
+                waits = self._watches(TIMER_TAKERS)
             except OthersWait:
-                await asyncio.sleep(WAIT * random.random())
+                await asyncio.sleep(PULL_WAIT_S * random.random())
 
     async def _announce(self) -> None:
         """As `pubsub.interest_propagation` does."""

@@ -19,7 +19,7 @@ from packaging.version import Version
 from mqtt_nats import __version__
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings, env_name
-from mqtt_nats.gateway.account import SHUTDOWN
+from mqtt_nats.gateway.account import STORES_END_MOST_S
 from tests.harness.installation import Secrets
 from tests.harness.nats import IMAGE, IMAGES, ROOT
 from tests.test_packaging import METADATA, closure
@@ -171,7 +171,7 @@ def test_the_gateway_understands_what_it_is_given(tmp_path: Path, monkeypatch: p
     assert all(url.startswith("tls://") for url in settings.nats)
     assert settings.admin_listen == f"0.0.0.0:{ports['admin']}"
     pause = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert POD["spec"]["terminationGracePeriodSeconds"] > pause + settings.drain_time + SHUTDOWN
+    assert POD["spec"]["terminationGracePeriodSeconds"] > pause + settings.drain_time + STORES_END_MOST_S
 
 
 def test_nats_runs_as_in_our_configuration() -> None:
@@ -222,7 +222,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert listener.type == "tls"
     assert all(url.startswith("tls://") for url in settings.nats)
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
-    assert int(stop) > settings.drain_time + SHUTDOWN
+    assert int(stop) > settings.drain_time + STORES_END_MOST_S
     tool = shutil.which("systemd-analyze")
     if tool is None:
         pytest.skip("systemd-analyze is not installed")

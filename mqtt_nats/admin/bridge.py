@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.admin")
 
-SHOWN: Final = 4096
+PAYLOAD_SHOWN_BYTES: Final = 4096
 """Bytes of a payload that the page is given."""
 
 UNREAD: Final = 500
@@ -303,12 +303,12 @@ class Page:
             asyncio.get_running_loop().call_soon(self._send, answers)
 
     def _message(self, key: bytes, payload: bytes, qos: int, retain: bool) -> None:
-        shown = payload[:SHOWN]
+        shown = payload[:PAYLOAD_SHOWN_BYTES]
         found: dict[str, Any] = {"is": "message", "topic": key[2:].decode(), "qos": qos, "retain": retain}
         try:
             found["text"] = shown.decode()
         except UnicodeDecodeError as error:
-            if len(payload) > SHOWN and error.start > SHOWN - 4:  # a character was cut
+            if len(payload) > PAYLOAD_SHOWN_BYTES and error.start > PAYLOAD_SHOWN_BYTES - 4:  # a character was cut
                 found["text"] = shown[: error.start].decode()
             else:
                 found["base64"] = base64.b64encode(shown).decode()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mqtt_nats.admin import connections
-from mqtt_nats.transport.listener import ACCEPTS, AGAIN
+from mqtt_nats.transport.listener import ACCEPT_RETRY_S, ACCEPTS
 
 log = logging.getLogger("mqtt_nats.admin")
 
@@ -59,7 +59,7 @@ class Handshakes:
             except OSError as error:
                 log.error("admin listener: accepting is paused: %s", error.strerror)
                 self._loop.remove_reader(self._listening)
-                self._loop.call_later(AGAIN, self._accept_more)
+                self._loop.call_later(ACCEPT_RETRY_S, self._accept_more)
                 return
             accepted.setblocking(False)
             self._make_room()

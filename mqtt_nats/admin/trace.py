@@ -20,7 +20,7 @@ from mqtt_nats.ctl.verb import Arguments, Length, Verb
 
 LINES: Final = "application/x-ndjson"
 
-IDLE: Final = 5.0
+KEEP_ALIVE_LINE_S: Final = 5.0
 """Seconds without an event after which an empty line is sent, so that nobody in between takes the answer for over."""
 
 
@@ -60,7 +60,7 @@ async def _lines(first: Event, events: AsyncGenerator[Event, None]) -> AsyncGene
         try:
             while True:
                 following = following or asyncio.ensure_future(anext(events))
-                done, _ = await asyncio.wait((following,), timeout=IDLE)
+                done, _ = await asyncio.wait((following,), timeout=KEEP_ALIVE_LINE_S)
                 if not done:
                     yield b"\n"
                     continue

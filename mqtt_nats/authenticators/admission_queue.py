@@ -12,10 +12,10 @@ from mqtt_nats.codec import MqttError, ReasonCode
 
 T = TypeVar("T")
 
-WAITING_MOST: Final = 5000
+CONNECTS_WAITING_MOST: Final = 5000
 """Most CONNECTs that wait for one authenticator. Each is a connection that the limits before authentication admit."""
 
-WAIT: Final = 30.0
+CONNECT_WAIT_MOST_S: Final = 30.0
 """Most seconds for which a CONNECT waits. MQTT.js and the Java client of Paho wait as long for CONNACK."""
 
 
@@ -27,7 +27,7 @@ class Crowd:
         waiting: most jobs that wait.
     """
 
-    def __init__(self, concurrency: int, waiting: int = WAITING_MOST) -> None:
+    def __init__(self, concurrency: int, waiting: int = CONNECTS_WAITING_MOST) -> None:
         self._free = concurrency
         self._turns: AuthenticationQueue[asyncio.Future[None]] = AuthenticationQueue(waiting)
 
@@ -35,7 +35,7 @@ class Crowd:
         """Do the work of a client at ``host`` when the client is the first of the queue, and return the result.
 
         Raises:
-            MqttError: too many CONNECTs wait, or this one has waited for `WAIT`.
+            MqttError: too many CONNECTs wait, or this one has waited for `CONNECT_WAIT_MOST_S`.
         """
         await self._enter(source_of(host))
         try:
@@ -56,7 +56,7 @@ class Crowd:
         if dropped is not None and not dropped.done():
             dropped.set_exception(_busy())
         try:
-            async with asyncio.timeout(WAIT):
+            async with asyncio.timeout(CONNECT_WAIT_MOST_S):
                 await turn
         except (asyncio.CancelledError, TimeoutError) as error:
             self._turns.remove(source, turn)

@@ -50,7 +50,7 @@ ALL_UNREAD: Final = 1024 * 1024
 CHECKED: Final = 60.0
 
 # Seconds to wait for the answer to `ASK`; a user without the permission gets none.
-ANSWERED: Final = 2.0
+ASK_TIMEOUT_S: Final = 2.0
 
 
 class Refused(Exception):
@@ -198,10 +198,10 @@ class NatsUsers:
             await _pong(reader)
             writer.write(b"SUB %b 1\r\nPUB %b %b 0\r\n\r\nPING\r\n" % (inbox, ASK, inbox))
             try:
-                async with asyncio.timeout(ANSWERED):
+                async with asyncio.timeout(ASK_TIMEOUT_S):
                     return await _answer(reader, subject)
             except TimeoutError:
-                return Untold(f"nats-server does not name the user's permissions within {ANSWERED:g} s")
+                return Untold(f"nats-server does not name the user's permissions within {ASK_TIMEOUT_S:g} s")
         finally:
             writer.close()
             try:

@@ -30,7 +30,8 @@ class PasswordFile:
     """Authenticator for the users of ``settings.file``; ignores unknown users.
 
     A password that was verified is accepted without another computation for a short time (`VerifiedPasswords`). A hash
-    by a scheme of another broker is replaced by Argon2id once its password was verified; :meth:`keep` writes the file.
+    by a scheme of another broker is replaced by Argon2id once its password was
+    verified; :meth:`keep_current` writes the file.
 
     Raises:
         StartupError: the file cannot be used.

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.access")
 
 # Least seconds between two requests to a URL, also when tokens with unknown keys arrive.
-PAUSE: Final = 10.0
+FETCH_PAUSE_LEAST_S: Final = 10.0
 
 # Time-out of a request to a URL, in seconds.
-ANSWER: Final = 5.0
+FETCH_TIMEOUT_S: Final = 5.0
 
 # Seconds since the last good answer of a URL after which its keys are dropped.
-KEPT: Final = 86_400.0
+KEYS_KEPT_S: Final = 86_400.0
 
 
 class FileKeys:
@@ -87,12 +87,14 @@ class RemoteKeys:
         self.keys = Keys()
         self._settings = settings
         self._changed = changed
-        self._client: httpx.AsyncClient = make_client(f"authenticator {settings.called}", ANSWER, 2, settings.tls_ca)
+        self._client: httpx.AsyncClient = make_client(
+            f"authenticator {settings.called}", FETCH_TIMEOUT_S, 2, settings.tls_ca
+        )
         self._wanted = asyncio.Event()
         self._done = asyncio.Event()
         """Set when the running or next request has ended; then replaced by a new event."""
-        self._reading = True  # `keep` begins with a request
-        self._read = -PAUSE
+        self._reading = True  # `keep_current` begins with a request
+        self._read = -FETCH_PAUSE_LEAST_S
         self._good = monotonic()
 
     async def keep_current(self) -> None:
@@ -107,15 +109,15 @@ class RemoteKeys:
             done.set()
             try:
                 # Without keys the next request comes after the shortest pause.
-                async with asyncio.timeout(self._settings.refresh if self.keys.fingerprints else PAUSE):
+                async with asyncio.timeout(self._settings.refresh if self.keys.fingerprints else FETCH_PAUSE_LEAST_S):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
 
     async def renewed(self) -> bool:
-        """Read the URL again unless its last request is less than `PAUSE` ago; return whether it was read."""
+        """Read the URL again, at the earliest `FETCH_PAUSE_LEAST_S` after its last request; return whether it was."""
         if not self._reading:
-            if monotonic() - self._read < PAUSE:
+            if monotonic() - self._read < FETCH_PAUSE_LEAST_S:
                 return False
             self._wanted.set()
         await self._done.wait()
@@ -126,7 +128,7 @@ class RemoteKeys:
 
         settings = self._settings
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
                 status, body = await fetch(self._client, self._client.build_request("GET", settings.keys), KEYS_BYTES)
             if status != 200:
                 raise ValueError(f"status {status}")
@@ -143,7 +145,7 @@ class RemoteKeys:
         log.warning(
             "authenticator %r: no keys can be read from %s: %s", self._settings.called, self._settings.keys, why
         )
-        if monotonic() - self._good > KEPT:
+        if monotonic() - self._good > KEYS_KEPT_S:
             self._use(Keys())
 
     def _use(self, keys: Keys) -> None:

@@ -65,7 +65,7 @@ FENCE = b"NATS/1.0\r\nNats-Expected-Stream:-\r\n\r\n"
 STORED_HERE = b'{"stream":"%b",' % MESSAGES
 """First bytes of a PubAck of the stream of messages."""
 
-MARKS = 16
+SEQUENCES_KEPT = 16
 """Number of sequences that are kept, one a second: more than the seconds for which a store has no answer."""
 
 
@@ -115,7 +115,7 @@ class AckedPublisher(PendingStores):
         """Loop time in seconds until which pending frames may not be in the order of their last attempts."""
         self._answer = b""
         """The last PubAck that has come."""
-        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+        self._marks: deque[tuple[float, int]] = deque(maxlen=SEQUENCES_KEPT)
         """Loop times in seconds, with a sequence that the stream of messages had by then; none during an outage."""
         self._fences: dict[bytes, asyncio.Future[ApiError | None]] = {}
         """Fences without an answer, by token."""
@@ -151,7 +151,7 @@ class AckedPublisher(PendingStores):
         self.trusted = seconds
         self.replicated = replicas > 1
         for silence in () if self.replicated else self.silences:
-            self._send_held(silence.end())
+            self._send_held(silence.take_held())
 
     def forget_unheard(self) -> None:
         """Reset `unheard`: the state of the streams is being requested."""
@@ -305,7 +305,7 @@ class AckedPublisher(PendingStores):
 
     def _end_outages(self) -> None:
         for outage in self._outages.values():
-            outage.end()
+            outage.cancel_probes()
         self._outages.clear()
 
     def online(self) -> None:
@@ -433,7 +433,7 @@ class AckedPublisher(PendingStores):
         """Send the unacknowledged frames of a group, or all (None), again in order, and allow new publishes."""
         outage = None if group is None else self._outages.pop(group)
         if outage is not None:
-            outage.end()
+            outage.cancel_probes()
             self._uneven = self.now + 2 * ACK_TIMEOUT
         doubtful = self._doubtful() if group is None or group == MESSAGES else []
         if doubtful:

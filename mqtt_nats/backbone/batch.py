@@ -9,13 +9,13 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 32
+BATCH_REQUESTS_MOST: Final = 32
 """Maximum number of concurrent requests for one session."""
 
 
 def parts(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Return the items in slices of at most `AT_ONCE`, each for one batch of concurrent requests."""
-    return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+    """Return the items in slices of at most `BATCH_REQUESTS_MOST`, each for one batch of concurrent requests."""
+    return (items[start : start + BATCH_REQUESTS_MOST] for start in range(0, len(items), BATCH_REQUESTS_MOST))
 
 
 async def all_done(requests: Iterable[Awaitable[T]]) -> list[T]:
@@ -47,7 +47,7 @@ async def in_turn(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
                     pass
                 raise
 
-    await all_done([work() for _ in range(min(AT_ONCE, len(requests)))])
+    await all_done([work() for _ in range(min(BATCH_REQUESTS_MOST, len(requests)))])
     return [results[place] for place in range(len(requests))]
 
 

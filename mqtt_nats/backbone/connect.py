@@ -22,7 +22,7 @@ from mqtt_streams.stored import is_answer
 
 log = logging.getLogger("mqtt_nats.nats")
 
-SILENCE: Final = 12.0
+LINK_SILENCE_MOST_S: Final = 12.0
 """Maximum seconds between two signs of life of a connection to NATS: nats-py pings every ten seconds."""
 
 
@@ -144,7 +144,7 @@ class NatsLinks:
     @property
     def steady(self) -> bool:
         """Whether no gap has to be repaired, and no connection to NATS has fallen silent."""
-        silent = elapsed() - min(self.link.heard, self.wild.heard) > SILENCE
+        silent = elapsed() - min(self.link.heard, self.wild.heard) > LINK_SILENCE_MOST_S
         return not (self.gaps or self._repairing or silent)
 
     def tick(self) -> None:

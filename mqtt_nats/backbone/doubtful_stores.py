@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-PAUSE: Final = 0.25
+DOUBTFUL_RETRY_S: Final = 0.25
 """Seconds between two attempts."""
 
-CATCH_UP: Final = 5.0
+REPLICA_CATCH_UP_S: Final = 5.0
 """Maximum seconds until a replica has caught up; messages missing at the stream's end after that were removed."""
 
 
@@ -79,9 +79,9 @@ class DoubtfulStores:
                     break
             except (NoResponders, RequestTimeout):
                 pass
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(DOUBTFUL_RETRY_S)
         if there:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(DOUBTFUL_RETRY_S)
         for token in self._waiting.pop(key):
             if there:
                 nats.store.repeat(token)
@@ -115,10 +115,10 @@ async def find_stored(inbox: RequestInbox, keys: set[bytes], since: float, after
         ApiError, NoResponders, RequestTimeout: JetStream does not answer.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + CATCH_UP
+    deadline = loop.time() + REPLICA_CATCH_UP_S
     while True:
         found, complete = await find_stored_keys(inbox, keys, since, after)
         if complete or loop.time() > deadline:
             log.info("%d of %d messages without an acknowledgement were stored", len(found), len(keys))
             return found
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(DOUBTFUL_RETRY_S)

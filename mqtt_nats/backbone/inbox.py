@@ -40,15 +40,15 @@ REPEATABLE = re.compile(r"\S+?\.(?:STREAM\.INFO|STREAM\.MSG\.GET|CONSUMER\.INFO|
 CHANGES = re.compile(r"\S+?\.CONSUMER\.(?:DELETE|RESET|PAUSE)\.(.+)")
 
 # Seconds in which a former leader's answer still arrives after the election of the next.
-GRACE = 0.25
+FORMER_LEADER_ANSWER_S = 0.25
 
 # Seconds after an election in which others may be under way, and seconds without a reply after which a request is sent
 # again meanwhile: no advisory tells of the leader of metadata.
-ELECTIONS = 15.0
-REPEAT = 0.5
+OTHER_ELECTIONS_S = 15.0
+REQUEST_REPEAT_S = 0.5
 
-# Seconds after the election of its own leader in which a request is sent again after `GRACE`.
-ANNOUNCED = 1.0
+# Seconds after the election of its own leader in which a request is sent again after `FORMER_LEADER_ANSWER_S`.
+LEADER_ANNOUNCED_S = 1.0
 
 
 class _Request:
@@ -71,7 +71,7 @@ class _Request:
         self.sent = now
         return self.frame
 
-    def end(self, deadline: float) -> None:
+    def shorten(self, deadline: float) -> None:
         """Set an earlier deadline."""
         self.deadline = min(self.deadline, deadline)
 
@@ -105,7 +105,7 @@ class _Replies:
         self.lost = True
         self.come.set()
 
-    def end(self) -> None:
+    def give_back_unread(self) -> None:
         """Give messages that the reader has not taken back to their consumer, and those that still arrive."""
         self.ended = True
         while self.replies:
@@ -165,7 +165,7 @@ class RequestInbox:
             if REPEATABLE.match(request.subject):
                 self.link.out.append(request.repeat(now))
             else:
-                request.end(now)
+                request.shorten(now)
         for replies in self._streams:
             replies.lose()
 
@@ -173,7 +173,7 @@ class RequestInbox:
         """Handle the election of a leader of ``stream``, or of its ``consumer`` unless that is empty."""
         now = asyncio.get_running_loop().time()
         if not consumer:  # a new consumer has its first leader elected, too: that says nothing of others
-            self._unsettled = now + ELECTIONS
+            self._unsettled = now + OTHER_ELECTIONS_S
         self._elected[f"{stream}.{consumer}" if consumer else stream] = now
         if not consumer:
             return
@@ -277,20 +277,20 @@ class RequestInbox:
 
     def _repeat(self, now: float) -> None:
         """Send requests again that a new leader has not had; those that may not be repeated fail."""
-        self._elected = {name: at for name, at in self._elected.items() if now - at < ANNOUNCED}
+        self._elected = {name: at for name, at in self._elected.items() if now - at < LEADER_ANNOUNCED_S}
         for future, request in self._deadlines.items():
             waited = now - request.sent
-            if future.done() or waited < GRACE:
+            if future.done() or waited < FORMER_LEADER_ANSWER_S:
                 continue
             known = REPEATABLE.match(request.subject)
             name = known[1] if known is not None else stream_of(request.frame).decode()
-            if known is not None and ((waited > REPEAT and now < self._unsettled) or name in self._elected):
+            if known is not None and ((waited > REQUEST_REPEAT_S and now < self._unsettled) or name in self._elected):
                 self.link.out.append(request.repeat(now))
             elif known is None:
                 changed = CHANGES.match(request.subject)
                 consumer = changed[1] if changed is not None else ""
                 if request.sent <= max(self._elected.get(name, -1.0), self._elected.get(consumer, -1.0)):
-                    request.end(now)
+                    request.shorten(now)
         self.link.kick()
 
     async def stream(self, subject: str, payload: bytes = b"", *, timeout: float = 5.0) -> AsyncGenerator[Reply, None]:
@@ -317,7 +317,7 @@ class RequestInbox:
                 yield answer
         finally:
             self._streams.discard(replies)
-            replies.end()
+            replies.give_back_unread()
             if PULL in subject:
                 self.link.unsubscribe_later(sid)
             else:

@@ -41,8 +41,8 @@ A :class:`mqtt_nats.backbone.transport.RunHandler` gets plain messages in a row 
 
 # From so many bytes, in all and on average, frames are passed to the socket one by one: joining them would copy them.
 # With TLS each frame would become a record of its own, so they are always joined.
-LARGE = 64 * 1024
-LARGE_PART = 1024
+LARGE_FRAMES_BYTES = 64 * 1024
+LARGE_FRAME_BYTES = 1024
 
 # From so many frames a write before the end of the turn pays: nats-server works while the next client is read. A third
 # of that does not pay where each client sends one message at a time.
@@ -183,7 +183,7 @@ class NatsConnection(Client):
             if wire is not None:
                 if len(out) == 1:
                     wire.transport.write(out[0])
-                elif not wire.secure and sum(map(len, out)) > max(LARGE, len(out) * LARGE_PART):
+                elif not wire.secure and sum(map(len, out)) > max(LARGE_FRAMES_BYTES, len(out) * LARGE_FRAME_BYTES):
                     wire.transport.writelines(out)
                 else:
                     wire.transport.write(b"".join(out))

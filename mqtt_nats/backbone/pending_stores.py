@@ -32,10 +32,10 @@ FULL: Final = "JetStream storage is full"
 FULL_MOST: Final = 30.0
 """Seconds for which stores wait for room while so many wait that publishers are not read from; then they fail."""
 
-SILENT: Final = 0.05
+LEADER_SILENT_S: Final = 0.05
 """Seconds without an answer to a message after which no further one is sent; longer than a turn of the event loop."""
 
-SILENT_MOST: Final = 1.0
+LEADER_SILENT_MOST_S: Final = 1.0
 """Seconds after which messages are sent all the same: no leader has gone, and a message was lost on its way."""
 
 REASONS: Final = ("storage_full", "stream_limit", "too_large", "not_permitted", "other")
@@ -307,16 +307,16 @@ class PendingStores:
         if not self.replicated:
             return _NONE
         silence = self._silence_of(op)
-        return _NONE if silence is None else silence.end()
+        return _NONE if silence is None else silence.take_held()
 
     def _overdue(self) -> dict[bytes, PendingStore]:
         """Return the stores that have waited for an answer for too long, in order."""
-        return {token: op for one in self.silences if one.overdue() for token, op in one.end().items()}
+        return {token: op for one in self.silences if one.overdue() for token, op in one.take_held().items()}
 
     def _end_silences(self) -> None:
         """Note that nothing is sent now: what has waited is sent with the other stores."""
         for one in self.silences:
-            one.end()
+            one.take_held()
 
     def _measure(self, op: PendingStore) -> None:
         """Measure the duration of a store, unless another one is being measured."""
@@ -363,19 +363,19 @@ class Silence:
         self._held: dict[bytes, PendingStore] = {}
 
     def holds(self, token: bytes, op: PendingStore) -> bool:
-        """Return whether a message that is about to be sent has to wait; :meth:`end` returns it then."""
+        """Return whether a message that is about to be sent has to wait; :meth:`take_held` returns it then."""
         now = monotonic()
         self._asked = self._asked or now
-        if not self._held and now - self._asked < SILENT:
+        if not self._held and now - self._asked < LEADER_SILENT_S:
             return False
         self._held[token] = op
         return True
 
     def overdue(self) -> bool:
-        """Return whether messages have waited for `SILENT_MOST`: the earlier one may be lost, and its leader there."""
-        return bool(self._held) and monotonic() - self._asked > SILENT_MOST
+        """Return whether messages have waited for `LEADER_SILENT_MOST_S`: the earlier one may be lost."""
+        return bool(self._held) and monotonic() - self._asked > LEADER_SILENT_MOST_S
 
-    def end(self) -> dict[bytes, PendingStore]:
+    def take_held(self) -> dict[bytes, PendingStore]:
         """Note an answer, or that nothing is sent at all now; return the messages that have waited, in order."""
         self._asked = 0.0
         if not self._held:

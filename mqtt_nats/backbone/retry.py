@@ -15,13 +15,13 @@ log = logging.getLogger("mqtt_nats.broker")
 
 T = TypeVar("T")
 
-PAUSE: Final = 0.25
+RETRY_PAUSE_S: Final = 0.25
 """Seconds between two attempts."""
 
-ELECTION: Final = 30.0
+ELECTION_MOST_S: Final = 30.0
 """Maximum seconds until a stream that is new, or has lost its leader, has a leader."""
 
-LONGEST: Final = 5.0
+UNANSWERED_PLACE_MOST_S: Final = 5.0
 """Maximum seconds for which an unanswered request keeps its place among concurrent requests."""
 
 
@@ -52,12 +52,12 @@ async def retry_until_answered(client: Asker, attempt: Callable[[], Awaitable[T]
             if not client.here:
                 raise
             log.debug("%s waits for NATS: %s", client, error)
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(RETRY_PAUSE_S)
         await client.connected()
 
 
 class TimedPermit:
-    """Place among a limited number of concurrent jobs, taken for `LONGEST` seconds at most.
+    """Place among a limited number of concurrent jobs, taken for `UNANSWERED_PLACE_MOST_S` at most.
 
     After that time the job's stream or consumer may be without a leader for ever. So the job goes on without its place,
     which serves jobs for other streams and consumers.
@@ -71,7 +71,7 @@ class TimedPermit:
 
     async def __aenter__(self) -> None:
         await self._limit.acquire()
-        self._timer = asyncio.get_running_loop().call_later(LONGEST, self.leave)
+        self._timer = asyncio.get_running_loop().call_later(UNANSWERED_PLACE_MOST_S, self.leave)
 
     async def __aexit__(self, *failure: object) -> None:
         self.leave()
@@ -94,7 +94,7 @@ async def retry_in_background(online: asyncio.Event, attempt: Callable[[], Await
     Raises:
         ApiError: refused, and not only because JetStream has no leader at the moment.
     """
-    pause = PAUSE
+    pause = RETRY_PAUSE_S
     while True:
         await online.wait()
         try:
@@ -104,7 +104,7 @@ async def retry_in_background(online: asyncio.Event, attempt: Callable[[], Await
                 raise
             log.debug("the gateway tries again: %s", error)
         await asyncio.sleep(pause)
-        pause = min(2 * pause, ELECTION)
+        pause = min(2 * pause, ELECTION_MOST_S)
 
 
 async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
@@ -113,11 +113,11 @@ async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
     At the start of a gateway streams may be so new that they have no leader.
 
     Raises:
-        RequestTimeout, NoResponders: not answered in `ELECTION` seconds.
+        RequestTimeout, NoResponders: not answered in `ELECTION_MOST_S`.
         ApiError: refused.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + ELECTION
+    deadline = loop.time() + ELECTION_MOST_S
     while True:
         try:
             return await attempt()
@@ -125,4 +125,4 @@ async def ask_once_for_all(attempt: Callable[[], Awaitable[T]]) -> T:
             if loop.time() > deadline:
                 raise
             log.debug("the gateway waits for JetStream: %s", error)
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(RETRY_PAUSE_S)

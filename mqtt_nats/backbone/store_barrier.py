@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.connect import NatsLinks
     from mqtt_nats.base.tasks import Tasks
 
-LEAST: Final = 0.1
+UNKNOWN_GATEWAYS_WAIT_S: Final = 0.1
 """Seconds for which answers are awaited from gateways that are not known."""
 
-REPEAT: Final = 0.25
+QUESTION_REPEAT_S: Final = 0.25
 """Seconds after which the question is repeated for known gateways that have not answered: they may be connecting."""
 
 LISTEN: Final = 1.5
@@ -34,16 +34,16 @@ LISTEN: Final = 1.5
 BARRIER_TIMEOUT: Final = 5.0
 """Maximum seconds for the stores under way; then the caller has to ask again."""
 
-POLL: Final = 0.02
+STORES_POLL_S: Final = 0.02
 """Seconds between two looks at the stores under way."""
 
-SIGN: Final = 1.0
+GATEWAY_SIGN_S: Final = 1.0
 """Seconds after which a gateway says again that its stores have not ended."""
 
-SILENT: Final = 3.0
+GATEWAY_SILENT_S: Final = 3.0
 """Seconds without such a sign after which a gateway counts as gone."""
 
-MOST: Final = 1000
+REMEMBERED_MOST: Final = 1000
 """Maximum number of gateways that are remembered, and of questions that are being answered; others are dropped."""
 
 ENDED: Final = b"+"
@@ -72,7 +72,7 @@ class Question:
         self.missing.discard(gateway)
         if ended:
             self.waiting.pop(gateway, None)
-        elif len(self.waiting) < MOST:
+        elif len(self.waiting) < REMEMBERED_MOST:
             self.waiting[gateway] = now
         self.changed.set()
 
@@ -83,14 +83,14 @@ class Question:
 
     def repeat(self, now: float) -> bool:
         """Return whether the question has to be asked again, for gateways that were not connected."""
-        due = bool(self.missing) and now - self._asked >= REPEAT
+        due = bool(self.missing) and now - self._asked >= QUESTION_REPEAT_S
         if due:
             self._asked, self.alone = now, False
         return due
 
     def give_up(self, now: float) -> set[bytes]:
         """Pass over gateways that say nothing; return those that have not answered at all."""
-        self.waiting = {one: heard for one, heard in self.waiting.items() if now - heard < SILENT}
+        self.waiting = {one: heard for one, heard in self.waiting.items() if now - heard < GATEWAY_SILENT_S}
         gone: set[bytes] = set()
         if now - self.begun >= LISTEN:
             gone, self.missing = self.missing, gone
@@ -98,7 +98,7 @@ class Question:
 
     def complete(self, now: float) -> bool:
         """Whether every gateway has answered that its stores have ended."""
-        return not self.missing and not self.waiting and (self.alone or now - self.begun >= LEAST)
+        return not self.missing and not self.waiting and (self.alone or now - self.begun >= UNKNOWN_GATEWAYS_WAIT_S)
 
 
 class StoreBarrier:
@@ -160,7 +160,7 @@ class StoreBarrier:
                     nats.publish(SETTLE, self._token, self._prefix + number)
                 question.changed.clear()
                 try:
-                    async with asyncio.timeout(POLL):
+                    async with asyncio.timeout(STORES_POLL_S):
                         await question.changed.wait()
                 except TimeoutError:
                     self.known -= question.give_up(loop.time())
@@ -184,7 +184,7 @@ class StoreBarrier:
 
     def _note(self, gateway: bytes) -> bool:
         """Remember a gateway; return whether there is room."""
-        if gateway not in self.known and len(self.known) < MOST and len(gateway) <= 64:
+        if gateway not in self.known and len(self.known) < REMEMBERED_MOST and len(gateway) <= 64:
             self.known.add(gateway)
         return gateway in self.known
 
@@ -198,7 +198,7 @@ class StoreBarrier:
         if not self._under_way(newest):
             self._nats.publish(reply, ENDED + self._token)
             return
-        if len(self._asked_here) >= MOST:
+        if len(self._asked_here) >= REMEMBERED_MOST:
             self.dropped += 1
             return
         self._nats.publish(reply, WAITS + self._token)
@@ -211,13 +211,13 @@ class StoreBarrier:
         loop = asyncio.get_running_loop()
         told = loop.time()
         while self._asked_here:
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(STORES_POLL_S)
             oldest = self._nats.store.oldest_message()
             for reply, newest in list(self._asked_here.items()):
                 if not 0 < oldest <= newest:
                     del self._asked_here[reply]
                     self._nats.publish(reply, ENDED + self._token)
-            if loop.time() - told > SIGN:
+            if loop.time() - told > GATEWAY_SIGN_S:
                 told = loop.time()
                 for reply in self._asked_here:
                     self._nats.publish(reply, WAITS + self._token)

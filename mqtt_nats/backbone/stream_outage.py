@@ -111,7 +111,7 @@ class StreamOutage:
             self.silences = 0
             self._cancel()
 
-    def end(self) -> None:
+    def cancel_probes(self) -> None:
         """Cancel the next probe and the search."""
         if self.looking is not None:
             self.looking.cancel()

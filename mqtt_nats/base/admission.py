@@ -93,10 +93,10 @@ class ConnectRate:
     def admit(self, key: str, now: float) -> Admission:
         """Count a connection at ``now``, and return the decision about it."""
         turns = self._turns.of(key, now)
-        if turns.take(now):
+        if turns.add_if_room(now):
             wait = (turns.level(now) - self._burst) / turns.rate
             return Admission(Verdict.ADMITTED, now + wait) if wait > 0 else ADMITTED
-        told = self._refusals.of(key, now).take(now)
+        told = self._refusals.of(key, now).add_if_room(now)
         return CONNACK_REFUSAL if told else Admission(Verdict.RATE)
 
 

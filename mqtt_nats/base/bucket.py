@@ -34,7 +34,7 @@ class Bucket:
         """Whether there is room for one more."""
         return self.level(now) + 1 <= self.depth
 
-    def take(self, now: float) -> bool:
+    def add_if_room(self, now: float) -> bool:
         """Add one if there is room for it; return whether there was."""
         level = self.level(now)
         if level + 1 > self.depth:
@@ -169,7 +169,7 @@ class Share:
         self._budget.count(self, -used, 0)
         self._clear()
 
-    def end(self) -> None:
+    def return_all(self) -> None:
         """Return all bytes of the share to the budget."""
         self.forget()
         self.count_kept(-self.kept)

@@ -204,7 +204,7 @@ class _Kind:
 
     def admits(self, record: logging.LogRecord, repeated: bool, now: float) -> bool:
         """Whether a record is written; an omitted record is counted."""
-        admitted = not repeated and self.bucket.take(now)
+        admitted = not repeated and self.bucket.add_if_room(now)
         if admitted or not self.left_out:  # to make the text of each omitted record would cost too much
             self._example = _text(record)
         if not admitted:

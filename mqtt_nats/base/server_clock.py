@@ -13,10 +13,10 @@ from typing import Final
 
 log = logging.getLogger("mqtt_nats")
 
-TRUSTED: Final = 60.0
+READING_TRUSTED_S: Final = 60.0
 """Seconds after which a less exact reading may replace the present one."""
 
-REMARKABLE: Final = 5.0
+DIFFERENCE_LOGGED_S: Final = 5.0
 """Seconds of difference that are logged."""
 
 _BOOTTIME: Final = int(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -53,14 +53,14 @@ class NatsTime:
         exact = answered - asked
         start = there - (asked + answered) / 2
         stepped = abs(start - self.start) > exact + self._exact
-        if exact > self._exact * 2 and not stepped and elapsed() - self._found < TRUSTED:
+        if exact > self._exact * 2 and not stepped and elapsed() - self._found < READING_TRUSTED_S:
             return
         moved = start - self.start if self._found else 0.0
         self.start, self._exact, self._found = start, max(exact, 0.001), elapsed()
-        if abs(moved) > REMARKABLE:
+        if abs(moved) > DIFFERENCE_LOGGED_S:
             log.warning("the clock of nats-server was set %.0f s %s", abs(moved), "ahead" if moved > 0 else "back")
         offset = self.now() - time.time()
-        if abs(offset - self._told) > REMARKABLE:
+        if abs(offset - self._told) > DIFFERENCE_LOGGED_S:
             self._told = offset
             how = "behind" if offset > 0 else "ahead of"
             log.warning(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mqtt_nats.access.acl import EVERYTHING, Both, Identity
 from mqtt_nats.access.authenticator import ADMINISTRATOR, IGNORE, Allow, Credentials, Denied, Ignore, Success
-from mqtt_nats.authenticators.admission_queue import WAIT
+from mqtt_nats.authenticators.admission_queue import CONNECT_WAIT_MOST_S
 from mqtt_nats.base.errors import describe, ends_task
 from mqtt_nats.base.logs import about, log_failure
 from mqtt_nats.codec import (
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 # Seconds; an authenticator that has not answered by then denies access.
-AUTHENTICATION: Final = 10.0
+AUTHENTICATION_MOST_S: Final = 10.0
 
 # Seconds for the authenticators of a listener, in which a CONNECT may also wait in their queue.
-TURN: Final = WAIT + AUTHENTICATION
+AUTHENTICATION_TURN_MOST_S: Final = CONNECT_WAIT_MOST_S + AUTHENTICATION_MOST_S
 
 # Largest number of messages of a client in one exchange. SCRAM needs two, Kerberos three.
 ROUNDS_MOST: Final = 8
@@ -94,7 +94,9 @@ async def _prove(client: Client, connect: Connect, client_id: str) -> Properties
         credentials = Credentials(client_id, connect.username, connect.password, client.connection)
         verdict = await verdict_of_hooks(client, credentials) if client.services.hooks.in_use else IGNORE
         if isinstance(verdict, Ignore):
-            verdict = await _decision(client.access.authenticate(credentials), TURN, immediate=immediate)
+            verdict = await _decision(
+                client.access.authenticate(credentials), AUTHENTICATION_TURN_MOST_S, immediate=immediate
+            )
         if isinstance(verdict, Denied):
             _log_denial(client, client_id, verdict)
             raise MqttError("access denied", verdict.reason)
@@ -127,10 +129,12 @@ def admit(client: Client, granted: Allow) -> None:
         if left <= 0:
             raise NotAuthorized("the credentials have expired")
         expired = MqttError("the credentials have expired", ReasonCode.MAXIMUM_CONNECT_TIME)
-        client.end_by(asyncio.get_running_loop().call_later(left, client.end, expired))
+        client.end_by(asyncio.get_running_loop().call_later(left, client.end_connection, expired))
 
 
-async def _decision(work: Coroutine[Any, Any, T], seconds: float = AUTHENTICATION, *, immediate: bool = False) -> T:
+async def _decision(
+    work: Coroutine[Any, Any, T], seconds: float = AUTHENTICATION_MOST_S, *, immediate: bool = False
+) -> T:
     try:
         if immediate:
             return await work
@@ -238,7 +242,7 @@ class Authentication:
             admit(client, Allow(done.user, valid=done.valid))
             self._send(ReasonCode.SUCCESS, done.data)
         except MqttError as error:
-            client.end(error)  # [MQTT-4.12.1-2] (5.0)
+            client.end_connection(error)  # [MQTT-4.12.1-2] (5.0)
 
     async def _exchange(self, client_id: str, data: bytes | None, since: float) -> Success:
         """Run an exchange, which must end within `connect_timeout` of ``since`` (loop time in seconds)."""

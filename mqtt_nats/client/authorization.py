@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mqtt_nats.client.account import Account
     from mqtt_nats.client.client import Client
 
-SLICE: Final = 100
+CERTIFICATES_PER_TURN: Final = 100
 """Number of certificates that are looked at before other tasks have a turn."""
 
 
@@ -51,7 +51,7 @@ def revoke(account: Account) -> None:
     """Disconnect the clients whose credentials are no longer valid."""
     for client in list(account.registry.connections):
         if client.alive and not client.granted.valid():
-            client.end(NotAuthorized("the credentials are no longer valid"))
+            client.end_connection(NotAuthorized("the credentials are no longer valid"))
 
 
 async def distrust(account: Account, door: Door, accepts: Callable[[bytes], bool]) -> None:
@@ -65,8 +65,8 @@ async def distrust(account: Account, door: Door, accepts: Callable[[bytes], bool
         if client.alive and client.access is door:
             certificate = certificate_of(client.connection.transport)
             if certificate is not None and not accepts(certificate):
-                client.end(NotAuthorized("the certificate is no longer trusted"))
-        if number % SLICE == SLICE - 1:
+                client.end_connection(NotAuthorized("the certificate is no longer trusted"))
+        if number % CERTIFICATES_PER_TURN == CERTIFICATES_PER_TURN - 1:
             await asyncio.sleep(0)
 
 
@@ -84,6 +84,6 @@ def _check(client: Client) -> None:
     if (regular is not None and regular.waiting) or (durable is not None and durable.stalled):
         # It is unknown which queued messages are permitted, and which messages of a stalled subscription another
         # subscription would have delivered.
-        client.end(NotAuthorized("permissions have changed"))
+        client.end_connection(NotAuthorized("permissions have changed"))
     else:
         client.do(withdraw(client, denied))

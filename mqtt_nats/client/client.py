@@ -271,7 +271,7 @@ class Client(JobRunner):
         """End the connection without an acknowledgement: JetStream refuses a message [MQTT-4.8.0-2]."""
         text = "%s: a message was not stored: %s"
         log_failure(log, logging.WARNING, "store", text, self, error, extra=once(str(error)))
-        self.end(QuotaExceeded(str(error)))
+        self.end_connection(QuotaExceeded(str(error)))
 
     def refuse_filters(self, limits: Mapping[str, int], why: str = "") -> None:
         """Count filters of a SUBSCRIBE packet that limits refuse, by limit; only the first refusal is a warning."""
@@ -289,7 +289,7 @@ class Client(JobRunner):
             self.refuse_filters({"max_subscriptions_per_gateway": len(filters)})
         return filters
 
-    def take(self, message: Message, qos: int, late: Late | None = None) -> None:
+    def send_or_queue(self, message: Message, qos: int, late: Late | None = None) -> None:
         """Send or queue a QoS 1 or 2 message of a regular session; ``late`` encodes its packet when it is sent."""
         side = self.regular_side
         if side is None:
@@ -303,7 +303,7 @@ class Client(JobRunner):
             else:
                 side.publish(qos, message.head(qos), message.payload)
         except QuotaExceeded as error:
-            self.end(error)
+            self.end_connection(error)
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
         """Deliver a message after the checks for No Local, stream delivery and gates."""
@@ -319,7 +319,7 @@ class Client(JobRunner):
         elif self._withheld(choice, message):
             return
         elif not gate.keep_back(choice, message, known):
-            self.end(QuotaExceeded("too many messages while retained messages are being sent"))
+            self.end_connection(QuotaExceeded("too many messages while retained messages are being sent"))
 
     def deliver(self, choice: Choice, message: Message) -> None:
         """Send a message that core NATS or local dispatch has brought."""
@@ -332,7 +332,7 @@ class Client(JobRunner):
             return
         self.services.counters.send(qos, len(message.payload))
         if qos:
-            self.take(message, qos, None if plain else self._encoded(choice, message, qos))
+            self.send_or_queue(message, qos, None if plain else self._encoded(choice, message, qos))
             return
         if plain:
             data = message.zero5() if self.version == 5 else message.zero()
@@ -378,9 +378,9 @@ class Client(JobRunner):
         if self.state is State.NEW:
             self.services.counters.refuse(error.reason.name.lower())
             self.write_buffer.write(refusal(self.connection.decoder.version, error))
-        self.end(error)
+        self.end_connection(error)
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         """Close the connection because of an error; a will is published."""
         if self.state is State.ENDED:
             return

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-NEVER: Final = 0xFFFFFFFF
+EXPIRY_NEVER: Final = 0xFFFFFFFF
 """Session expiry interval of a session that does not expire (section 3.1.2.11.2)."""
 
 HEADED: Final = 5120
@@ -55,7 +55,7 @@ CLIENT_USUAL: Final = 256
 CLIENT_COPIES: Final = 12
 """Header bytes for each character of a client id beyond `CLIENT_USUAL`, percent-encoded."""
 
-SMALLEST: Final = 1024
+MAXIMUM_PACKET_SIZE_LEAST: Final = 1024
 """Smallest Maximum Packet Size of CONNACK, in bytes."""
 
 TEMPORARY: Final = frozenset(
@@ -117,7 +117,7 @@ async def handle_connect(client: Client, connect: Connect) -> None:
                 idle = await resume(client, client.durable_side, resubscribed, partial(withdraw, client))
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
-        client.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+        client.end_connection(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
         return
     finally:
         # Also on failure: hooks get the end of a connection only after its beginning.
@@ -143,7 +143,7 @@ def refuse(client: Client, error: MqttError) -> None:
         old = client.version != 5
         answer = encode(Connack(False, connack_code(error.reason)), 4) if old else _connack_error(error, client.terms)
         client.write_buffer.write(answer)
-    client.end(error)
+    client.end_connection(error)
 
 
 async def _open(client: Client, connect: Connect) -> tuple[bool, Properties | None]:
@@ -237,7 +237,7 @@ def bounded_expiry(asked: int, settings: ConnectionSettings) -> int | None:
     most = settings.max_session_expiry_interval
     if most is not None:
         return min(asked, most)
-    return None if asked == NEVER else asked
+    return None if asked == EXPIRY_NEVER else asked
 
 
 def _keep_alive(connect: Connect, settings: ConnectionSettings) -> int:
@@ -251,7 +251,7 @@ def _keep_alive(connect: Connect, settings: ConnectionSettings) -> int:
 def _largest_packet(client: Client, client_id: str) -> int:
     """Return the Maximum Packet Size in bytes: a PUBLISH of that size without properties can be stored."""
     most = client.path.store.max_payload - HEADED - CLIENT_COPIES * max(len(client_id) - CLIENT_USUAL, 0)
-    return min(int(client.connection.settings.max_packet_size), max(most, SMALLEST))
+    return min(int(client.connection.settings.max_packet_size), max(most, MAXIMUM_PACKET_SIZE_LEAST))
 
 
 # -- CONNACK ------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def _welcome(client: Client, connect: Connect, present: bool, more: Properties |
     )
     # section 3.2.2.3.2
     asked = (connect.properties or {}).get("session_expiry_interval", 0)
-    expiry = NEVER if client.expiry is None else client.expiry
+    expiry = EXPIRY_NEVER if client.expiry is None else client.expiry
     told = -1 if expiry == asked else expiry
     largest = _largest_packet(client, client.client_id)
     kind = (present, settings.receive_maximum, largest, settings.max_qos, told)

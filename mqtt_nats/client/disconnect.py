@@ -289,9 +289,9 @@ def end_silent(registry: Registry[Client], now: float) -> None:
         timeout = connection.settings.connect_timeout
         if connection.expired(now, timeout) and client.alive:
             if connection.decoder.version:
-                client.end(MqttError("keep alive timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
+                client.end_connection(MqttError("keep alive timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
             else:
-                client.end(MqttError("no CONNECT within connect_timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
+                client.end_connection(MqttError("no CONNECT within connect_timeout", ReasonCode.KEEP_ALIVE_TIMEOUT))
             if client.version != 5:  # a 5.0 client gets DISCONNECT first
                 connection.abort()
         elif client.unanswered and now - client.unanswered_since > timeout + CLOCK_STEP:

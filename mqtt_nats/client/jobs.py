@@ -157,7 +157,7 @@ class JobRunner(Receiver):
         if order.identifier and self.inbound.machine.releasing(order.identifier):
             return
         self._order = None
-        packets = order.take()
+        packets = order.take_packets()
         if packets or order.error is not None or order.gone:
             self.connection.handle_again(packets, order.way, order.error)
         if not self.unserved:
@@ -243,15 +243,15 @@ class JobRunner(Receiver):
                         await self.connected()
                     await jobs.popleft()
                 except MqttError as error:
-                    self.end(error)
+                    self.end_connection(error)
                 except (ApiError, RequestTimeout, NoResponders, TimeoutError) as error:
-                    self.end(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
+                    self.end_connection(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
                 except (Exception, asyncio.CancelledError) as failure:
                     if ends_task(failure):
                         raise failure
                     if self.alive:
                         log.exception("%s: a job failed", self)
-                        self.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+                        self.end_connection(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
                 if len(jobs) < JOBS_LOW:
                     self.connection.release(Hold.JOBS)
         finally:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-EVERY: Final = 5.0
+KEPT_CHECK_S: Final = 5.0
 """Seconds between two looks: so much later at most than it was sent a message counts as kept."""
 
-SLICE: Final = 1000
+CLIENTS_PER_TURN: Final = 1000
 """Number of clients after which a look gives way to other tasks."""
 
 Oldest = tuple[object, object]
@@ -45,9 +45,9 @@ class KeptMessages:
         self._known: dict[Client, tuple[Oldest, tuple[float, float]]] = {}
 
     async def watch_clients(self, clients: Collection[Client]) -> None:
-        """Look every `EVERY` seconds for as long as the gateway runs."""
+        """Look every `KEPT_CHECK_S` for as long as the gateway runs."""
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(KEPT_CHECK_S)
             try:
                 await self.look_at_clients(clients)
             except Exception:
@@ -59,19 +59,19 @@ class KeptMessages:
         found: dict[Client, tuple[Oldest, tuple[float, float]]] = {}
         for number, client in enumerate(list(clients), 1):
             side = client.durable_side
-            if side is not None and side.machine.allocated and side.machine.open:
+            if side is not None and side.machine.identifiers.allocated and side.machine.open:
                 side.machine.forget_absent()
             message, release = oldest(client)
             if message is not None or release is not None:
                 (was, owed), (since, owed_since) = self._known.get(client, ((None, None), (now, now)))
                 times = since if message == was else now, owed_since if release == owed else now
                 found[client] = (message, release), times
-            if not number % SLICE:
+            if not number % CLIENTS_PER_TURN:
                 await asyncio.sleep(0)
         self._known = found
 
     def age(self, client: Client) -> float | None:
-        """Return for how many seconds a client has kept its oldest message; None: none, or for less than `EVERY`."""
+        """Return for how many seconds a client has kept its oldest message; None: none, or less than `KEPT_CHECK_S`."""
         known = self._known.get(client)
         if known is None:
             return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.client.grant import Room, grant, known_room, replays_of, room_for
+from mqtt_nats.client.grant import grant, replays_of
 from mqtt_nats.client.subscription_change import (
     Lowering,
     Raising,
@@ -29,6 +29,7 @@ from mqtt_nats.client.subscription_change import (
     part,
     raises,
 )
+from mqtt_nats.client.subscription_room import Room, known_room, room_for
 from mqtt_nats.codec import (
     MqttError,
     PacketTooLarge,
@@ -121,7 +122,7 @@ class Subscribing:
                 subjects, code = None, refused[place]
             if subjects is not None and not may_subscribe(client, entry.topic_filter, entry.qos):
                 subjects, code = None, ReasonCode.NOT_AUTHORIZED
-            if subjects is None or not room.take(entry, subjects):
+            if subjects is None or not room.reserve(entry, subjects):
                 code = code or ReasonCode.QUOTA_EXCEEDED
             elif entry.topic_filter.startswith(SHARED):
                 share = SharedSubscription(entry.qos, entry.retain_as_published, identifier, 0)

@@ -259,7 +259,7 @@ async def part(client: Client, filters: Set[str], end: Callable[[Client, Set[str
         parting.keep_filter()
         await retry_until_answered(client, partial(_passed, client))
         await end(client, filters)
-        parting.end()
+        parting.filters_ended()
         await retry_until_answered(client, partial(_passed, client))
     finally:
         parting.finish()

@@ -66,7 +66,7 @@ _PART: Final = 2048  # bytes from which a part of an incomplete packet is refere
 OPENING: Final = 1024
 """Bytes within which the topic of a large PUBLISH must end; otherwise the packet gets no buffer of its own."""
 
-LARGE: Final = 128 * 1024
+OWN_BUFFER_BYTES: Final = 128 * 1024
 """Least bytes of a PUBLISH that may be read into a buffer of its own. A remaining length of three bytes: up to 2 MB."""
 
 
@@ -153,7 +153,7 @@ class Decoder:
     @property
     def large(self) -> bool:
         """Whether a large packet is incomplete."""
-        return self._need >= LARGE and len(self._held) > 0 and self.error is None
+        return self._need >= OWN_BUFFER_BYTES and len(self._held) > 0 and self.error is None
 
     def opening(self, start: bytes) -> PublishRun | None:
         """Return the PUBLISH that begins with `start`, without its bytes, which are set when all have arrived.
@@ -164,7 +164,7 @@ class Decoder:
             return None
         step = 4 + (start[1] & 127) + ((start[2] & 127) << 7) + (start[3] << 14)
         top = 6 + (start[4] << 8 | start[5])
-        if not LARGE <= step <= self._limit or top >= len(start):
+        if not OWN_BUFFER_BYTES <= step <= self._limit or top >= len(start):
             return None
         key = start[4:top]
         if self.version == 5:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mqtt_nats.codec import MqttError, ReasonCode, matches
 from mqtt_nats.control.filter_selection import filter_test
 from mqtt_nats.control.list_page import ListPage, subscription_order
-from mqtt_nats.control.selection import SLICE, Refusal, Total, chosen, is_slow, load, sliced
+from mqtt_nats.control.selection import ITEMS_PER_TURN, Refusal, Total, chosen, is_slow, load, sliced
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.pubsub.routing_table import PLAIN, Filter
 from mqtt_nats.transport.connection import Hold
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.audit")
 
-HEARD: Final = 5.0
+PROGRESS_REPORT_S: Final = 5.0
 """Seconds after which a gateway reports that a request is still in progress."""
 
 KICK_RENEWAL_TIMEOUT: Final = 20.0
@@ -227,18 +227,18 @@ async def _kick(control: Control, question: dict[str, Any]) -> AsyncGenerator[An
     try:
         for number, client in enumerate(found, 1):
             if client.alive:
-                client.end(error)
+                client.end_connection(error)
                 yield client.client_id
             due = clock() + pause
             while pause and (left := due - clock()) > 0:
-                await asyncio.sleep(min(left, HEARD))
+                await asyncio.sleep(min(left, PROGRESS_REPORT_S))
                 if name and clock() > control.kicks[name]:
                     text = "the command that disconnects clients has ended: %d clients stay connected"
                     log.warning(text, len(found) - number)
                     return
-                if left > HEARD:
+                if left > PROGRESS_REPORT_S:
                     yield Total(len(found))  # otherwise the requester would consider the gateway gone
-            if not pause and not number % SLICE:
+            if not pause and not number % ITEMS_PER_TURN:
                 await asyncio.sleep(0)
     finally:
         control.kicks.pop(name, None)

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-SPARE: Final = 2000
+SPARE_ENTRIES: Final = 2000
 """Entries in memory beyond twice those that may be on the page, at which the others are dropped."""
 
 
@@ -31,7 +31,7 @@ class ListPage(Generic[T]):
         """Add an entry of the list."""
         self.total += 1
         self._held.append(entry)
-        if self._most and len(self._held) >= 2 * self._most + SPARE:
+        if self._most and len(self._held) >= 2 * self._most + SPARE_ENTRIES:
             self._cut()
 
     def entries(self) -> list[T]:

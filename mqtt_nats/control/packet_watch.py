@@ -45,7 +45,7 @@ ANSWERED: Final = {
 WAITED: Final = frozenset(ANSWERED.values())
 """Packet kinds that have an answer."""
 
-WAITING_MOST: Final = 70_000
+UNANSWERED_MOST: Final = 70_000
 """Most packets without an answer whose times are stored; more than there are packet identifiers."""
 
 Event = dict[str, Any]
@@ -152,7 +152,7 @@ class Watch:
         return self._aliases.get(alias) or known[2:].decode(errors="replace")
 
     def _note(self, sent: bool, kind: PacketKind, identifier: int, now: float) -> None:
-        if len(self._begun) < WAITING_MOST:
+        if len(self._begun) < UNANSWERED_MOST:
             self._begun.setdefault((sent, kind, identifier), now)
 
     def _answer(self, sent: bool, kind: PacketKind, identifier: int, reason: int, now: float) -> Event:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SLICE: Final = 200
+ITEMS_PER_TURN: Final = 200
 """Clients or other items after which `sliced` gives way to the other tasks of the gateway."""
 
 
@@ -41,7 +41,7 @@ async def sliced(things: Iterable[T]) -> AsyncIterator[T]:
     """Yield all items, and give way to other tasks after each slice. A collection that may change has to be copied."""
     for number, one in enumerate(things, 1):
         yield one
-        if not number % SLICE:
+        if not number % ITEMS_PER_TURN:
             await asyncio.sleep(0)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
     from mqtt_nats.client.kept_messages import KeptMessages
 
-SLICE: Final = 1000
+CLIENTS_PER_TURN: Final = 1000
 """Number of clients after which `snapshot` gives way to other tasks."""
 
 
@@ -76,8 +76,8 @@ async def snapshot(account: Account) -> dict[str, Any]:
 async def _of_clients(clients: list[Client], kept: KeptMessages) -> dict[str, Any]:
     durable = regular = inflight = queued = receipts = subscriptions = stalled = clogged = 0
     oldest = 0.0
-    for start in range(0, len(clients), SLICE):
-        for client in clients[start : start + SLICE]:
+    for start in range(0, len(clients), CLIENTS_PER_TURN):
+        for client in clients[start : start + CLIENTS_PER_TURN]:
             subscriptions += len(client.filters) + len(client.shares or ())
             receipts += len(client.receipts)
             clogged += client.write_buffer.clogged
@@ -92,7 +92,7 @@ async def _of_clients(clients: list[Client], kept: KeptMessages) -> dict[str, An
                 regular += 1
                 inflight += len(client.regular_side.inflight)
                 queued += client.regular_side.waiting
-        if start + SLICE < len(clients):
+        if start + CLIENTS_PER_TURN < len(clients):
             await asyncio.sleep(0)
     return {
         "durable": durable,

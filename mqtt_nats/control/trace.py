@@ -51,11 +51,11 @@ TRACES_OVER: Final = 256
 FLUSH: Final = 0.05
 """Seconds for which events are collected before they are published."""
 
-WAITING_MOST: Final = 5000
+EVENTS_WAITING_MOST: Final = 5000
 """Most events collected in `FLUSH`; further events are only counted."""
 
 EVENTS_PER_SECOND: Final = 2000.0
-"""Events per second of a trace, after a burst of `WAITING_MOST`; further events are only counted."""
+"""Events per second of a trace, after a burst of `EVENTS_WAITING_MOST`; further events are only counted."""
 
 EVENTS_MOST: Final = 1_000_000
 """Number of events after which a trace ends."""
@@ -83,10 +83,10 @@ class Trace:
         self.control = control
         self.name = name
         self.to = to
-        self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end)
+        self._ending = loop.call_later(TRACE_RENEWAL_TIMEOUT, self.end_trace)
         self._limit = loop.call_later(LASTS_MOST, self._over, "its time is over")
         self._events: deque[bytes] = deque()
-        self._budget = Bucket(EVENTS_PER_SECOND, WAITING_MOST, time.monotonic())
+        self._budget = Bucket(EVENTS_PER_SECOND, EVENTS_WAITING_MOST, time.monotonic())
         self._told = 0
         self._lost = 0
         self._flusher: asyncio.TimerHandle | None = None
@@ -95,7 +95,7 @@ class Trace:
     def begin(self) -> None:
         """Begin to watch."""
 
-    def end(self) -> None:
+    def end_trace(self) -> None:
         """Stop watching and publish the collected events."""
         self._ending.cancel()
         self._limit.cancel()
@@ -109,11 +109,11 @@ class Trace:
         """End the trace at its limit, and store its name so that a renewal does not begin it again."""
         self._add("", {"event": "ended", "reason": reason})
         self.control.traces_over.append(self.name)
-        self.end()
+        self.end_trace()
 
     def tell(self, client: str, event: dict[str, Any]) -> None:
         """Add an event of a client, within the limits."""
-        if len(self._events) >= WAITING_MOST or not self._budget.take(time.monotonic()):
+        if len(self._events) >= EVENTS_WAITING_MOST or not self._budget.add_if_room(time.monotonic()):
             self._lost += 1
         elif self._told >= EVENTS_MOST:
             self._over(f"its budget of {EVENTS_MOST} events is used up")
@@ -143,7 +143,7 @@ class Trace:
     def renew(self) -> None:
         """Postpone the end of the trace: its viewer is there."""
         self._ending.cancel()
-        self._ending = asyncio.get_running_loop().call_later(TRACE_RENEWAL_TIMEOUT, self.end)
+        self._ending = asyncio.get_running_loop().call_later(TRACE_RENEWAL_TIMEOUT, self.end_trace)
 
 
 class ClientTrace(Trace):
@@ -169,10 +169,10 @@ class ClientTrace(Trace):
         """Whether the client is connected to this gateway."""
         return self._client is not None
 
-    def end(self) -> None:
+    def end_trace(self) -> None:
         """Remove the trace from the client's connection, and end."""
         self._detach()
-        super().end()
+        super().end_trace()
 
     def _connected(self, event: Connected) -> None:
         client = cast("Client", client_of(event.client))
@@ -288,7 +288,7 @@ async def _trace(control: Control, question: dict[str, Any]) -> AsyncGenerator[A
     known = control.traces.get(name)
     if question.get("stop"):
         if known is not None:
-            known.end()
+            known.end_trace()
         return
     if known is not None:
         known.renew()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mqtt_nats.backbone.inbox import RequestInbox
-from mqtt_nats.ctl.records import AT_ONCE, Found, consumers, pages
+from mqtt_nats.ctl.records import RECORD_REQUESTS_MOST, Found, consumers, pages
 from mqtt_nats.protocol.overlap import subject_matches
 from mqtt_streams import positions, stored
 from mqtt_streams.api import ApiError, NoResponders, call
@@ -66,8 +66,8 @@ async def queues(inbox: RequestInbox, names: Collection[str] | None = None) -> d
             async for one in consumers(inbox, MESSAGES)
         }
     found, wanted = {}, list(names)
-    for start in range(0, len(wanted), AT_ONCE):
-        some = wanted[start : start + AT_ONCE]
+    for start in range(0, len(wanted), RECORD_REQUESTS_MOST):
+        some = wanted[start : start + RECORD_REQUESTS_MOST]
         infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, name) for name in some))
         for name, info in zip(some, infos, strict=True):
             if info is not None:
@@ -108,8 +108,10 @@ class Waiting:
         else:
             own = [each.durable_name for one in some if one.record is not None for each in one.record.cons.values()]
             states, found = await queues(inbox, own), {}
-            for start in range(0, len(some), AT_ONCE):
-                for each in await asyncio.gather(*(_positions(inbox, one.hash) for one in some[start:][:AT_ONCE])):
+            for start in range(0, len(some), RECORD_REQUESTS_MOST):
+                for each in await asyncio.gather(
+                    *(_positions(inbox, one.hash) for one in some[start:][:RECORD_REQUESTS_MOST])
+                ):
                     found |= each
         first = 0
         try:
@@ -170,8 +172,8 @@ class Waiting:
         """Return the subjects of the session's pending messages."""
         sequences = self._pending(self._position(one))
         found: list[str] = []
-        for start in range(0, len(sequences), AT_ONCE):
-            some = sequences[start : start + AT_ONCE]
+        for start in range(0, len(sequences), RECORD_REQUESTS_MOST):
+            some = sequences[start : start + RECORD_REQUESTS_MOST]
             messages = await asyncio.gather(*(stored.get_sequence(self._inbox, MESSAGES, each) for each in some))
             found += [message.subject for message in messages if message is not None]
         return found

@@ -20,7 +20,7 @@ from mqtt_streams.gateways import GatewayStore
 SILENCE_TIMEOUT: Final = 10.0
 """Seconds without any answer after which waiting for the remaining gateways ends."""
 
-UNKNOWN: Final = 1.0
+UNKNOWN_NUMBER_SILENCE_S: Final = 1.0
 """Seconds as of `SILENCE_TIMEOUT`, where the number of gateways is not known, because JetStream does not answer."""
 
 PRESENT: Final = 3.0
@@ -163,7 +163,7 @@ async def present(inbox: RequestInbox) -> list[dict[str, Any]]:
     """Return the descriptions of all gateways that answer."""
     there = await known(inbox)
     wanted = None if there is None else there.live | there.lapsed
-    patience = PRESENT if there is not None and there.live else UNKNOWN
+    patience = PRESENT if there is not None and there.live else UNKNOWN_NUMBER_SILENCE_S
     return [each[-1] for each in (await gather(inbox, WHO, b"", wanted, patience)).values()]
 
 
@@ -179,7 +179,7 @@ async def ask(inbox: RequestInbox, what: str, arguments: dict[str, Any] | None =
     # Without a valid lease, gateways may run that cannot renew their leases.
     wanted = {gateway} if gateway else there.live if there is not None and there.live else None
     body = orjson.dumps({**(arguments or {}), "ask": what, "gateway": gateway})
-    pages = await gather(inbox, ASK, body, wanted, UNKNOWN if wanted is None else SILENCE_TIMEOUT)
+    pages = await gather(inbox, ASK, body, wanted, UNKNOWN_NUMBER_SILENCE_S if wanted is None else SILENCE_TIMEOUT)
     if not pages:
         raise Refused(f"{f'gateway {gateway} does not answer' if gateway else 'no gateway answers'}: {LISTS}", 503)
     refused = sorted({page["error"] for each in pages.values() for page in each if page.get("error")})

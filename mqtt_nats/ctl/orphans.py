@@ -26,7 +26,7 @@ from mqtt_streams.sessions import SessionRecord
 YOUNG: Final = 60.0
 """Age in seconds below which a consumer without a record is no orphan: its record may be about to be written."""
 
-AGAIN: Final = 1.0
+SECOND_READING_S: Final = 1.0
 """Seconds between the two readings of consumers and records in `find`."""
 
 _OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
@@ -42,7 +42,7 @@ async def find(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tu
     first, broken = await _look(inbox, connected)
     if not first and not broken:
         return [], []
-    await asyncio.sleep(AGAIN)
+    await asyncio.sleep(SECOND_READING_S)
     second, still = await _look(inbox, connected)
     sure = []
     for client_id, names in broken.items():

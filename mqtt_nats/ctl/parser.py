@@ -110,7 +110,7 @@ async def print_text_parts(parts: Parts, every: AsyncGenerator[dict[str, Any], N
             yield one | {parts.name: []}
 
     async with aclosing(every):
-        end = text.end(await collected(lines()))
+        end = text.footer(await collected(lines()))
     if end:
         say("\n".join(end))
 

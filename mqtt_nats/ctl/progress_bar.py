@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CLEAR: Final = "\r\x1b[K"
 """Terminal control: back to the begin of the line, and clear it."""
 
-STEPS: Final = 1000
+BAR_STEPS: Final = 1000
 """Steps of the whole bar; the total number may change meanwhile."""
 
 
@@ -45,12 +45,12 @@ class Bar:
         if self._bar is None:
             self._clear()
             self._bar = click.progressbar(
-                length=STEPS, label=self._label, file=sys.stderr, item_show_func=lambda _: self._position
+                length=BAR_STEPS, label=self._label, file=sys.stderr, item_show_func=lambda _: self._position
             )
             self._bar.__enter__()
         done = min(done, total)
         self._position = f"{done:,}/{total:,}"
-        steps = max(done * STEPS // total - self._steps, 0)
+        steps = max(done * BAR_STEPS // total - self._steps, 0)
         self._steps += steps
         self._bar.update(steps)
 

@@ -22,10 +22,10 @@ from mqtt_streams.sessions import PREFIX, STREAM, PoisonedRecord, SessionRecord,
 from mqtt_streams.timers import EXPIRY, timer_subject
 from mqtt_streams.timers import STREAM as TIMERS
 
-AT_ONCE: Final = 32
+RECORD_REQUESTS_MOST: Final = 32
 """Most requests at the same time."""
 
-FIRST: Final = 64
+FIRST_PART_RECORDS: Final = 64
 """Records in the first part of `record_parts`."""
 
 PART: Final = 1024
@@ -96,7 +96,7 @@ async def record_parts(
     Raises ApiError, NoResponders, RequestTimeout.
     """
     part: list[tuple[str, stored.StoredMessage]] = []
-    most, size = FIRST, 0
+    most, size = FIRST_PART_RECORDS, 0
     async with aclosing(named_records(inbox)) as every:
         async for one in every:
             if not fits(one[0]):
@@ -157,8 +157,8 @@ async def entries(inbox: RequestInbox) -> AsyncGenerator[Entry, None]:
 async def records_of(inbox: RequestInbox, some: Sequence[Entry]) -> list[Found]:
     """Return the records of entries that have not been replaced or removed since, in the order of the entries."""
     found = []
-    for start in range(0, len(some), AT_ONCE):
-        looks = (stored.get_sequence(inbox, STREAM, one.seq) for one in some[start : start + AT_ONCE])
+    for start in range(0, len(some), RECORD_REQUESTS_MOST):
+        looks = (stored.get_sequence(inbox, STREAM, one.seq) for one in some[start : start + RECORD_REQUESTS_MOST])
         found += [read_record(message) for message in await asyncio.gather(*looks) if message is not None]
     return found
 

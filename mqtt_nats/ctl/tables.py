@@ -57,7 +57,7 @@ class Table:
         self._widths = widths
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]
 
-    def end(self) -> list[str]:
+    def footer(self) -> list[str]:
         """Return the lines below the last part."""
         hidden = [name for name in self._drop if self._heading.index(name) not in self._columns]
         return [self._none] if not self._widths else [f"--wide also shows: {', '.join(hidden)}"] if hidden else []
@@ -73,7 +73,7 @@ class Table:
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], drop: str = "", none: str = "none") -> list[str]:
     """Return the lines of a whole `Table`."""
     made = Table(heading, drop, none)
-    return [*made.lines(rows), *made.end()]
+    return [*made.lines(rows), *made.footer()]
 
 
 def _widths(every: Sequence[Sequence[str]]) -> list[int]:

@@ -69,7 +69,7 @@ class PartsText(Protocol):
     def part(self, found: Any) -> list[str]:
         """Return the lines of one part."""
 
-    def end(self, found: Any) -> list[str]:
+    def footer(self, found: Any) -> list[str]:
         """Return the lines below the last part; ``found``: the result without its entries."""
 
 

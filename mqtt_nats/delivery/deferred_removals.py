@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending_stores import STALE, PendingStore
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.protocol.ack_tokens import ASSIGNED
+from mqtt_nats.sessions.groups.ownership import CLOCK_INEXACT_S
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import ACK_WAIT_NS, ConsumerInfo, consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -24,23 +25,20 @@ from mqtt_streams.stored import get_sequence
 if TYPE_CHECKING:
     from mqtt_nats.sessions.services import Services
 
-LINGER: Final = 0.3
+REMOVAL_DELAY_S: Final = 0.3
 """Seconds from the end of an exchange to the removal of its record."""
 
-AFTERWARDS: Final = 5.0
+AFTER_RELINK_S: Final = 5.0
 """Seconds after `NatsLinks.relinked` in which messages come again whose acknowledgement was forgotten."""
 
-UNDER_WAY: Final = IN_TIME_NS / 1e9 + 1.0
+REDELIVERY_CLAIM_S: Final = IN_TIME_NS / 1e9 + 1.0
 """Seconds in which another member may claim a message that was delivered to it again."""
 
-UNKNOWN: Final = ACK_WAIT_NS / 1e9 + UNDER_WAY
-"""Seconds as of `UNDER_WAY`, where a record has no acknowledgement subject: AckWait has to pass first."""
+NO_SUBJECT_CLAIM_S: Final = ACK_WAIT_NS / 1e9 + REDELIVERY_CLAIM_S
+"""Seconds as of `REDELIVERY_CLAIM_S`, where a record has no acknowledgement subject: AckWait has to pass first."""
 
-LOOK: Final = 1.0
+GROUP_CONSUMER_CHECK_S: Final = 1.0
 """Seconds between two looks at a group's consumer that may have yet to deliver a message again."""
-
-INEXACT: Final = 1.0
-"""Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
 class _Removal(PendingStore):
@@ -102,7 +100,7 @@ class _Settled(PendingStore):
 
 
 class DeferredRemovals:
-    """Removals of one session's records, each deferred by `LINGER` seconds."""
+    """Removals of one session's records, each deferred by `REMOVAL_DELAY_S`."""
 
     __slots__ = ("_doubts", "_ended", "_loop", "_nats", "_services", "_settling", "_waiting")
 
@@ -123,10 +121,10 @@ class DeferredRemovals:
         if self._ended:
             return
         if not self._waiting:
-            self._loop.call_later(LINGER, self._flush)
-        self._waiting.append((self._loop.time() + LINGER, token, operation))
+            self._loop.call_later(REMOVAL_DELAY_S, self._flush)
+        self._waiting.append((self._loop.time() + REMOVAL_DELAY_S, token, operation))
 
-    def end(self) -> None:
+    def connection_ended(self) -> None:
         """Note the end of the connection: records are removed when their time is over, as before.
 
         The next owner may have read some by then. It sends their PUBREL once more, and looks for them when they do not
@@ -143,14 +141,14 @@ class DeferredRemovals:
     @property
     def _forgetful(self) -> bool:
         """Whether nats-server may still deliver messages again whose acknowledgements it has forgotten."""
-        return not self._nats.link.online or self._loop.time() < self._nats.relinked + AFTERWARDS
+        return not self._nats.link.online or self._loop.time() < self._nats.relinked + AFTER_RELINK_S
 
     def _flush(self) -> None:
         now = self._loop.time()
         if self._forgetful:
             if self._ended:
                 self._leave_records()
-            self._loop.call_later(LINGER, self._flush)
+            self._loop.call_later(REMOVAL_DELAY_S, self._flush)
             return
         while self._waiting and self._waiting[0][0] <= now:
             self._let_go()
@@ -205,7 +203,7 @@ class DeferredRemovals:
 
     def _pause(self) -> float:
         if not all(map(self._is_settled, self._doubts)):
-            return LOOK
+            return GROUP_CONSUMER_CHECK_S
         ends = [one.settled + one.due for one in self._doubts]
         return max(min(ends, default=0.0) - self._loop.time(), 0.0) + 0.01
 
@@ -234,16 +232,18 @@ class DeferredRemovals:
         nats = self._nats
         ack = parse_ack(one.ack)
         if ack is None:
-            one.settle(self._loop.time(), UNKNOWN)
+            one.settle(self._loop.time(), NO_SUBJECT_CLAIM_S)
             return
         if ack.consumer not in infos:
             infos[ack.consumer] = await consumer_info(nats.inbox, MESSAGES, ack.consumer)
         info = infos[ack.consumer]
         found = await get_sequence(nats.inbox, MESSAGES, ack.stream_seq)
         if info is None or found is None or found.time_ns != ack.timestamp_ns:
-            one.settle(self._loop.time(), LINGER)  # the consumer, or the message, is gone: it is not delivered again
+            one.settle(
+                self._loop.time(), REMOVAL_DELAY_S
+            )  # the consumer, or the message, is gone: it is not delivered again
         elif info.delivered_seq >= ack.stream_seq:
-            began = (natstime.converted(nats.linked) + INEXACT) * 1e9
+            began = (natstime.converted(nats.linked) + CLOCK_INEXACT_S) * 1e9
             # Whether the message was delivered only once.
             first = ack.delivered == 1 and not info.num_redelivered and ack.timestamp_ns > began
-            nats.store.call(one.ack, b"", _Settled(one, LINGER if first else UNDER_WAY))
+            nats.store.call(one.ack, b"", _Settled(one, REMOVAL_DELAY_S if first else REDELIVERY_CLAIM_S))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import matches
 from mqtt_nats.ingress.retained.replay import close_gate
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.protocol.requeue import EVER
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-LOOK_AGAIN: Final = 1.0
+DRAINED_CHECK_S: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has a message left: its messages may be removed."""
 
 
@@ -58,7 +58,7 @@ def drain(side: DurableDelivery, key: str) -> Draining | None:
     others = side.overlap.after(binding)
     unmatch(side, binding)
     source = binding.source
-    binding.end({other: other.last for other in others})
+    binding.end_subscription({other: other.last for other in others})
     if others:
         side.machine.end_up_to(max(source.last, *binding.handover_limits.values()))
     for former in side.bindings.values():  # messages that this one left to `former`, others had left to this one
@@ -126,7 +126,7 @@ def still_draining(side: DurableDelivery, binding: ConsumerBinding, gates: list[
         binding.lowered(gates)
         binding.stand_before(side.overlap.after(binding))
         return
-    binding.end(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
+    binding.end_subscription(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
     side.machine.end_up_to(source.end)
     binding.stand_before(binding.handover_limits)
 
@@ -237,7 +237,7 @@ async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> Non
             if nothing:
                 note_exhausted(side, binding)
                 return
-        await binding.rest(LOOK_AGAIN)
+        await binding.rest(DRAINED_CHECK_S)
 
 
 async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
@@ -289,7 +289,7 @@ def may_have(side: DurableDelivery, delivery: Delivery, message: Stored, dup: bo
                 side.machine.ask(delivery.id)
             return False
         return True
-    if not (dup or source.ended or source is side.past) or side.overlap.matching(message.subject, EVER, False):
+    if not (dup or source.ended or source is side.past) or side.overlap.matching(message.subject, SEQUENCE_EVER, False):
         return True
     if any(member.source is source for member in (client.shares or {}).values()):
         return True

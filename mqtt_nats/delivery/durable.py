@@ -27,7 +27,7 @@ from mqtt_nats.delivery.draining import (
     unmatch,
     was_sent,
 )
-from mqtt_nats.delivery.position_recovery import WINDOW
+from mqtt_nats.delivery.position_recovery import CLIENT_INFLIGHT_MOST
 from mqtt_nats.delivery.position_writer import PositionWriter, begin_position
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
 from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
@@ -37,8 +37,8 @@ from mqtt_nats.messages.publish_encoder import encode_publish
 from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
-from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
-from mqtt_nats.sessions.consumer_attach import take
+from mqtt_nats.protocol.release_order import ReleaseOrder
+from mqtt_nats.sessions.consumer_attach import attach_moved
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -60,7 +60,7 @@ log = logging.getLogger("mqtt_nats.broker")
 MARKED: Final = (*MARKS, *KEPT)
 """First bytes of tokens that stand in place of an acknowledgement subject."""
 
-LOOK_AGAIN: Final = 0.25
+CONSUMER_STATE_RETRY_S: Final = 0.25
 """Seconds until a consumer that may have messages left is asked again, while messages of others wait for that."""
 
 # Seconds that `collect` waits for the next redelivery; after that, missing messages may have been removed.
@@ -76,7 +76,7 @@ class DurableDelivery(StatefulDelivery):
 
     def __init__(self, client: Receiver, former: int = 0) -> None:
         self.client = client
-        window = min(WINDOW, client.terms.receive_maximum)
+        window = min(CLIENT_INFLIGHT_MOST, client.terms.receive_maximum)
         super().__init__(DurableSender(window, self, client.version, self._on_drained_message), former)
         self.stall: SlowClient | None = None
         """Messages that wait for a client that does not read; None = the client reads. See :attr:`stalled`."""
@@ -200,9 +200,9 @@ class DurableDelivery(StatefulDelivery):
         for one, kept in self._order.stored(identifier, mark):
             self.machine.pubrel_stored(one)
             if kept:
-                self.machine.keep(one, kept)
+                self.machine.keep_identifier(one, kept)
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream how far a consumer has delivered, and how many messages it has left."""
         self.client.do(self._look(source, sequence))
 
@@ -218,7 +218,7 @@ class DurableDelivery(StatefulDelivery):
             state = (info.delivered_seq, info.num_pending, info.num_ack_pending) if info is not None else (0, 0, 0)
             done = self.machine.looked(source, sequence, *state)
         if not done:  # acknowledgements may be on their way, and no message makes the sender ask again
-            asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look_again, source)
+            asyncio.get_running_loop().call_later(CONSUMER_STATE_RETRY_S, self._look_again, source)
 
     def _look_again(self, source: SubscriptionState) -> None:
         if self.client.alive:
@@ -418,7 +418,7 @@ class DurableDelivery(StatefulDelivery):
         source = binding.source
         binding.attach()
         await pass_over(self, binding)
-        info, late = await take(self, binding)
+        info, late = await attach_moved(self, binding)
         if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
             source.receive_up_to(info.delivered_seq)
         source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
@@ -439,7 +439,7 @@ class DurableDelivery(StatefulDelivery):
         """Unsubscribe every deliver subject, so that the next owner can attach the consumers at once."""
         link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
-            self.lingering.end()
+            self.lingering.connection_ended()
         sids = {name: binding.sid for name, binding in self.bindings.items()}
         sids[CONSUMER_PREFIX + self.client.hash] = self.pubrel_sid
         for name, sid in sids.items():

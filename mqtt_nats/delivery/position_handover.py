@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.delivery.position_recovery import SETTING, end_shared_delivery
-from mqtt_nats.delivery.position_writer import PROOFS, Fresh
+from mqtt_nats.delivery.position_recovery import CONSUMERS_SETTING_S, end_shared_delivery
+from mqtt_nats.delivery.position_writer import SLOW_PROOFS_MOST, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
-from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
+from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer
@@ -38,10 +38,10 @@ log = logging.getLogger("mqtt_nats.broker")
 FAREWELL: Final = 2.0
 """Seconds for which a session waits until its previous connection in this gateway has handed the position over."""
 
-AT_ONCE: Final = 64
+CONSUMERS_SET_AT_ONCE: Final = 64
 """Sessions whose consumers are set at the same time; the bound keeps the answers of nats-server fast."""
 
-UNSENT: Final = 5000
+UNSENT_NAMED_MOST: Final = 5000
 """Most unsent messages that a position names: more than wait for a session that falls behind.
 
 A message that is not named has DUP when it comes again, and is sent without regard to the window."""
@@ -59,7 +59,7 @@ class PositionHandover:
         """Handovers that are under way, by the hash of the client id."""
         self._subjects: set[bytes] = set()
         """Subjects of this gateway: one for each id that it has had."""
-        self.turns = asyncio.Semaphore(AT_ONCE)
+        self.turns = asyncio.Semaphore(CONSUMERS_SET_AT_ONCE)
         self.named()
 
     def named(self) -> None:
@@ -117,7 +117,7 @@ class PositionHandover:
             elif name not in services.registry.clients:
                 break
             else:  # the takeover signal is still on its way to this gateway
-                await asyncio.sleep(STEP)
+                await asyncio.sleep(ATTACH_POLL_S)
         services.nats.link.out.append(b"PUB %b 0\r\n\r\n" % reply)
         services.nats.link.kick()
 
@@ -133,7 +133,7 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
         return
     machine = side.machine
     most = max(machine.most, position_writer.ledger.reached) if machine.begun else machine.most
-    position_writer.end_in_order(sorted(machine.unsent())[:UNSENT], most if most < EVER else -1)
+    position_writer.end_in_order(sorted(machine.unsent())[:UNSENT_NAMED_MOST], most if most < SEQUENCE_EVER else -1)
     consumers = [(one.consumer.durable_name, one.source.start) for one in side.dormant if not one.removed]
     # Begun at once: in the task, a write of changed positions might come before it.
     work = _farewell(client, position_writer, consumers, position_writer.begin_flush())
@@ -147,7 +147,7 @@ async def _farewell(
         written = asyncio.get_running_loop().time()
         if await flushed and not client.taken:
             async with client.delivery.handover.turns:
-                await _for_listener(client, position_writer, consumers, written + SETTING)
+                await _for_listener(client, position_writer, consumers, written + CONSUMERS_SETTING_S)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers keep their positions: %s", client, error)
     finally:
@@ -197,7 +197,7 @@ async def _for_listener(
 async def _ours(client: Receiver) -> Fresh | None:
     """Return a proof that the session is still this connection's; None = it is not, or no answer came in time."""
     services = client.services
-    for _ in range(PROOFS):
+    for _ in range(SLOW_PROOFS_MOST):
         fresh = Fresh(services.nats.link)
         found = await services.streams.sessions.load(client.hash, client.client_id)
         if found is None or found[1] != client.epoch:

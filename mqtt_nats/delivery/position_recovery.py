@@ -21,8 +21,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
-from mqtt_nats.protocol.durable_sender import ID_SPACE
-from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.protocol.durable_sender import ID_SPACE, SEQUENCE_EVER
 from mqtt_nats.sessions.consumer_attach import create_again
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.takeover import still_owner
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-SETTING: Final = 30.0
+CONSUMERS_SETTING_S: Final = 30.0
 """Seconds after the write of a clean position in which the gateway that wrote it may set the consumers.
 
 Other gateways allow for twice as long, since clocks may differ by as much."""
@@ -67,11 +66,11 @@ RENEWED_NS: Final = 1_000_000_000
 UNHEARD: Final = ".new"
 """Appended to the deliver subject of a consumer that is not attached yet."""
 
-ROUNDS: Final = 10
+POSITION_WRITE_ATTEMPTS: Final = 10
 """Attempts to write the position of a session while an earlier owner writes it at the same time."""
 
 # Most messages in flight to one client. JetStream bounds each consumer by max_ack_pending, but not the sum of all.
-WINDOW: Final = 32768
+CLIENT_INFLIGHT_MOST: Final = 32768
 
 
 def end_shared_delivery(side: DurableDelivery) -> None:
@@ -90,7 +89,7 @@ def end_shared_delivery(side: DurableDelivery) -> None:
 def limit_in_flight(side: DurableDelivery) -> None:
     """Bound the messages in flight that come from the shared reader, which no consumer bounds."""
     machine = side.machine
-    limit = min(WINDOW, side.client.terms.receive_maximum)
+    limit = min(CLIENT_INFLIGHT_MOST, side.client.terms.receive_maximum)
     taken = not side.live and side.position_writer is not None and bool(side.position_writer.ledger.pending)
     if side.live or taken:
         windows = sum(one.consumer.max_ack_pending for one in side.bindings.values())
@@ -286,7 +285,7 @@ async def _handed_over(client: Receiver, position: Position, written: float, ask
     Returns:
         Whether it has handed the session over meanwhile, so that the position has to be read again.
     """
-    setting = position.live and natstime.now() - written < SETTING * 2
+    setting = position.live and natstime.now() - written < CONSUMERS_SETTING_S * 2
     if position.clean and not setting:
         return False
     asked.add(position.gateway)
@@ -297,7 +296,7 @@ def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) ->
     """Return the stream sequence up to which a stream that was replaced has the messages of the position."""
     _, v5 = claimed(client.record)
     generations = {position.generation, v5.generation} - {""}
-    return EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
+    return SEQUENCE_EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
 
 
 def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
@@ -305,7 +304,7 @@ def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
     assert record.v5 is not None
     settled = max((until for _, until in record.v5.was.values()), default=0)
     names = {one.durable_name for one in record.cons.values()}
-    whole = valid == EVER and settled <= position.reached
+    whole = valid == SEQUENCE_EVER and settled <= position.reached
     return whole and bool(names) and names.issubset(position.live)
 
 
@@ -347,7 +346,7 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         return set()
     await client.delivery.handover.over(client.hash)
     asked: set[str] = set()
-    for _ in range(ROUNDS):
+    for _ in range(POSITION_WRITE_ATTEMPTS):
         data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != v5.pos:
@@ -398,7 +397,7 @@ def _take_identifiers(side: DurableDelivery, position: Position, valid: int) -> 
     side.machine.restore_identifiers({one: to for one, to in position.identifiers.items() if one <= valid})
     for identifier, owed in position.released.items():
         side.machine.owe(identifier, owed, owed > valid)
-        side.machine.keep(identifier, OWED + b"%d" % identifier)
+        side.machine.keep_identifier(identifier, OWED + b"%d" % identifier)
 
 
 async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: int, valid: int | None) -> None:

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-STEPS: Final = 10
+WRITE_ROUNDS_PER_S: Final = 10
 """Rounds per second in which changed positions are written."""
 
-FRESH: Final = 0.5
+OWNERSHIP_PROOF_S: Final = 0.5
 """Seconds from a request to JetStream for which its answer proves the ownership of a session.
 
 Half the time for which another gateway waits for this one (`position_handover.ELSEWHERE`)."""
 
-PROOFS: Final = 3
-"""Requests in a row whose answers may take longer than `FRESH` seconds; after these the work goes on all the same."""
+SLOW_PROOFS_MOST: Final = 3
+"""Requests in a row whose answers may take longer than `OWNERSHIP_PROOF_S`; after these the work goes on anyway."""
 
-AT_ONCE: Final = 20
+POSITIONS_PER_ROUND: Final = 20
 """Positions written in each round; more with many sessions, so that each is written once a second."""
 
 
@@ -91,7 +91,7 @@ class Fresh:
 
     def __bool__(self) -> bool:
         passed = asyncio.get_running_loop().time() - self._at
-        return passed < FRESH and self._wire is not None and self._wire is self._link.wire
+        return passed < OWNERSHIP_PROOF_S and self._wire is not None and self._wire is self._link.wire
 
 
 class PositionWriter:
@@ -241,7 +241,7 @@ class PositionWriter:
             services.nats.store.put(target, expected_block(self._sequence), position, PositionOp(self))
         except TooLarge as error:
             self.give_up()
-            self.client.end(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
+            self.client.end_connection(QuotaExceeded(f"the position of the session cannot be stored: {error}"))
         services.nats.link.kick()
 
     def look_back(self) -> None:
@@ -333,7 +333,7 @@ class PositionWriter:
 
     async def sure(self) -> bool:
         """Whether the session is this connection's: proved by a recent write, or by writing now with :meth:`flush`."""
-        for _ in range(PROOFS):
+        for _ in range(SLOW_PROOFS_MOST):
             if self._proof:
                 break
             if not await self.flush():
@@ -372,7 +372,7 @@ async def begin_position(client: Receiver, side: DurableDelivery) -> None:
         side.store_position_with(PositionWriter(client, NO_POSITION))
     assert side.position_writer is not None
     known = side.position_writer.ledger.identifiers
-    for sequence, identifier in side.machine.allocated.items():
+    for sequence, identifier in side.machine.identifiers.allocated.items():
         if sequence not in known:
             side.allocate(sequence, identifier)
 
@@ -402,15 +402,15 @@ class PositionWriters:
 
     def following(self) -> list[PositionWriter]:
         """Take the next writers: so many that each changed position is written within about a second."""
-        some = list(islice(self._due, max(AT_ONCE, len(self._all) // STEPS)))
+        some = list(islice(self._due, max(POSITIONS_PER_ROUND, len(self._all) // WRITE_ROUNDS_PER_S)))
         for position in some:
             del self._due[position]
         return [self._all[position] for position in some if position.dirty]
 
 
-async def keep(writers: PositionWriters) -> None:
+async def write_changed_positions(writers: PositionWriters) -> None:
     """Write changed positions for as long as the gateway runs: ten times a second, with many sessions less often."""
     while True:
-        await asyncio.sleep(1 / STEPS)
+        await asyncio.sleep(1 / WRITE_ROUNDS_PER_S)
         for writer in writers.following():
             writer.write()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.protocol.durable_sender import retained_id
 from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PATIENCE: Final = 1.0
-PATIENCE_MOST: Final = 30.0
-"""Seconds before a look at the stored records: before the first look (`PATIENCE`), and at most."""
+RECORDS_LOOK_FIRST_S: Final = 1.0
+RECORDS_LOOK_MOST_S: Final = 30.0
+"""Seconds before a look at the stored records: before the first look (`RECORDS_LOOK_FIRST_S`), and at most."""
 
 
 class PubrelOp(PendingStore):
@@ -103,7 +103,7 @@ async def seek(
     machine: DurableSender,
     owed: Callable[[], Awaitable[list[Owed]]],
     is_alive: Callable[[], bool],
-    first_wait_s: float = PATIENCE,
+    first_wait_s: float = RECORDS_LOOK_FIRST_S,
 ) -> None:
     """Look for records of answered PUBRELs that JetStream does not deliver, for as long as the sender has any.
 
@@ -118,7 +118,7 @@ async def seek(
         if waiting.items().isdisjoint(machine.unrecorded().items()):
             patience = first_wait_s  # the records were on their way, and have come
             continue
-        patience = min(patience * 2, PATIENCE_MOST)
+        patience = min(patience * 2, RECORDS_LOOK_MOST_S)
         try:
             kept = {(one.packet_id, one.message_seq) for one in await owed()}
         except (ApiError, NoResponders, RequestTimeout):

@@ -36,16 +36,16 @@ log = logging.getLogger("mqtt_nats.broker")
 ELECTED: Final = (b"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.*", b"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.*.*")
 """Advisories that a stream, or a consumer, has a new leader."""
 
-AT_ONCE: Final = 64
+SESSIONS_CHECKED_AT_ONCE: Final = 64
 """Sessions that are checked at the same time; a third of all consumers may have lost their leader."""
 
-SETTLE: Final = 0.25
+SETTLE_BEFORE_CHECK_S: Final = 0.25
 """Seconds before a check: acknowledgements on their way arrive, and more consumers of the session get a leader."""
 
 AT_SAME_TIME: Final = 0.05
 """Seconds in which many leaders are elected; the advisory of one comes a moment before it takes requests."""
 
-ATTEMPTS: Final = 10
+ATTACH_ATTEMPTS: Final = 10
 """Times in a row that the consumers of a session are attached anew and checked again."""
 
 
@@ -54,7 +54,7 @@ class Reconciling:
 
     def __init__(self, services: Services, registry: Registry[Receiver], feed: SharedFeed) -> None:
         self._services, self._registry, self._feed = services, registry, feed
-        self._limit = asyncio.Semaphore(AT_ONCE)
+        self._limit = asyncio.Semaphore(SESSIONS_CHECKED_AT_ONCE)
         self._groups: set[str] = set()
         """Hashes of groups of shared subscriptions whose consumers have new leaders."""
         for subject in ELECTED:
@@ -88,7 +88,9 @@ class Reconciling:
         if side is None or not client.alive:
             return
         if not side.doubtful:
-            asyncio.get_running_loop().call_later(SETTLE, lambda: client.do(self._reconcile(client, side)))
+            asyncio.get_running_loop().call_later(
+                SETTLE_BEFORE_CHECK_S, lambda: client.do(self._reconcile(client, side))
+            )
         side.doubtful.add(name)
 
     async def _reconcile(self, client: Receiver, side: DurableDelivery) -> None:
@@ -104,7 +106,7 @@ class Reconciling:
             log.info("%s: deliveries or acknowledgements were lost: its consumers deliver again", client)
             await rebind_consumers(client, side)
             # nats-servers that lost each other may confirm changes that are not made.
-            if side.count_attempt() < ATTEMPTS:
+            if side.count_attempt() < ATTACH_ATTEMPTS:
                 for name in side.bindings:
                     self.due(client, name)
 
@@ -132,7 +134,7 @@ class Reconciling:
         found = await self._suspects(side, names)
         if not found:
             return set()
-        await asyncio.sleep(SETTLE)
+        await asyncio.sleep(SETTLE_BEFORE_CHECK_S)
         again = await self._suspects(side, set(found))
         # If acknowledgements were only on their way, the acknowledgement floor has moved by now.
         return None if any(again.get(name) == floor for name, floor in found.items()) else set(again)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mqtt_nats.backbone.batch import AT_ONCE, in_turn
+from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST, in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery.draining import (
@@ -36,18 +36,18 @@ from mqtt_nats.delivery.pubrels import gone
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.ingress.held_takeover import take_over_held
 from mqtt_nats.ingress.retained.replay import Replay, close_gate, open_gate, start_replays
+from mqtt_nats.protocol.durable_sender import RETAINED_BASE
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.protocol.unsequenced import RETAINED_BASE
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.pubsub.shared_filters import PREFIX as SHARED
-from mqtt_nats.sessions.consumer_attach import RETURN, attach_pubrels, bring_back
+from mqtt_nats.sessions.consumer_attach import PENDING_RETURN_S, attach_pubrels, bring_back
 from mqtt_nats.sessions.groups.ended_shares import resend_unacknowledged
 from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.groups.subscribe import begin_shared, rejoin_shared, resend
 from mqtt_nats.sessions.guard import denied_subscriptions
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
-from mqtt_nats.transport.turns import STEP
+from mqtt_nats.transport.turns import ITEMS_PER_STEP
 from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -74,7 +74,7 @@ ATTEMPTS: Final = 3
 """Times that a consumer is made to send its pending messages again before it is attached once more."""
 
 
-MANY: Final = AT_ONCE
+MANY: Final = BATCH_REQUESTS_MOST
 """Consumers of a session; with more, the client is served before all of them are attached."""
 
 
@@ -121,7 +121,7 @@ async def resubscribe(client: Receiver) -> Resubscribed:
 
 def _joining(client: Receiver, record: SessionRecord, v5: V5, denied: Set[str]) -> Iterator[None]:
     for at, (subject, qos) in enumerate(list(record.subs.items())):
-        if at and not at % STEP:
+        if at and not at % ITEMS_PER_STEP:
             yield
         one = v5.options.get(subject)
         options = PLAIN if one is None else Options(one.nl, one.rap, one.id)
@@ -312,7 +312,7 @@ async def _add_sources(
 
     def adding() -> Iterator[None]:
         for at, (key, consumer) in enumerate(list(record.cons.items())):
-            if at and not at % STEP:
+            if at and not at % ITEMS_PER_STEP:
                 yield
             subject = key.removesuffix(" fwc")
             first = subject if key == subject else f"{subject}.>"
@@ -459,7 +459,7 @@ async def rebind_consumers(client: Receiver, side: DurableDelivery) -> None:
         asked = loop.time()
         await retry_until_answered(client, partial(side.attach, binding))
         # A consumer that had no leader sends nothing again by itself.
-        patience = 0.0 if loop.time() - asked > RETURN else RETURN
+        patience = 0.0 if loop.time() - asked > PENDING_RETURN_S else PENDING_RETURN_S
         if await retry_until_answered(client, partial(bring_back, side, binding, patience, ATTEMPTS)):
             side.machine.drop_hold(binding.source, SubscriptionState.RETURNING)
             note_redelivered(side, binding)

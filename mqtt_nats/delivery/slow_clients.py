@@ -103,7 +103,7 @@ def look_after(delivery: DeliveryServices) -> None:
         stalled = side.state is DeliveryState.STALLED
         try:
             if stall is not None and stalled and now - stall.since > LONGEST:
-                client.end(QuotaExceeded("the client has not read for too long"))
+                client.end_connection(QuotaExceeded("the client has not read for too long"))
             elif write_buffer.clogged:
                 if now - write_buffer.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
                     looked += len(write_buffer.chunks)
@@ -138,7 +138,7 @@ def _fail(client: Receiver) -> None:
     """Log the present exception, an error of the gateway, and end the session: the clock of all sessions goes on."""
     if client.alive:
         log.exception("%s: the state of its delivery is wrong", client)
-        client.end(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
+        client.end_connection(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
 
 
 def stall_session(client: Receiver, side: DurableDelivery) -> None:
@@ -309,7 +309,7 @@ def relieve(delivery: DeliveryServices) -> None:
         if unread <= most:
             return
         unread -= held
-        client.end(QuotaExceeded("the client does not take its messages, and max_unread_bytes is exceeded"))
+        client.end_connection(QuotaExceeded("the client does not take its messages, and max_unread_bytes is exceeded"))
 
 
 # -- too much for an absent client -----------------------------------------------------------------

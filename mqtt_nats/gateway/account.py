@@ -66,16 +66,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.gateway")
 
-SHUTDOWN: Final = 10.0
+STORES_END_MOST_S: Final = 10.0
 """Maximum seconds in which a stopping gateway completes its stores and jobs."""
 
-LOOK_AGAIN: Final = 1.0
+STREAMS_CHECK_S: Final = 1.0
 """Seconds between two checks of streams that do not answer."""
 
-ELECTION: Final = 30.0
+META_ELECTION_MOST_S: Final = 30.0
 """Maximum seconds until the JetStream of a cluster has a leader when the gateway starts."""
 
-REMOVED: Final = 2.5
+FILES_REMOVED_MOST_S: Final = 2.5
 """Maximum seconds until nats-server has removed the files of streams that were deleted just before."""
 
 GROWN: Final = 30.0
@@ -84,7 +84,7 @@ GROWN: Final = 30.0
 WRITERS: Final = 1.0
 """Number of gateways that look between two such checks for programs that do not roll records up, on average."""
 
-RELEASE: Final = 20.0
+ROUTES_RELEASE_S: Final = 20.0
 """Seconds after which the gateway again frees the memory of routes that are no longer used."""
 
 
@@ -208,13 +208,13 @@ class Tenant:
                 inbox.forget_unheard()  # streams were missing because nobody had created them
                 return report
             except NotAnswering as error:
-                patience = ELECTION if self.link.server.get("cluster") else 0.0
+                patience = META_ELECTION_MOST_S if self.link.server.get("cluster") else 0.0
                 if isinstance(error, StillThere):
-                    patience = REMOVED
+                    patience = FILES_REMOVED_MOST_S
                 if asyncio.get_running_loop().time() > begun + patience:
                     raise
                 log.info("%s%s", self._of, " ".join(str(error).split()))
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(STREAMS_CHECK_S)
 
     def _tell_limits(self, report: EnsureReport) -> None:
         """Log the limits of the account that concern sessions."""
@@ -430,7 +430,7 @@ class Tenant:
                     f"{' and '.join(names)} have the same NATS account: give each tenant credentials of its own account"
                 )
 
-    def keep(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    def start_serving(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Start the tasks that run while clients are served; return them."""
         GATEWAY.set(self.speaker)
         broker = self.broker
@@ -472,12 +472,12 @@ class Tenant:
         """Wait until the stores and jobs of the disconnected clients are complete, then give the lease up."""
         broker = self.broker
         assert broker is not None
-        with anyio.move_on_after(SHUTDOWN) as limit:
+        with anyio.move_on_after(STORES_END_MOST_S) as limit:
             while broker.account.registry.connections:
                 broker.account.registry.client_removed.clear()
                 await broker.account.registry.client_removed.wait()
             await broker.account.services.tasks.last_jobs()
-            broker.account.ingress.retained.tombstones.end()
+            broker.account.ingress.retained.tombstones.delete_all()
             await broker.account.services.nats.store.drained()
         for client in list(broker.account.registry.connections):
             client.connection.abort()
@@ -513,7 +513,7 @@ class Tenant:
             if unheard and not self._looking and services.nats.online.is_set():
                 self._looking = True
                 services.tasks.spawn(self._restore(services), "missing streams")
-            if now - released > RELEASE:
+            if now - released > ROUTES_RELEASE_S:
                 released = now
                 services.path.table.release()
             if now - looked > GROWN:
@@ -563,5 +563,5 @@ class Tenant:
             log.debug("%sstreams: %s", self._of, error)
             services.nats.inbox.note_unheard()
         finally:
-            await asyncio.sleep(LOOK_AGAIN)
+            await asyncio.sleep(STREAMS_CHECK_S)
             self._looking = False

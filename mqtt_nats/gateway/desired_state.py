@@ -28,10 +28,10 @@ log = logging.getLogger("mqtt_nats.broker")
 
 SUBJECTS: Final = f"{PREFIX}>".encode()
 
-EVERY: Final = 60.0
+WISHES_READ_S: Final = 60.0
 """Seconds between two reads of all wishes; new wishes are received in between."""
 
-SOON: Final = 2.0
+WISHES_RETRY_S: Final = 2.0
 """Seconds until the next read after a read without an answer."""
 
 
@@ -78,7 +78,7 @@ class Fleet:
 
     async def follow_wishes(self) -> None:
         """Apply wishes for as long as the gateway runs."""
-        wait = EVERY
+        wait = WISHES_READ_S
         while True:
             try:
                 async with asyncio.timeout(wait):
@@ -86,14 +86,14 @@ class Fleet:
             except TimeoutError:
                 pass
             self._wake.clear()
-            wait = EVERY
+            wait = WISHES_READ_S
             heard, self._heard = self._heard, []
             try:
                 wishes = await self._store.all()
                 await self._pause.look_for_pause(self._store)
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("requests to all gateways: %s", error)
-                wishes, wait = [], SOON
+                wishes, wait = [], WISHES_RETRY_S
             # A received wish may be on its way into the stream still, so it counts in addition.
             latest = {(wish.kind, wish.name): wish for wish in (*wishes, *heard)}
             for wish in latest.values():

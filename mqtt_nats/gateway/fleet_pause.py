@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.gateway")
 
-LOOK: Final = 1.0
+PAUSE_CHECK_S: Final = 1.0
 """Seconds between two looks whether the pause is over."""
 
-REMIND: Final = 60.0
+PAUSE_REMINDER_S: Final = 60.0
 """Seconds between two log records of a pause that lasts."""
 
 
@@ -47,7 +47,7 @@ class FleetPause:
         A JetStream that does not answer has no pause: the caller finds out why.
         """
         store, loop = FleetStore(js), asyncio.get_running_loop()
-        told = -REMIND
+        told = -PAUSE_REMINDER_S
         while True:
             try:
                 found = await store.pause()
@@ -56,11 +56,11 @@ class FleetPause:
             if found is None or not found.in_force:
                 self._known = found.identity if found is not None else ""
                 return not stop.is_set()
-            if loop.time() >= told + REMIND:
+            if loop.time() >= told + PAUSE_REMINDER_S:
                 told = loop.time()
                 log.warning("%s%s", label, _described(found))
             try:
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(PAUSE_CHECK_S):
                     await stop.wait()
                 return False
             except TimeoutError:
@@ -87,7 +87,7 @@ class FleetPause:
 def _described(pause: Pause) -> str:
     if pause.stage == "announced":
         return "paused: a backup or a restore is about to begin"
-    if pause.age < REMIND:
+    if pause.age < PAUSE_REMINDER_S:
         return "paused: `mqtt-nats restore` replaces the streams"
     return (
         f"paused: `mqtt-nats restore` was interrupted {pause.age:.0f} s ago, and the streams are incomplete; "

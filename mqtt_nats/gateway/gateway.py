@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.gateway")
 
-AGAIN: Final = 5.0
+START_RETRY_S: Final = 5.0
 """Seconds between two attempts to start after a pause."""
 
 DRAIN_STEP: Final = 0.01
@@ -78,7 +78,7 @@ async def serve(
             if not paused or gateway.served:
                 raise
             log.error("the gateway cannot go on after the pause: %s", error)
-            with anyio.move_on_after(AGAIN):
+            with anyio.move_on_after(START_RETRY_S):
                 await stop.wait()
         paused = True
         gc.unfreeze()  # what is left of the former gateway
@@ -208,7 +208,7 @@ class Gateway:
                 raise
             self._close_listeners()
             await self._shut()
-            await self.tenants.end()
+            await self.tenants.end_background()
             for task in background:
                 task.cancel()
 
@@ -330,7 +330,7 @@ class Gateway:
             due = begun + seconds * number / len(clients)
             if (wait := due - asyncio.get_running_loop().time()) > DRAIN_STEP:
                 await asyncio.sleep(wait)
-            client.end(error)
+            client.end_connection(error)
 
 
 def _change_rules(accounts: Iterable[Account], rules: Rules) -> None:

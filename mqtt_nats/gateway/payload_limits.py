@@ -18,7 +18,7 @@ USUAL: Final = _MIB
 ADVISED: Final = 8 * _MIB
 """Bytes above which nats-server warns."""
 
-MOST: Final = 64 * _MIB
+SERVER_PAYLOAD_MOST: Final = 64 * _MIB
 """Bytes above which nats-server does not start."""
 
 
@@ -29,8 +29,8 @@ def largest_packet(settings: Settings) -> int:
 
 
 def wanted_payload(settings: Settings) -> int:
-    """Return the `max_payload` of nats-server with which the largest packet can be stored, in bytes: at most `MOST`."""
-    return min(max(largest_packet(settings) + HEADED, USUAL), MOST)
+    """Return the bytes of `max_payload` with which the largest packet can be stored: at most `SERVER_PAYLOAD_MOST`."""
+    return min(max(largest_packet(settings) + HEADED, USUAL), SERVER_PAYLOAD_MOST)
 
 
 def disagreement(settings: Settings, max_payload: int) -> str:
@@ -47,8 +47,9 @@ def disagreement(settings: Settings, max_payload: int) -> str:
 def advice(settings: Settings) -> str:
     """Return a warning about `max_packet_size` that needs no connection to nats-server; empty without one."""
     most = largest_packet(settings)
-    if most + HEADED > MOST:
-        return f"max_packet_size is {most:,} bytes, and nats-server takes at most {MOST:,} with headers (max_payload)"
+    if most + HEADED > SERVER_PAYLOAD_MOST:
+        bound = f"{SERVER_PAYLOAD_MOST:,} with headers (max_payload)"
+        return f"max_packet_size is {most:,} bytes, and nats-server takes at most {bound}"
     if settings.embedded:
         return f"max_packet_size is {most:,} bytes: nats-server advises at most {ADVISED:,}" if most > ADVISED else ""
     if most <= USUAL:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 # Maximum number of sessions that are checked at the same time.
-AT_ONCE: Final = 64
+SESSIONS_CHECKED_AT_ONCE: Final = 64
 
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
@@ -102,7 +102,7 @@ async def recover(account: Account, link: NatsConnection) -> None:
 
 def _check_all(account: Account) -> None:
     """Begin to check the sessions of all clients; nothing of a client is handled before."""
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(SESSIONS_CHECKED_AT_ONCE)
 
     async def check(client: Client) -> None:
         async with TimedPermit(limit):

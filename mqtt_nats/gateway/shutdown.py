@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("mqtt_nats.gateway")
 
-LAST: Final = 5.0
+TASKS_END_MOST_S: Final = 5.0
 """Seconds for tasks to end when all work is done. The tasks have been cancelled by then, so they need no time."""
 
 
@@ -30,7 +30,7 @@ class _Deadline(threading.Timer):
         self.daemon = True
 
 
-def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, seconds: float = LAST) -> T:
+def run_to_end(work: Callable[[Settings], Awaitable[T]], settings: Settings, seconds: float = TASKS_END_MOST_S) -> T:
     """Run ``work`` on uvloop. If the loop does not end after ``work``, end the process with status 1.
 
     Raises:

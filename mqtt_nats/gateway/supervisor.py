@@ -39,7 +39,7 @@ FAILED: Final = "failed"
 DRAINED: Final = 75
 """Exit status of a worker that was drained by request: the worker is not started again."""
 
-ENDING: Final = 20.0
+WORKER_END_MOST_S: Final = 20.0
 """Maximum seconds for a worker's end after SIGTERM, besides `drain_time`; a worker takes 15 at most."""
 
 AGAIN_FIRST: Final = 0.1
@@ -87,7 +87,7 @@ async def supervise(
                     keeper.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await asyncio.gather(*(worker.end() for worker in workers))
+                await asyncio.gather(*(worker.terminate() for worker in workers))
     finally:
         for one in held:
             one.close()
@@ -159,7 +159,7 @@ class Worker:
 
     def __init__(self, number: int, settings: Settings, group: str) -> None:
         self.number = number
-        self._ending = ENDING + settings.drain_time
+        self._ending = WORKER_END_MOST_S + settings.drain_time
         self._values = {"number": number, "group": group, "settings": dump(settings)}
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
@@ -250,8 +250,8 @@ class Worker:
                 except StartupError as error:
                     log.error("worker %d does not start: %s", self.number, error)
 
-    async def end(self) -> None:
-        """End the worker: in good order within `ENDING` and `drain_time`, else by SIGKILL."""
+    async def terminate(self) -> None:
+        """End the worker: in good order within `WORKER_END_MOST_S` and `drain_time`, else by SIGKILL."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -26,13 +26,13 @@ log = logging.getLogger("mqtt_nats.gateway")
 GIVING_UP: Final = 3.0
 """Maximum seconds for an account that cannot be served to give up its lease and close its connections."""
 
-FIRST: Final = 40.0
+TENANTS_WAIT_MOST_S: Final = 40.0
 """Maximum seconds in which the gateway waits for its tenants before it listens: longer than an election."""
 
-SOON: Final = 5.0
+TENANT_RETRY_FIRST_S: Final = 5.0
 """Seconds until the second attempt to serve a tenant. Each further wait is twice as long as the one before."""
 
-SELDOM: Final = 60.0
+TENANT_RETRY_MOST_S: Final = 60.0
 """Maximum seconds between two attempts."""
 
 NOT_YET: Final = "it is being connected"
@@ -109,7 +109,7 @@ class Tenants:
             await tenant.look_for(self.served.values())
         self.refused.pop(name, None)
         self.served[name], self.accounts[name] = tenant, broker.account
-        self._background += tenant.keep(tasks)
+        self._background += tenant.start_serving(tasks)
 
     async def _keep(
         self,
@@ -118,8 +118,8 @@ class Tenants:
         first: asyncio.Future[None],
         stop: anyio.Event,
     ) -> None:
-        """Attempt to serve a tenant again and again, at most once in `SOON` seconds, until it is served."""
-        wait = SOON
+        """Attempt to serve a tenant again and again, at most once in `TENANT_RETRY_FIRST_S`, until it is served."""
+        wait = TENANT_RETRY_FIRST_S
         while True:
             failure = await self._attempt(name, serve, stop)
             if failure is not None:
@@ -134,7 +134,7 @@ class Tenants:
             if failure is None:
                 return
             await asyncio.sleep(wait)
-            wait = min(2 * wait, SELDOM)
+            wait = min(2 * wait, TENANT_RETRY_MOST_S)
 
     async def _attempt(
         self, name: str, serve: Callable[[Tenant], Awaitable[None]], stop: anyio.Event
@@ -171,11 +171,11 @@ class Tenants:
         if self._attempts:
             await asyncio.wait(self._attempts)
 
-    async def end(self) -> None:
+    async def end_background(self) -> None:
         """Unload the plugins, and end the background tasks."""
         for tenant in self.served.values():
             if tenant.broker is not None:
-                await tenant.broker.plugins.end()
+                await tenant.broker.plugins.unload_all()
         self.cancel()
 
     def cancel(self) -> None:
@@ -190,13 +190,13 @@ class Tenants:
 
 
 async def _first(attempts: list[asyncio.Future[None]], stop: anyio.Event) -> None:
-    """Wait until all first attempts have ended, for `FIRST` seconds, or until ``stop`` is set.
+    """Wait until all first attempts have ended, for `TENANTS_WAIT_MOST_S`, or until ``stop`` is set.
 
     Raises:
         SameAccount: two tenants have the same account.
     """
     ended = asyncio.ensure_future(stop.wait())
-    with anyio.move_on_after(FIRST):
+    with anyio.move_on_after(TENANTS_WAIT_MOST_S):
         for one in attempts:
             await asyncio.wait({one, ended}, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
@@ -213,5 +213,5 @@ async def _drop(tenant: Tenant) -> None:
         if tenant.broker is not None:
             tenant.broker.account.registry.begin_closing()
             await tenant.finish()
-            await tenant.broker.plugins.end()
+            await tenant.broker.plugins.unload_all()
         await tenant.disconnect()

@@ -29,7 +29,7 @@ E_ = TypeVar("E_", contravariant=True)
 TIMEOUT: Final = 5.0
 """Default time-out of an async callback in seconds."""
 
-WAITING_MOST: Final = 10_000
+NOTICES_WAITING_MOST: Final = 10_000
 """Most events that wait for the async callbacks of one notice; further events are dropped and counted."""
 
 _KEEP: Final[Any] = object()
@@ -263,7 +263,7 @@ class NoticeChain(Chain, Generic[E]):
         if not self.waits and not self._working:
             self._tell(event)
             return
-        if len(self._queue) >= WAITING_MOST:
+        if len(self._queue) >= NOTICES_WAITING_MOST:
             self.lost += 1
             text = "hooks at %s are too slow: %d events lost so far"
             log_failure(log, logging.ERROR, "slow_hook", text, self.point.name, self.lost, extra=once(self.point.name))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-LATE: Final = 5.0
+FORMER_HOLDS_S: Final = 5.0
 """Seconds after a claim in which the former gateway may still hold publishes of the session."""
 
 
@@ -46,7 +46,7 @@ async def take_over_held(client: Publisher, former: int, session: SessionRecord)
     client.inbound.restore(client.client_id, records)
     known = {record.seq for record in records}
     arguments = client.ingress.registry, registered_as(client.client_id, client.hash), client.inbound, known
-    asyncio.get_running_loop().call_later(LATE, _expect_late, *arguments, client.epoch)
+    asyncio.get_running_loop().call_later(FORMER_HOLDS_S, _expect_late, *arguments, client.epoch)
 
 
 def _expect_late(registry: Registry[Publisher], name: str, inbound: Inbound, known: Set[int], epoch: int) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import CountedStore, IgnoredStore, PendingStore, sequence
-from mqtt_nats.backbone.retry import PAUSE, retry_until_answered
+from mqtt_nats.backbone.retry import RETRY_PAUSE_S, retry_until_answered
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.codec.wire import PUBCOMP, PUBREC
@@ -43,10 +43,10 @@ log = logging.getLogger("mqtt_nats.broker")
 # Bytes of held payloads that are kept in memory per client; other payloads are read back at their release.
 KEEP_BYTES: Final = 1024 * 1024
 
-TOGETHER: Final = 3
+REMOVED_TOGETHER_LEAST: Final = 3
 """Number of records from which on one removal up to a sequence costs less than a removal of each record."""
 
-RECENT = SEEN_FOR / 2 - 5.0
+RELEASED_REMEMBERED_S = SEEN_FOR / 2 - 5.0
 """Seconds for which every gateway certainly remembers the id of a released publish, whatever the stream does."""
 
 
@@ -300,7 +300,7 @@ class Inbound:
                     client, lambda: purge(services.nats.inbox, STREAM, held_subject(client.token, held.id))
                 )
             if held.payload is None:
-                client.end(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
+                client.end_connection(MqttError("a held publish has to be sent again", ReasonCode.UNSPECIFIED_ERROR))
                 return
             self.hold(client, operation, route_for(client, held.key), held.payload)
             client.path.link.kick()
@@ -317,7 +317,7 @@ class Inbound:
                     await services.streams.held.delete(found.seq)
                 return
             except (ApiError, NoResponders, RequestTimeout):
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(RETRY_PAUSE_S)
                 await services.nats.online.wait()
 
     # -- release --------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ class Inbound:
         held.load(payload, identity)
         if not held.since:
             self._kept += len(payload)  # `deleted` subtracts it
-        doubtful = held.since and natstime.now() - held.since > min(client.path.store.trusted, RECENT)
+        doubtful = held.since and natstime.now() - held.since > min(client.path.store.trusted, RELEASED_REMEMBERED_S)
         taker = client.ingress.takers.of_key(held.key) if client.ingress.takers else None
         if taker is not None:
             subject = topic_to_subject(taker.target(held.key[2:].decode()))
@@ -474,10 +474,10 @@ class Inbound:
         done, self._released = self._released, []
         services, store = client.services, client.path.store
         bound = 0
-        if len(done) >= TOGETHER and client not in services.registry.unchecked:
+        if len(done) >= REMOVED_TOGETHER_LEAST and client not in services.registry.unchecked:
             bound = self.machine.bound(store.attempt)
         together = [one for one in done if one[0].sequence <= bound]
-        if len(together) >= TOGETHER:
+        if len(together) >= REMOVED_TOGETHER_LEAST:
             self._removals = 1
             store.call(services.streams.purge_held, held_up_to(client.token, bound), DeleteHeld(client, together))
             done = [one for one in done if one[0].sequence > bound]

@@ -93,7 +93,7 @@ class Unconfirmed(NamedTuple):
     wire: object
     """Connection to NATS on which the answer was sent."""
 
-    def end(self, arrived: bool) -> None:
+    def acknowledge_answer(self, arrived: bool) -> None:
         """Acknowledge the answer if nats-server has it; else refuse it, so that the client may send it again."""
         receipt = self.receipt
         client = receipt.client
@@ -323,7 +323,7 @@ class Replying:
                 except TimeoutError:
                     wire = None
                 for one in some:
-                    one.end(wire is not None and one.wire is wire)
+                    one.acknowledge_answer(wire is not None and one.wire is wire)
                 self._path.round.start()
         finally:
             self._confirming = False

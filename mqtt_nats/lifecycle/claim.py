@@ -21,7 +21,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.pending_stores import FULL, lacks_room
-from mqtt_nats.backbone.retry import PAUSE
+from mqtt_nats.backbone.retry import RETRY_PAUSE_S
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.base.networks import household
 from mqtt_nats.codec import InvalidClientId, MqttError, NotAuthorized, QuotaExceeded, ReasonCode
@@ -70,10 +70,10 @@ log = logging.getLogger("mqtt_nats.broker")
 # Attempts to claim a session. Of n concurrent claims of one session the last needs n attempts.
 CLAIM_ROUNDS: Final = 20
 
-ANSWERED: Final = 5.0
+RECORDS_ANSWER_MOST_S: Final = 5.0
 """Seconds for which CONNECT waits until JetStream answers, when other reads of records are not answered."""
 
-SETTLING: Final = 10.0
+RECORD_STORED_MOST_S: Final = 10.0
 """Seconds in which a record that was sent to its stream is stored, if ever: a leader may have to be elected first."""
 
 NOBODY: Final = ""
@@ -123,7 +123,7 @@ async def _readable(reads: RecordReads) -> None:
         RequestTimeout: that takes too long.
     """
     try:
-        async with asyncio.timeout(ANSWERED):
+        async with asyncio.timeout(RECORDS_ANSWER_MOST_S):
             await reads.answered()
     except TimeoutError:
         raise RequestTimeout(f"JetStream does not answer: {reads.obstacle}") from None
@@ -539,19 +539,19 @@ async def _look(client: Session, wills: Wills, expected: int, continued: bool) -
     """Read the record until the outcome of the claim is known, or the claim cannot be stored any more."""
     loop = asyncio.get_running_loop()
     until = inf
-    pause = PAUSE
+    pause = RETRY_PAUSE_S
     while True:
         await client.services.nats.online.wait()
         try:
             if await _leave(client, wills, expected, continued) or loop.time() > until:
                 return
-            until = min(until, loop.time() + SETTLING)
+            until = min(until, loop.time() + RECORD_STORED_MOST_S)
         except PoisonedRecord:  # a record that this gateway has not written
             return
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("%s: it is not known yet whether it has claimed its session: %s", client, error)
         await asyncio.sleep(pause)
-        pause = min(2 * pause, SETTLING)
+        pause = min(2 * pause, RECORD_STORED_MOST_S)
 
 
 async def _leave(client: Session, wills: Wills, expected: int, continued: bool) -> bool:

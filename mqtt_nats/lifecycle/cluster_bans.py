@@ -30,10 +30,10 @@ log = logging.getLogger("mqtt_nats.audit")
 
 SUBJECTS: Final = f"{PREFIX}>".encode()
 
-EVERY: Final = 60.0
+BANS_READ_S: Final = 60.0
 """Seconds between two reads of all bans; the gateway receives writes between them."""
 
-SOON: Final = 2.0
+BANS_RETRY_S: Final = 2.0
 """Seconds until the next read without an answer, and until the second read after a reconnect."""
 
 
@@ -127,7 +127,7 @@ class Banning:
         error = MqttError("banned", ReasonCode.ADMINISTRATIVE_ACTION)
         for client in list(self._services.registry.connections):
             if client.alive and client.client_id and self._is_about(one, client):
-                client.end(error)
+                client.end_connection(error)
 
     def _is_about(self, one: Ban, client: Session) -> bool:
         if one.kind == "client":
@@ -167,7 +167,7 @@ class Banning:
         self._wake.set()
 
     async def begin(self) -> None:
-        """Read the bans before clients may connect; without an answer :meth:`keep` reads them later."""
+        """Read the bans before clients may connect; without an answer :meth:`follow_bans` reads them later."""
         try:
             await self._read()
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -176,14 +176,14 @@ class Banning:
     async def follow_bans(self) -> None:
         """Store new bans and read all bans again and again, for as long as the gateway runs."""
         while True:
-            wait = SOON if self._renewed else EVERY
+            wait = BANS_RETRY_S if self._renewed else BANS_READ_S
             self._renewed = False
             try:
                 await self._save()
                 await self._read()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("bans: %s", error)
-                wait = SOON
+                wait = BANS_RETRY_S
             self.bans.expire(natstime.now())
             try:
                 async with asyncio.timeout(wait):

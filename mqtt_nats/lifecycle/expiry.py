@@ -34,7 +34,7 @@ log = logging.getLogger("mqtt_nats.broker")
 ENDED: Final = "expired-"
 """Beginning of the nonce of a record that ends a session; the epoch follows."""
 
-POSTPONED: Final = 15.0
+TIMER_POSTPONED_S: Final = 15.0
 """Seconds after which a timer that only a newer gateway can handle fires again."""
 
 
@@ -97,9 +97,9 @@ def _tell(wills: Wills, record: SessionRecord, epoch: int) -> None:
 
 
 async def postpone(wills: Wills, timer: FiredTimer) -> None:
-    """Have a timer of a session fire again after `POSTPONED`, unless another timer was set."""
+    """Have a timer of a session fire again after `TIMER_POSTPONED_S`, unless another timer was set."""
     try:
-        at = natstime.now() + POSTPONED
+        at = natstime.now() + TIMER_POSTPONED_S
         await wills.services.streams.timers.schedule(timer.kind, timer.key, at, timer.epoch, timer.payload, UNSET)
     except ApiError as error:
         if error.err_code not in WRONG_LAST_SEQUENCE:

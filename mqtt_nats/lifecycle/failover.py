@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-AT_ONCE: Final = 32
+HANDLED_AT_ONCE: Final = 32
 """Sessions or wills that are handled at the same time."""
 
 LOOK_BACK: Final = 10.0
@@ -61,8 +61,10 @@ async def publish_wills(wills: Wills, dead: Entry) -> int:
     """
     owed = await wills.services.streams.wills.of_gateway(dead.identity)
     done = await _published_before(wills.services, dead, owed)
-    for start in range(0, len(owed), AT_ONCE):
-        await asyncio.gather(*(_will(wills, dead, will, will.epoch in done) for will in owed[start : start + AT_ONCE]))
+    for start in range(0, len(owed), HANDLED_AT_ONCE):
+        await asyncio.gather(
+            *(_will(wills, dead, will, will.epoch in done) for will in owed[start : start + HANDLED_AT_ONCE])
+        )
     return len(owed)
 
 
@@ -81,8 +83,10 @@ async def fail_over(wills: Wills, presence: Presence, dead: Entry, published: in
     async with aclosing(pages_of(inbox, STREAM, PREFIX + ">", newest=True)) as pages:
         async for page in pages:
             owned = list(_owned(page, dead))
-            for start in range(0, len(owned), AT_ONCE):
-                await asyncio.gather(*(_session(wills, presence, dead, *one) for one in owned[start : start + AT_ONCE]))
+            for start in range(0, len(owned), HANDLED_AT_ONCE):
+                await asyncio.gather(
+                    *(_session(wills, presence, dead, *one) for one in owned[start : start + HANDLED_AT_ONCE])
+                )
             sessions += len(owned)
     log.info("gateway %s: %d wills and %d sessions were taken over", dead.identity, count, sessions)
 
@@ -122,8 +126,8 @@ async def _published_before(services: Services, dead: Entry, wills: list[StoredW
 
     done: set[int] = set()
     subjects = list(names)
-    for start in range(0, len(subjects), AT_ONCE):
-        done.update(*await asyncio.gather(*(look(subject) for subject in subjects[start : start + AT_ONCE])))
+    for start in range(0, len(subjects), HANDLED_AT_ONCE):
+        done.update(*await asyncio.gather(*(look(subject) for subject in subjects[start : start + HANDLED_AT_ONCE])))
     return done
 
 

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-RENEWALS: Final = 4
+RENEWALS_PER_LEASE: Final = 4
 """Number of renewals in the time that a lease lasts."""
 
-WATCHING: Final = 4
+LEASE_WATCHERS: Final = 4
 """Number of gateways that look for lapsed leases between two renewals, on average: not every gateway does, as the cost
 would grow with their number."""
 
-CHECKING: Final = 32
+STREAM_CHECKERS: Final = 32
 """Number of gateways that check the stream of messages between two renewals, on average. Each also checks the stream
 when JetStream tells of a change, so these checks are for advisories that were lost."""
 
@@ -63,10 +63,10 @@ If every gateway calls it all the time, the cost still grows with their number a
 CONFIRMED: Final = 5.0
 """Seconds for which CONNECT waits for the renewal of the lease."""
 
-AGAIN: Final = 0.5
+RENEWAL_RETRY_S: Final = 0.5
 """Seconds until the lease is renewed after a renewal that JetStream has not answered: clients may wait for it."""
 
-LET_GO: Final = 30.0
+LET_GO_WAIT_MOST_S: Final = 30.0
 """Maximum seconds for which a client that is let go waits until it is known whether its session has moved."""
 
 
@@ -79,10 +79,12 @@ def called(entry: Entry) -> str:
 async def _let_go(client: Session) -> None:
     """End a connection whose session another gateway may have dealt with."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LET_GO):
+        async with asyncio.timeout(LET_GO_WAIT_MOST_S):
             await still_owner(client)
     if client.alive:  # claimed later, or unknown: no other gateway deals with the session
-        client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
+        client.end_connection(
+            MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE)
+        )
 
 
 class Lease:
@@ -146,7 +148,7 @@ class Lease:
         wanted = settings.name or default_name()
         if any(one.lapsed and gone[one.identity] is None and one.info[NAME] == wanted for one in entries):
             # After an outage of NATS a living gateway has a lapsed lease, too: wait until it can have renewed it.
-            await asyncio.sleep(self.ttl / RENEWALS * 1.5)
+            await asyncio.sleep(self.ttl / RENEWALS_PER_LEASE * 1.5)
             entries = [one for one in await self.store.entries() if one.identity in gone]
         dead = {one.identity for one in entries if gone[one.identity] or (one.lapsed and gone[one.identity] is None)}
         taken = {one.info[NAME] for one in entries if one.identity not in dead}
@@ -167,7 +169,7 @@ class Lease:
             return
         try:
             sequence = await self.store.hold(
-                entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS
+                entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS_PER_LEASE
             )
         except LeaseTaken:
             sequence, holder = await self.store.lease(entry.identity)
@@ -188,10 +190,10 @@ class Lease:
         """
         looking: asyncio.Task[None] | None = None
         while True:
-            pause = self.ttl / RENEWALS
+            pause = self.ttl / RENEWALS_PER_LEASE
             try:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(pause, AGAIN) if self._refusal else pause):
+                    async with asyncio.timeout(min(pause, RENEWAL_RETRY_S) if self._refusal else pause):
                         await self.wake.wait()
                 self.wake.clear()
                 await self._services.nats.online.wait()
@@ -206,12 +208,12 @@ class Lease:
         """Check the stream of messages, and the oldest leases of other gateways."""
         try:
             stream, begun = self._services.stream, asyncio.get_running_loop().time()
-            if not stream.has_leader or self.watches(CHECKING):
+            if not stream.has_leader or self.watches(STREAM_CHECKERS):
                 await stream.check()
-                await self._records.look()
+                await self._records.check_records()
             if stream.has_leader:
                 self.proven = begun
-            if self.watches(WATCHING):
+            if self.watches(LEASE_WATCHERS):
                 await self._judge()
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("leases of other gateways: %s", error)
@@ -221,7 +223,7 @@ class Lease:
         return random.random() * self._gateways < gateways
 
     async def registered(self) -> list[Entry]:
-        """Return all registered gateways, as read at most `KNOWN_S` seconds ago for each of them.
+        """Return all registered gateways, as read at most `KNOWN_S` ago for each of them.
 
         Raises:
             ApiError, NoResponders, RequestTimeout: JetStream does not answer.
@@ -241,7 +243,7 @@ class Lease:
 
     def lasts(self) -> bool:
         """Whether the lease lasts for at least the time between two renewals, by both clocks."""
-        left = self.ttl / RENEWALS
+        left = self.ttl / RENEWALS_PER_LEASE
         return time.monotonic() + left <= self._until[0] and elapsed() + left <= self._until[1]
 
     async def confirmed(self, client: Session) -> None:
@@ -338,7 +340,9 @@ class Lease:
                 client.connection.hold(Hold.LEASE)
                 client.do(_let_go(client))
             elif client.record is not None:  # its session is being claimed under the former id
-                client.end(MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE))
+                client.end_connection(
+                    MqttError("another gateway has considered this gateway dead", ReasonCode.SERVER_UNAVAILABLE)
+                )
         return services.identity.id
 
     async def _judge(self) -> None:
@@ -356,7 +360,7 @@ class Lease:
                     continue
                 try:
                     sequence = await self.store.hold(
-                        entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS
+                        entry.identity, self._services.identity.id, entry.sequence, self.ttl * RENEWALS_PER_LEASE
                     )
                 except LeaseTaken:
                     continue  # the gateway is alive, or another gateway was faster
@@ -390,7 +394,7 @@ class Lease:
                 await asyncio.wait([work], timeout=self.ttl)
                 if not work.done():  # the work takes long: renew the claim of the dead gateway's lease
                     sequence = await self.store.hold(
-                        entry.identity, self._services.identity.id, sequence, self.ttl * RENEWALS
+                        entry.identity, self._services.identity.id, sequence, self.ttl * RENEWALS_PER_LEASE
                     )
             work.result()
             await self.store.remove(entry.identity)

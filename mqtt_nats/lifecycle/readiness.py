@@ -29,10 +29,10 @@ log = logging.getLogger("mqtt_nats.gateway")
 PROBE: Final = f"{PREFIX}probe"
 """A key that is never written: its removal changes nothing, but needs the agreement of a majority."""
 
-EVERY: Final = 5.0
-"""Seconds for which an answer counts, and the same with `SOON` before there is a probe: a lease in time needs none."""
+ANSWER_COUNTS_S: Final = 5.0
+"""Seconds for which an answer counts, and with `READINESS_CHECK_S` those before a probe: a lease in time needs none."""
 
-SOON: Final = 1.0
+READINESS_CHECK_S: Final = 1.0
 """Seconds between two looks, and between two probes after one without an answer."""
 
 
@@ -60,7 +60,7 @@ class Readiness:
         answered = -math.inf
         while True:
             proven = max(answered, self._lease.proven)
-            if self._nats.store.outages or loop.time() > proven + EVERY + SOON:
+            if self._nats.store.outages or loop.time() > proven + ANSWER_COUNTS_S + READINESS_CHECK_S:
                 self._judge()  # the answer may take as long as an election
                 begun = loop.time()
                 self._answer = await self._ask()
@@ -68,7 +68,7 @@ class Readiness:
             else:
                 self._answer = ""
             self._judge()
-            await asyncio.sleep(SOON)
+            await asyncio.sleep(READINESS_CHECK_S)
 
     async def _ask(self) -> str:
         nats = self._nats

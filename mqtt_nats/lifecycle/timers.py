@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-WAIT: Final = 30.0
+PULL_WAIT_S: Final = 30.0
 """Seconds for which a pull request waits for a timer before the gateway sends another."""
 
 LATER: Final = b'-NAK {"delay":250000000}'
 """Answer to a timer that cannot be handled now: it is delivered again after the delay in nanoseconds, not AckWait."""
 
-TAKERS: Final = 8
-"""Number of gateways, on average, that begin to wait for timers within `CHOICE` seconds."""
+TIMER_TAKERS: Final = 8
+"""Number of gateways, on average, that begin to wait for timers within `TAKERS_CHOICE_S`."""
 
-CHOICE: Final = 5.0
+TAKERS_CHOICE_S: Final = 5.0
 """Seconds after which a gateway that does not wait for timers chooses again whether it does."""
 
-AT_ONCE: Final = 256
+TIMERS_AT_ONCE: Final = 256
 """Timers that a gateway handles at the same time: thousands of sessions may expire at the same moment."""
 
-TOGETHER: Final = 4
+EXPIRIES_TOGETHER_LEAST: Final = 4
 """Sessions that expire at the same time for which the exchanges of all sessions are listed: up to 100,000 subjects."""
 
-PAUSE: Final = 0.25
+TIMERS_RETRY_S: Final = 0.25
 """Seconds before JetStream is asked again."""
 
 
@@ -70,23 +70,23 @@ async def take_timers(wills: Wills, watches: Callable[[float], bool]) -> None:
                 ready = True
             timers: list[FiredTimer] = []
             if waits:
-                timers = await wills.services.streams.timers.fetch(WAIT, AT_ONCE)
+                timers = await wills.services.streams.timers.fetch(PULL_WAIT_S, TIMERS_AT_ONCE)
                 await _handle_all(wills, timers)
             else:
-                await asyncio.sleep(CHOICE)
-            waits = bool(timers) or watches(TAKERS)
+                await asyncio.sleep(TAKERS_CHOICE_S)
+            waits = bool(timers) or watches(TIMER_TAKERS)
         except OthersWait:
-            await asyncio.sleep(WAIT * random.random())
+            await asyncio.sleep(PULL_WAIT_S * random.random())
         except (ApiError, NoResponders, RequestTimeout) as error:
             log.debug("timers: %s", error)
             ready = False  # the consumer may be gone
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(TIMERS_RETRY_S)
 
 
 async def _handle_all(wills: Wills, timers: list[FiredTimer]) -> None:
     """Handle timers at the same time; sessions that end together share what is read of all sessions."""
     exchanges = None
-    if sum(timer.kind == EXPIRY for timer in timers) >= TOGETHER:
+    if sum(timer.kind == EXPIRY for timer in timers) >= EXPIRIES_TOGETHER_LEAST:
         try:
             exchanges = await list_exchanges(wills.services)
         except (ApiError, NoResponders, RequestTimeout) as error:

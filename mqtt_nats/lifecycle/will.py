@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from mqtt_nats.backbone.pending_stores import AwaitedStore, CountedStore, IgnoredStore, PendingStore, TooLarge, sequence
-from mqtt_nats.backbone.retry import PAUSE
+from mqtt_nats.backbone.retry import RETRY_PAUSE_S
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import NotAuthorized, PacketTooLarge, QosNotSupported, QuotaExceeded, Will
 from mqtt_nats.codec.wire import put_string
@@ -232,7 +232,7 @@ async def _publish_unless_owned(wills: Wills, client: Publisher, will: StoredWil
             found = None
             break
         except (ApiError, NoResponders, RequestTimeout):
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RETRY_PAUSE_S)
             await wills.services.nats.online.wait()
     if found is None or found[0].v5 is None:
         await _publish_if_there(wills, will, None)
@@ -250,7 +250,7 @@ async def _publish_if_there(wills: Wills, will: StoredWill, done: Done | None) -
             found = await wills.services.streams.wills.load(will.gateway, will.client_hash)
             break
         except (ApiError, NoResponders, RequestTimeout):
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(RETRY_PAUSE_S)
     if found is not None and found.seq == will.seq:
         publish_will(wills, will, done)
     elif done is not None:
@@ -354,10 +354,10 @@ def _publish(wills: Wills, will: StoredWill, then: Done | None) -> None:
         inject(wills.ingress, route, will.payload, will.qos, will.retain, sender, more, will.release, operation)
     except TooLarge as error:
         log.error("the will on %r cannot be published: %s", subject_to_topic(will.subject), error)
-        operation.end()
+        operation.delete_stored_will()
         return
     if not operation.remaining:
-        operation.end()
+        operation.delete_stored_will()
 
 
 class Wills:
@@ -403,7 +403,7 @@ class WillOp(CountedStore):
         """Count a finished store; the last one ends the operation."""
         self.remaining -= 1
         if self.remaining == 0:
-            self.end()
+            self.delete_stored_will()
 
     def waits(self) -> bool:
         """Return True: nobody would publish the will later."""
@@ -414,7 +414,7 @@ class WillOp(CountedStore):
         log.error("the will on %r was not stored: %s", subject_to_topic(self.will.subject), error)
         self.stored(b"")
 
-    def end(self) -> None:
+    def delete_stored_will(self) -> None:
         """Delete the stored will, which has been published; at QoS 0 it is deleted already."""
         if self.will.qos:
             _delete(self.wills.services, self.will, self.then or IgnoredStore())

@@ -45,10 +45,10 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 PAGES_MAX: Final = 32
 """Largest number of pages that are read for one subject; where the subject has more, its copies are dropped."""
 
-PAGE: Final = 512
+PAGE_MESSAGES: Final = 512
 PAGE_BYTES: Final = 2 * 1024 * 1024
 
-TOO_MUCH: Final = f"more than {PAGES_MAX * PAGE} messages are to be looked at"
+TOO_MUCH: Final = f"more than {PAGES_MAX * PAGE_MESSAGES} messages are to be looked at"
 
 COPIED: Final = b"copy-"
 """Beginning of the `Nats-Msg-Id` of a copy that a gateway has stored."""
@@ -235,7 +235,7 @@ class Copies:
         reader = SubjectReader(self._inbox, STREAM, PREFIX + subject, start)
         try:
             for _ in range(PAGES_MAX):
-                for message in await reader.page(PAGE, PAGE_BYTES):
+                for message in await reader.page(PAGE_MESSAGES, PAGE_BYTES):
                     found.add(header(message.headers, b"Nmqtt-Id:"))
                     found.add(header(message.headers, b"Nats-Msg-Id:"))
                 if not reader.more:
@@ -255,7 +255,7 @@ class Copies:
         else:
             self._link.kick()
 
-    def end(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
+    def count_copy(self, one: Copy, ack: bytes, error: ApiError | None) -> None:
         """Count a stored copy, unless another gateway has stored it first; a refused copy is dropped."""
         if error is not None:
             self._pass_over(one.subject, error)
@@ -274,11 +274,11 @@ class CopyOp(PendingStore):
 
     def stored(self, ack: bytes) -> None:
         """Report the PubAck: the copy is in the stream, stored now or before."""
-        self._copies.end(self._copy, ack, None)
+        self._copies.count_copy(self._copy, ack, None)
 
     def failed(self, error: ApiError) -> None:
         """Report that JetStream has refused the copy."""
-        self._copies.end(self._copy, b"", error)
+        self._copies.count_copy(self._copy, b"", error)
 
 
 def _known_by(message_id: bytes, headers: bytes, subject: str) -> bytes:

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-ARRIVED: Final = 10.0
+COPY_ARRIVED_S: Final = 10.0
 """Seconds after which a live copy that was sent has arrived, if the connection was not lost meanwhile."""
 
-REMEMBERED: Final = 15.0
+IDS_REMEMBERED_S: Final = 15.0
 """Seconds for which every gateway certainly remembers the ids of messages that have come."""
 
 SLICE_BYTES: Final = 8 * 1024 * 1024
 SLICE_PAUSE: Final = 0.05
 """Bytes of live copies that are sent at once, and seconds until the next ones are."""
 
-MARKS: Final = 16
-"""Number of counts that are kept, one a second: those of `ARRIVED`."""
+COUNTS_KEPT: Final = 16
+"""Number of counts that are kept, one a second: those of `COPY_ARRIVED_S`."""
 
 
 class LiveCopies:
@@ -48,7 +48,7 @@ class LiveCopies:
 
     def __init__(self, link: NatsConnection, store: AckedPublisher, dropped: Callable[[str, int], None]) -> None:
         self._link, self._store, self._dropped = link, store, dropped
-        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+        self._marks: deque[tuple[float, int]] = deque(maxlen=COUNTS_KEPT)
         """Loop times in seconds, with the number of stores by then."""
         self._lost: tuple[float, int] | None = None
         """The same for the loss of the connection; None = it is not lost."""
@@ -86,15 +86,15 @@ class LiveCopies:
             sent: number of stores at that time: later messages have had no live copy at all.
             now: loop time in seconds.
         """
-        arrived = max((count for at, count in self._marks if at <= lost - ARRIVED), default=0)
-        certain = max((count for at, count in self._marks if at <= now - REMEMBERED), default=0)
+        arrived = max((count for at, count in self._marks if at <= lost - COPY_ARRIVED_S), default=0)
+        certain = max((count for at, count in self._marks if at <= now - IDS_REMEMBERED_S), default=0)
         withheld = 0
         for token, op in self._store.pending.items():
             frame = op.frame
             if not frame.startswith(MESSAGE):
                 continue
             number = int(token, 16)
-            if number <= arrived and lost - self._again.get(token, 0.0) > ARRIVED:
+            if number <= arrived and lost - self._again.get(token, 0.0) > COPY_ARRIVED_S:
                 continue
             end = frame.index(b"\r\n")
             subject, _, size, total = frame[len(MESSAGE) : end].split(b" ")

@@ -212,7 +212,7 @@ def request(**given: Any) -> None:
             packets = connection.receive(deadline).packets
             for packet in packets:
                 publisher.handle(packet)
-            subscriber.take(packets)
+            subscriber.handle_packets(packets)
 
 
 def _printer(given: dict[str, Any]) -> Callable[[Message], None]:

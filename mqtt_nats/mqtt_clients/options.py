@@ -24,7 +24,7 @@ VERSIONS: Final = {
 SCHEMES: Final = {"mqtt": (1883, False), "mqtts": (8883, True), "ws": (80, False), "wss": (443, True)}
 """Scheme of a URL: port, and whether TLS is used."""
 
-NEVER: Final = 0xFFFF_FFFF
+EXPIRY_NEVER: Final = 0xFFFF_FFFF
 """Session Expiry Interval of a session that does not expire (section 3.1.2.11.2)."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -144,7 +144,7 @@ def connect_of(given: dict[str, Any]) -> Connect:
         raise click.UsageError("a password without --username needs MQTT 5.0")
     properties = Properties()
     if session and version == 5:
-        properties["session_expiry_interval"] = NEVER if expiry is None else expiry
+        properties["session_expiry_interval"] = EXPIRY_NEVER if expiry is None else expiry
     elif expiry is not None:
         raise click.UsageError("--session-expiry is for MQTT 5.0")
     return Connect(

@@ -21,7 +21,7 @@ from mqtt_nats.codec import (
 from mqtt_nats.mqtt_clients.connection import Connection
 from mqtt_nats.mqtt_clients.errors import Refused, TimeoutReached, reason_text
 
-WINDOW: Final = 20
+UNACKNOWLEDGED_MOST: Final = 20
 """Maximum number of unacknowledged messages, if the server allows as many.
 
 A server of MQTT 3.1.1 cannot tell its limit. mosquitto drops messages at QoS 2 beyond 20 and acknowledges them.
@@ -52,7 +52,7 @@ class Publisher:
         granted = connack.properties or {}
         self.deadline = deadline
         self._connection = connection
-        self._window = min(WINDOW, granted.get("receive_maximum", WINDOW))
+        self._window = min(UNACKNOWLEDGED_MOST, granted.get("receive_maximum", UNACKNOWLEDGED_MOST))
         self._packet_size = granted.get("maximum_packet_size", 0)
         self._maximum_qos = granted.get("maximum_qos", 2)
         self._retain = granted.get("retain_available", 1)

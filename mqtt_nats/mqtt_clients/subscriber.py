@@ -69,7 +69,7 @@ class Subscriber:
         while self._suback is None:
             if time.monotonic() >= deadline:
                 raise ClientError(f"no SUBACK within {ANSWER_WAIT_S:.0f} s")
-            self.take(self._connection.receive(deadline).packets)
+            self.handle_packets(self._connection.receive(deadline).packets)
         for one, code in zip(filters, self._suback.codes, strict=False):
             if code >= REFUSED:
                 why = reason_text(code, self._suback.properties) if self._connection.version == 5 else "failure"
@@ -80,9 +80,9 @@ class Subscriber:
         while not self.done:
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutReached("the time of --timeout is over")
-            self.take(self._connection.receive(deadline).packets)
+            self.handle_packets(self._connection.receive(deadline).packets)
 
-    def take(self, packets: Sequence[Packet]) -> None:
+    def handle_packets(self, packets: Sequence[Packet]) -> None:
         """Handle packets in order."""
         for packet in packets:
             if isinstance(packet, PublishRun):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 log = logging.getLogger("mqtt_nats.broker")
 
-STEP: Final = 10
+POINT_INTERVAL_S: Final = 10
 """Seconds between two points, which are at multiples of it in Unix time: those of all gateways are together."""
 
 POINTS: Final = 360
@@ -59,7 +59,7 @@ class History:
         self._points.append({"time": at, **rates, "dropped": dropped, **means, **present})
 
     async def record_points(self, look: Callable[[], Awaitable[tuple[dict[str, Any], dict[str, Any]]]]) -> None:
-        """Add a point every `STEP` seconds while the gateway runs.
+        """Add a point every `POINT_INTERVAL_S` while the gateway runs.
 
         Args:
             look: returns the present totals and numbers, as for `add`.
@@ -67,10 +67,10 @@ class History:
         while True:
             try:
                 totals, present = await look()
-                self.add(time.time() // STEP * STEP, totals, present)
+                self.add(time.time() // POINT_INTERVAL_S * POINT_INTERVAL_S, totals, present)
             except Exception:
                 log.exception("a point of the gateway's history is missing")
-            await asyncio.sleep(STEP - time.time() % STEP)
+            await asyncio.sleep(POINT_INTERVAL_S - time.time() % POINT_INTERVAL_S)
 
 
 def _mean(now: tuple[float, int], before: tuple[float, int]) -> float | None:

@@ -100,7 +100,7 @@ async def jetstream_state(nats: NatsLinks, gateways: Callable[[], Awaitable[list
 
 
 async def storage(nats: NatsLinks) -> AccountStorage | None:
-    """Return the file storage of the account of ``nats``, as JetStream has told it in the last `STORAGE_S` seconds.
+    """Return the file storage of the account of ``nats``, as JetStream has told it in the last `STORAGE_S`.
 
     None: JetStream has not answered in `STATE_TIMEOUT` seconds.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.data_path import Path
     from mqtt_nats.transport.connection import Connection
 
-WAITING_MOST: Final = 10_000
+EVENTS_WAITING_MOST: Final = 10_000
 """Most events that wait while NATS is not connected; beyond it the oldest is dropped."""
 
 GATEWAY_LOST: Final = "the gateway was lost"
@@ -54,7 +54,7 @@ class Presence:
     def __init__(self, path: Path, identity: Identity, *, wanted: bool) -> None:
         self._path, self._identity = path, identity
         self._wanted = wanted
-        self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=WAITING_MOST)
+        self._waiting: deque[tuple[Change, str, str, bytes]] = deque(maxlen=EVENTS_WAITING_MOST)
         self._since: dict[PresentClient, int] = {}
         """Time of the `connected` event by client, in milliseconds since 1970."""
         self._former: set[PresentClient] = set()

@@ -20,7 +20,7 @@ Change = Literal["connected", "disconnected"]
 _ROOM: Final = 200
 """Bytes of a subject reserved for everything except the client's name."""
 
-LONGEST: Final = 1024
+TEXT_CHARACTERS_MOST: Final = 1024
 """Most characters of a client id, user name or reason in an event: NATS limits the size of messages."""
 
 
@@ -32,7 +32,7 @@ def level(client_id: str) -> str:
 
 def shortened(text: str) -> str:
     """Return a client id, user name or reason, shortened for an event."""
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= TEXT_CHARACTERS_MOST else f"{text[: TEXT_CHARACTERS_MOST - 1]}…"
 
 
 def milliseconds(at: float) -> int:

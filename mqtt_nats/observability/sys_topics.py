@@ -46,7 +46,7 @@ MISSED: Final = 3
 GATEWAYS_MOST: Final = 4000
 """Most other gateways whose reports are kept."""
 
-FEW: Final = 32
+GATEWAYS_READ_MOST: Final = 32
 """Number of other gateways up to which reports are read although no client wants them: a first client has the sums."""
 
 NOT_READ: Final = {"messages": 0, "bytes": 0, "retained": 0, "sessions": 0}
@@ -131,7 +131,7 @@ class System:
 
     def _choose(self) -> None:
         """Read the reports of others only if there are few, or a client wants them."""
-        if self._subjects and len(self._others) <= FEW:
+        if self._subjects and len(self._others) <= GATEWAYS_READ_MOST:
             return
         wanted = any(self._path.table.wanted(topic) for topic in self._topics())
         if wanted:

@@ -93,7 +93,7 @@ class Host:
 
     def disconnect(self, client: ClientView, reason: ReasonCode, text: str) -> None:
         """End a connection; a 5.0 client gets reason code and text."""
-        cast("Client", client_of(client)).end(MqttError(text, reason))
+        cast("Client", client_of(client)).end_connection(MqttError(text, reason))
 
     def clients(self) -> list[ClientView]:
         """Return the clients connected to this gateway."""

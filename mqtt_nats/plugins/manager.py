@@ -88,7 +88,7 @@ class Plugins:
             self._failed[name] = str(error)
             log.error("%s; `mqtt-nats ctl plugins unload` withdraws the request to all gateways", error)
 
-    async def end(self) -> None:
+    async def unload_all(self) -> None:
         """Unload all plugins in reverse order of loading."""
         for name in reversed(list(self._loaded)):
             try:

@@ -15,122 +15,118 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqtt_nats.protocol.inflight import Delivery
-from mqtt_nats.protocol.unsequenced import UnsequencedQueue
+from mqtt_nats.protocol.inflight import Delivery, Release
 
 ALLOCATED_MOST: Final = 1024
 """Maximum number of messages of a session that have an allocated identifier; further ones wait."""
 
 
-class AllocatedIdentifiers(UnsequencedQueue):
-    """The part of a durable session's sender that allocates identifiers in place of those in use."""
+class AllocatedIdentifiers:
+    """The identifiers of one session that are allocated in place of those in use, or that are in use still.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        inflight: messages in flight to the client, by packet identifier.
+        releases: owed PUBRELs, by packet identifier.
+        asked: packet identifiers that the client has to give up first.
+    """
+
+    __slots__ = ("_asked", "_inflight", "_releases", "_reported", "allocated", "stored", "unconfirmed", "used")
+
+    def __init__(self, inflight: dict[int, Delivery], releases: dict[int, Release], asked: set[int]) -> None:
+        self._inflight = inflight
+        self._releases = releases
+        self._asked = asked
         self.allocated: dict[int, int] = {}
         """Allocated packet identifier by stream sequence of the message."""
         self.used: dict[int, int] = {}
         """Sequence by packet identifier: of allocations that have not ended in the stored position, and of messages
         whose acknowledgement JetStream has yet to confirm. These identifiers are in use, whatever is in flight."""
-        self._stored: set[int] = set()
+        self.stored: set[int] = set()
         """Sequences whose allocation is stored: these messages may be sent."""
-        self._unconfirmed: dict[int, int] = {}
+        self.unconfirmed: dict[int, int] = {}
         """Number of acknowledgements that JetStream has yet to confirm, by packet identifier."""
-        self._without = 0
+        self._reported = 0
         """Sequence of the message that was reported as waiting for an identifier; 0 = none."""
 
-    def restore_identifiers(self, identifiers: dict[int, int]) -> None:
+    def restore(self, identifiers: dict[int, int]) -> None:
         """Take the allocations that an earlier connection has stored: packet identifiers by stream sequence."""
         self.allocated.update(identifiers)
         self.used.update((identifier, sequence) for sequence, identifier in identifiers.items())
-        self._stored.update(identifiers)
+        self.stored.update(identifiers)
 
-    def _in_use(self, identifier: int) -> bool:
-        return identifier in self.inflight or identifier in self.releases or identifier in self.used
+    def in_use(self, identifier: int) -> bool:
+        """Whether an identifier cannot be given to a message now."""
+        return identifier in self._inflight or identifier in self._releases or identifier in self.used
 
-    def _identified(self, delivery: Delivery, space: int) -> bool:
-        """Whether a message may be sent as far as its identifier is concerned; allocate another one if that is in use.
-
-        Args:
-            space: number of identifiers that follow from sequences.
-        """
-        sequence = delivery.sequence
-        if sequence in self.allocated:
-            free = delivery.id not in self.inflight and delivery.id not in self.releases
-            return free and sequence in self._stored
-        if not self._in_use(delivery.id):
-            return True
-        identifier = self._free_identifier(sequence, space)
-        if identifier:
-            self.allocated[sequence] = identifier
-            self.used[identifier] = sequence
-            delivery.identify(identifier)
-            self.ports.allocate(sequence, identifier)
-            return sequence in self._stored
-        if self._without != sequence:
-            self._without = sequence
-            self.ports.report_no_identifier()
-        return False
-
-    def _free_identifier(self, sequence: int, space: int) -> int:
-        """Return a free identifier; 0 = there is none, or too many are allocated.
+    def allocate(self, sequence: int, space: int) -> int:
+        """Allocate a free identifier to a message; 0 = there is none, or too many are allocated.
 
         The search begins half of the identifiers away: those were not used lately, and are not needed soon.
+
+        Args:
+            sequence: stream sequence of the message.
+            space: number of identifiers that follow from sequences.
         """
         if len(self.allocated) >= ALLOCATED_MOST:
             return 0
         start = sequence + space // 2
         for step in range(space):
             identifier = (start + step) % space + 1
-            if not self._in_use(identifier) and identifier not in self._asked:
+            if not self.in_use(identifier) and identifier not in self._asked:
+                self.allocated[sequence] = identifier
+                self.used[identifier] = sequence
                 return identifier
         return 0
 
-    def allocation_stored(self, identifier: int) -> None:
-        """Send a message whose allocation is stored."""
+    def report_once(self, sequence: int) -> bool:
+        """Whether it is to be reported that a message waits for an identifier: it was not reported last."""
+        new = self._reported != sequence
+        self._reported = sequence
+        return new
+
+    def allocation_stored(self, identifier: int) -> bool:
+        """Note that the allocation of an identifier is stored; whether its message may be sent."""
         sequence = self.used.get(identifier, 0)
-        if self.allocated.get(sequence) == identifier:
-            self._stored.add(sequence)
-            self.pump()
+        if self.allocated.get(sequence) != identifier:
+            return False
+        self.stored.add(sequence)
+        return True
 
-    def allocation_removed(self, identifier: int) -> None:
-        """Free an identifier: a position without its allocation is stored."""
+    def allocation_removed(self, identifier: int) -> bool:
+        """Note that a position without an allocation is stored; whether the identifier is free since."""
         sequence = self.used.get(identifier, 0)
-        if sequence and self.allocated.get(sequence) != identifier:
-            del self.used[identifier]
-            self.pump()
+        if not sequence or self.allocated.get(sequence) == identifier:
+            return False
+        del self.used[identifier]
+        return True
 
-    def _confirm(self, delivery: Delivery) -> None:
-        """Acknowledge a complete message to JetStream; its identifier is free when that is confirmed."""
-        replies = delivery.replies()
-        self.used[delivery.id] = delivery.sequence
-        self._unconfirmed[delivery.id] = len(replies)
-        for reply in replies:
-            self.ports.ack(reply, delivery.id)
+    def await_confirmations(self, identifier: int, sequence: int, count: int) -> None:
+        """Keep the identifier of a complete message until JetStream has confirmed ``count`` acknowledgements."""
+        self.used[identifier] = sequence
+        self.unconfirmed[identifier] = count
 
-    def _confirmed(self, identifier: int) -> None:
-        """Note that JetStream has confirmed one acknowledgement of a message that is complete."""
-        left = self._unconfirmed.get(identifier, 0) - 1
+    def confirm_one(self, identifier: int) -> bool:
+        """Note that JetStream has confirmed an acknowledgement; whether it was the last one of a complete message."""
+        left = self.unconfirmed.get(identifier, 0) - 1
         if left > 0:
-            self._unconfirmed[identifier] = left
+            self.unconfirmed[identifier] = left
         elif not left:
-            del self._unconfirmed[identifier]
-            self._end_use(identifier)
-            self.pump()
+            del self.unconfirmed[identifier]
+            return True
+        return False
 
-    def _end_use(self, identifier: int) -> None:
-        """End the use of an identifier by a message that is complete, or that was given up before it was sent."""
+    def end_use(self, identifier: int) -> int:
+        """End the use of an identifier by a message that is complete, or that was given up before it was sent.
+
+        Returns:
+            The message's sequence if the identifier was allocated to it: it is free once a position without that is
+            stored. 0 = it was not, and is free.
+        """
         sequence = self.used.get(identifier, 0)
         if self.allocated.get(sequence) == identifier:
             del self.allocated[sequence]
-            self._stored.discard(sequence)
-            self.ports.end_allocation(sequence, identifier)
-        elif sequence:
+            self.stored.discard(sequence)
+            return sequence
+        if sequence:
             del self.used[identifier]
-
-    def _drop(self, delivery: Delivery) -> None:
-        """Acknowledge a message that waits and that the client does not get."""
-        for reply in delivery.replies():
-            self.ports.ack(reply)
-        if delivery.sequence in self.allocated:
-            self._end_use(delivery.id)
+        return 0

@@ -28,23 +28,36 @@ The state machine acts only through its :class:`Ports`; it uses neither a socket
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Set
 from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.codec.wire import PUBACK, PUBREC, PUBREL
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.inflight import SENT, STORING, Delivery, Release, SubscriptionState
-from mqtt_nats.protocol.owed_pubrels import OwedPubrels
-from mqtt_nats.protocol.ports import Ports
+from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
+from mqtt_nats.protocol.inflight import SENT, STORING, WAITING, Delivery, Release, SubscriptionState
+from mqtt_nats.protocol.ports import NOWHERE, Ports
+from mqtt_nats.protocol.suspect_identifiers import SuspectIdentifiers
 from mqtt_nats.protocol.transient_sender import unknown_pubrel
 
 ID_SPACE: Final = 49151
 """Identifiers 1-49151 follow from sequences of ``$MQTT_msgs``; higher ones are for retained and shared messages."""
 
+RETAINED_BASE: Final = 49152
+"""Least identifier of retained and shared messages."""
 
-LATE: Final = 24576
+RETAINED_SPACE: Final = 16384
+"""Number of identifiers of retained and shared messages."""
+
+SEQUENCE_EVER: Final = 1 << 62
+"""A stream sequence that is higher than all."""
+
+LATE_AFTER_MESSAGES: Final = 24576
 """Number of newer messages after which an acknowledgement is late: the identifier is needed again before long."""
+
+PAST_COMPLETED_MOST: Final = 4096
+"""Completed sequences that are remembered of subscriptions that have ended."""
 
 
 def packet_id(sequence: int) -> int:
@@ -52,7 +65,12 @@ def packet_id(sequence: int) -> int:
     return sequence % ID_SPACE + 1
 
 
-class DurableSender(OwedPubrels):
+def retained_id(sequence: int) -> int:
+    """Return the packet identifier under which a retained message is replayed."""
+    return RETAINED_BASE + sequence % RETAINED_SPACE
+
+
+class DurableSender:
     """The state machine of a durable session's sender.
 
     Args:
@@ -62,22 +80,88 @@ class DurableSender(OwedPubrels):
         on_drained_message: called when a message of an ended subscription is complete.
     """
 
+    identifiers: AllocatedIdentifiers
+    """Packet identifiers that do not follow from a sequence, and those of complete messages that are in use still."""
+    _suspects: SuspectIdentifiers
+    """Packet identifiers that the client may know from messages that are gone."""
+    sources: list[SubscriptionState]
+    open: bool
+    """Whether messages may be sent; False until all pending messages have come again, and while stalled."""
+    begun: bool
+    """Whether this connection may have sent a message."""
+    on_room: Callable[[], None] | None
+    """Called when acknowledgements may have made room in the window."""
+    on_drained_message: Callable[[Delivery], None] | None
+    """Called when a message of an ended subscription is complete."""
+    resent: int
+    """Number of messages that this connection has sent with DUP."""
+    reached: int
+    """Stream sequence up to which the shared reader has brought all messages; 0 = none."""
+
+    # Messages on their way
+    inflight: dict[int, Delivery]
+    _queued: dict[int, Delivery]
+    """Messages in state WAITING, by stream sequence; messages that their source keeps back included."""
+    _waiting: list[tuple[int, Delivery]]
+    """Heap, by stream sequence, of the messages in state WAITING whose source does not keep them back."""
+
+    # Retained and shared messages
+    others: deque[Delivery]
+    """Retained and shared messages that wait for a place in the window, in the order in which they came."""
+    reserved: set[int]
+    """Packet identifiers of shared subscriptions' messages that are not sent yet."""
+    cursors: dict[SubscriptionState, int]
+    """Retained sequence from which the next connection would go on, by subscription with an unfinished replay."""
+    _last_allocated: int
+    _recorded: dict[int, int]
+    """Sequences of the PUBRELs that were owed at the resume, by identifier, if `allocate_packet_id` made it."""
+
+    # Owed PUBRELs
+    releases: dict[int, Release]
+    released: int
+    """Number of owed PUBRELs that count as in flight: in 5.0, PUBRELs of messages that this connection has sent."""
+    _owed: set[int]
+    """Stream sequences whose PUBREL was owed at the resume: these messages are never sent again."""
+
+    # What earlier connections have done
+    _wary: bool
+    """Whether `sent_at_once` is off: each message needs the full checks."""
+    _perhaps: int
+    """Stream sequence up to which an earlier connection may have sent messages that come as first deliveries;
+    0 = none."""
+    _most: int
+    """Stream sequence after which earlier connections have sent no message; `SEQUENCE_EVER` = not known."""
+    _unsent: set[int]
+    """Stream sequences that were taken and never sent: they have no DUP when they come again."""
+
+    # Subscriptions that have ended
+    ended: int
+    """Stream sequence up to which ended subscriptions may have brought messages that others match too."""
+    _past: deque[int]
+    """Stream sequences completed last by subscriptions that have ended and are forgotten."""
+    _forgotten: int
+    """Highest stream sequence that forgotten subscriptions had received."""
+
     def __init__(
         self, limit: int, ports: Ports, version: int = 4, on_drained_message: Callable[[Delivery], None] | None = None
     ) -> None:
-        super().__init__(version, on_drained_message)
-        self.limit = limit
-        self.ports = ports
-        self.resent = 0
-        """Number of messages that this connection has sent with DUP."""
-        self.reached = 0
-        """Stream sequence up to which the shared reader has brought all messages; 0 = none."""
-        self._suspect: list[tuple[int, int]] = []
-        """Ranges of stream sequences whose packet identifiers the client may know as received; see `suspect`."""
-        self._floor = -1
-        """Stream sequence after which a stream that was replaced has other messages; -1 = it was not replaced."""
+        self.limit, self.ports, self.version = limit, ports, version
+        self.on_drained_message, self.on_room = on_drained_message, None
+        self.inflight, self.releases = {}, {}
+        self._suspects = SuspectIdentifiers(ID_SPACE)
+        self.identifiers = AllocatedIdentifiers(self.inflight, self.releases, self._suspects.asked)
+        self.sources = []
+        self.open = self.begun = self._wary = False
+        self.resent = self.reached = self.released = 0
+        self._queued, self._waiting = {}, []
+        self.others, self.reserved, self.cursors = deque(), set(), {}
+        self._last_allocated, self._recorded = 0, {}
+        self._owed, self._unsent = set(), set()
+        self._perhaps, self._most = 0, SEQUENCE_EVER
+        self.ended = self._forgotten = 0
+        self._past = deque(maxlen=PAST_COMPLETED_MOST)
 
-    # -- what JetStream delivers --------------------------------------------------------------
+    # -- what JetStream delivers ------------------------------------------------------------------
 
     def arrived(
         self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes, body: Any, qos: int
@@ -108,7 +192,7 @@ class DurableSender(OwedPubrels):
             return
         before = attempt > 1 and (sequence <= self._most or (self.begun and passed))
         dup = (before or sequence <= self._perhaps) and sequence not in self._unsent
-        if self._wary and not self._suspect:
+        if self._wary and not self._suspects.ranges:
             self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
         if source.held:
@@ -127,10 +211,10 @@ class DurableSender(OwedPubrels):
         return (
             self.open
             and not self._waiting
-            and not self._suspect
+            and not self._suspects.ranges
             and len(self.inflight) + self.released < self.limit
-            and not self._in_use(delivery.id)
-            and delivery.sequence not in self.allocated
+            and not self.identifiers.in_use(delivery.id)
+            and delivery.sequence not in self.identifiers.allocated
             and (len(self.sources) == 1 or self._passed(delivery.sequence))
         )
 
@@ -151,6 +235,7 @@ class DurableSender(OwedPubrels):
         """
         identifier = sequence % ID_SPACE + 1
         inflight = self.inflight
+        used = self.identifiers.used
         if (
             sequence <= source.last
             or not self.open
@@ -163,7 +248,7 @@ class DurableSender(OwedPubrels):
             or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)
-            or (self.used and (identifier in self.used or sequence in self.allocated))
+            or (used and (identifier in used or sequence in self.identifiers.allocated))
             or len(inflight) + self.released >= self.limit
             or (len(self.sources) > 1 and not self._passed(sequence))
         ):
@@ -183,7 +268,7 @@ class DurableSender(OwedPubrels):
 
     def identifier_of(self, sequence: int) -> int:
         """Return the packet identifier of a message: the allocated one, or the one that follows from its sequence."""
-        return self.allocated.get(sequence) or sequence % ID_SPACE + 1
+        return self.identifiers.allocated.get(sequence) or sequence % ID_SPACE + 1
 
     def begun_with(self, sequence: int) -> bool:
         """Whether this connection has taken a message for the client, and the message is not complete."""
@@ -205,6 +290,10 @@ class DurableSender(OwedPubrels):
         if self._waiting:  # a message may wait until this consumer has passed an older sequence
             self.pump()
 
+    def _had(self, sequence: int) -> bool:
+        """Whether the client has completed a message lately, through any subscription."""
+        return any(sequence in source.done for source in self.sources) or sequence in self._past
+
     def _passed(self, sequence: int) -> bool:
         """Whether no consumer can still deliver an older message with the same packet identifier."""
         oldest = sequence - ID_SPACE
@@ -223,7 +312,7 @@ class DurableSender(OwedPubrels):
         for source in list(self.sources):
             if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
                 source.begin_request()
-                self.ports.look(source, sequence)
+                self.ports.request_state(source, sequence)
 
     def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int, unacknowledged: int) -> bool:
         """Note a consumer's state after ``sequence`` was stored; see :meth:`exhausted`.
@@ -260,7 +349,7 @@ class DurableSender(OwedPubrels):
         source.end_request()
         self.pump()
 
-    # -- sending --------------------------------------------------------------------------------
+    # -- sending ----------------------------------------------------------------------------------
 
     def limit_window(self, limit: int) -> None:
         """Bound the messages in flight to the client."""
@@ -270,6 +359,15 @@ class DurableSender(OwedPubrels):
         """Note that the shared reader has brought all messages up to a stream sequence."""
         self.reached = sequence
 
+    def begin(self) -> None:
+        """Open the state machine for a new session: no message was ever sent."""
+        self.open = self.begun = True
+        self._most = 0
+
+    def close(self) -> None:
+        """Stop sending, as the connection has ended: messages that come from now on wait."""
+        self.open = False
+
     def pump(self) -> None:
         """Send the messages that may be sent now: retained and shared ones first, then others in stream order."""
         if not self.open:
@@ -278,18 +376,22 @@ class DurableSender(OwedPubrels):
             first = self.others[0]
             if first.id in self.releases and self._give_way(first.id):
                 continue
-            if first.id in self.inflight or first.id in self.releases or (first.qos == 2 and first.id in self._asked):
+            if (
+                first.id in self.inflight
+                or first.id in self.releases
+                or (first.qos == 2 and first.id in self._suspects.asked)
+            ):
                 break
             self._send(self.others.popleft())
         waiting = self._waiting
         while waiting and len(self.inflight) + self.released < self.limit:
             sequence, delivery = waiting[0]
-            if not self._identified(delivery, ID_SPACE):
+            if not self._identified(delivery):
                 return
-            if sequence not in self.allocated and not self._passed(sequence):
+            if sequence not in self.identifiers.allocated and not self._passed(sequence):
                 self._look(sequence)
                 return
-            if delivery.qos == 2 and self._suspect and self._suspicious(delivery):
+            if delivery.qos == 2 and self._suspects.ranges and self._suspicious(delivery):
                 return
             heapq.heappop(waiting)
             del self._queued[sequence]
@@ -317,6 +419,32 @@ class DurableSender(OwedPubrels):
         waiting = len(self._waiting) + len(self.others) + len(self.reserved)
         return max(self.limit - len(self.inflight) - self.released - waiting, 0) if self.open else 0
 
+    @property
+    def places(self) -> int:
+        """Size of a window in which all messages with DUP can be sent again at once."""
+        known = [*self.on_their_way(), *self.others]
+        again = [one.sequence for one in known if one.dup]
+        last = max(again, default=0)
+        return sum(one.sequence <= max(last, 0) for one in known) if again else 0
+
+    @property
+    def crowd(self) -> int:
+        """Number of stored messages that wait for a place in the window."""
+        return len(self._queued)
+
+    def crowd_before(self, sequence: int) -> int:
+        """Return how many waiting stored messages have at most this sequence."""
+        return sum(one <= sequence for one in self._queued)
+
+    def on_their_way(self) -> list[Delivery]:
+        """Return the messages in flight, and those that wait, except for waiting retained and shared messages."""
+        return [*self.inflight.values(), *self._queued.values()]
+
+    @property
+    def queued(self) -> list[Delivery]:
+        """Messages that wait for a place in the window."""
+        return [*self._queued.values(), *self.others] if self._queued or self.others else []
+
     def drop_hold(self, source: SubscriptionState, reason: int = SubscriptionState.REPLAYING) -> None:
         """Remove one reason for which new messages of a subscription wait; after the last one let them go."""
         source.drop_reason(reason)
@@ -325,75 +453,101 @@ class DurableSender(OwedPubrels):
             heapq.heappush(self._waiting, (delivery.sequence, delivery))
         self.pump()
 
-    # -- after a crash --------------------------------------------------------------------------
+    def call_on_room(self, callback: Callable[[], None] | None) -> None:
+        """Have ``callback`` called when acknowledgements may have made room in the window; None = no more."""
+        self.on_room = callback
 
-    def suspect(self, low: int, high: int) -> None:
-        """Note that messages of the sequences ``low`` to ``high`` may have been sent and are gone.
+    # -- retained and shared messages -------------------------------------------------------------
 
-        The client may still use one of their identifiers: before such an identifier is used at QoS 2
-        again, PUBREL asks the client to give it up.
-        """
-        if low <= high:
-            self._suspect.append((low, high))
-            self._wary = True
-
-    def replaced(self, floor: int) -> None:
-        """Note that the stream was replaced by one that has other messages after sequence ``floor``.
-
-        The client may know any identifier from the former stream: before a message after ``floor`` uses it at QoS 2,
-        the client has to give it up.
-        """
-        self._floor = floor
-        self._suspect.append((1, 0))  # an empty range, which has every message checked
-        self._wary = True
-
-    def _suspicious(self, delivery: Delivery) -> bool:
-        identifier = delivery.id
-        if identifier in self._cleared:
-            return False
-        if -1 < self._floor < delivery.sequence and not delivery.dup:
-            self.ask(identifier)
-            return True
-        # A message with DUP owns its identifier: the client may know the message by it, and must not give it up.
-        if delivery.dup and delivery.sequence in self.allocated:
-            return False
-        latest = self._latest(delivery.sequence, identifier)
-        latest -= ID_SPACE if delivery.dup else 0
-        for low, high in self._suspect:
-            if low <= (latest if latest <= high else high - (high - latest) % ID_SPACE):
-                self.ask(identifier)
-                return True
-        return False
-
-    def _latest(self, sequence: int, identifier: int) -> int:
-        """Return the latest sequence, at most ``sequence``, whose own identifier is ``identifier``."""
-        return sequence - (sequence + 1 - identifier) % ID_SPACE
-
-    def ask(self, identifier: int) -> None:
-        """Send PUBREL, once, so that the client gives an identifier up."""
-        if identifier not in self._asked:
-            self._asked.add(identifier)
-            self.ports.send(ack_bytes(PUBREL, identifier))
-
-    @property
-    def collected(self) -> bool:
-        """Whether every consumer has delivered its pending messages again."""
-        return all(source.collected for source in self.sources)
-
-    def start(self) -> None:
-        """Send owed PUBRELs, then messages that were in flight, then all others.
-
-        Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
-        [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
-        """
-        self.resend_pubrels()
-        for sequence, identifier in self.forget_absent():
-            latest = self._latest(sequence, identifier)
-            self.suspect(latest, latest)  # the client may know the message that is gone
-        self.open = self.begun = True
+    def replay(self, source: SubscriptionState, sequence: int, qos: int, body: Any, dup: bool) -> None:
+        """Send a retained message at QoS 1 or 2, once there is a place in the window."""
+        identifier = retained_id(sequence)
+        release = self.releases.get(identifier)
+        if release is not None and release.sequence == sequence and dup and release.source in (None, source):
+            release.replay_for(source)  # a copy for another subscription would be another message
+            return  # the client has the message: its PUBREL is owed, or was until now
+        self.others.append(Delivery(source, -sequence, identifier, qos, body, b"", dup))
+        self.ports.report_waiting()
         self.pump()
 
-    # -- what the client acknowledges -----------------------------------------------------------
+    def allocate_packet_id(self, sequence: int, others: Set[int] = frozenset()) -> int:
+        """Allocate an identifier for a group's copy of the message of a sequence; it is reserved until :meth:`share`.
+
+        A PUBREL owed for another copy of the message has another identifier: their records could not be told apart.
+
+        Args:
+            others: identifiers that must not be allocated either.
+        """
+        for _ in range(RETAINED_SPACE):
+            self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE
+            identifier = RETAINED_BASE + self._last_allocated
+            taken = identifier in self.inflight or identifier in self.releases or identifier in self._suspects.asked
+            free = not (taken or identifier in self.reserved or identifier in others)
+            if free and self._recorded.get(identifier) != sequence:
+                self.reserved.add(identifier)
+                return identifier
+        raise ProtocolError("no packet identifier is free")
+
+    def share(
+        self,
+        source: SubscriptionState,
+        sequence: int,
+        identifier: int,
+        qos: int,
+        body: Any,
+        reply: bytes,
+        dup: bool = False,
+    ) -> None:
+        """Send a message of a shared subscription, by an identifier of :meth:`allocate_packet_id` or its former one."""
+        self.reserved.add(identifier)
+        self.others.append(Delivery(source, -sequence, identifier, qos, body, reply, dup))
+        self.ports.report_waiting()
+        if self.open:
+            self.pump()
+
+    def shared(self, source: SubscriptionState) -> list[bytes]:
+        """Return the acknowledgement subjects of a shared subscription's unacknowledged messages at QoS 1."""
+        known = [*self.inflight.values(), *self.others]
+        return [one.reply for one in known if one.source is source and one.qos == 1 and one.reply]
+
+    def unacknowledged(self, source: SubscriptionState) -> list[tuple[int, int]]:
+        """Return packet identifier and stream sequence of a shared subscription's unacknowledged messages at QoS 1."""
+        known = [*self.inflight.values(), *self.others]
+        return [(one.id, -one.sequence) for one in known if one.source is source and one.qos == 1]
+
+    def unshare(self, source: SubscriptionState, *, all_: bool) -> list[bytes]:
+        """End a shared subscription: give up its QoS 1 messages that other members may have.
+
+        Args:
+            all_: whether the connection has ended, so that messages in flight are given up, too.
+
+        Returns:
+            The acknowledgement subjects of unsent messages, with ``all_`` also of unacknowledged ones.
+        """
+        waiting = [one for one in self.others if one.source is source and one.qos == 1]
+        self.others = deque(one for one in self.others if one.source is not source or one.qos != 1)
+        self.reserved.difference_update(one.id for one in waiting)
+        if all_:
+            waiting += [one for one in self.inflight.values() if one.source is source and one.qos == 1]
+        return [one.reply for one in waiting if one.reply]
+
+    def oldest_replayed(self, source: SubscriptionState) -> int | None:
+        """Return the lowest retained sequence of a source that waits or is not acknowledged; None = there is none."""
+        sequences = [-one.sequence for one in self.inflight.values() if one.sequence < 0 and one.source is source]
+        sequences += [-one.sequence for one in self.others if one.source is source]
+        return min(sequences, default=None)
+
+    def replayed(self, source: SubscriptionState, cursor: int | None) -> None:
+        """Note how far the record has a subscription's replay; PUBREL records before ``cursor`` may be removed."""
+        if cursor is None or source.ended:
+            self.cursors.pop(source, None)
+        else:
+            self.cursors[source] = cursor
+        for identifier, release in list(self.releases.items()):
+            if identifier >= RETAINED_BASE and self.releases.get(identifier) is release:
+                self._finish(identifier, release)
+
+    # -- what the client acknowledges -------------------------------------------------------------
 
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
         """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
@@ -420,7 +574,9 @@ class DurableSender(OwedPubrels):
                 if delivery.reply:
                     sequence = delivery.sequence
                     if sequence > 0 and (
-                        delivery.dup or sequence + LATE < delivery.source.last or sequence in self.allocated
+                        delivery.dup
+                        or sequence + LATE_AFTER_MESSAGES < delivery.source.last
+                        or sequence in self.identifiers.allocated
                     ):
                         self._leave_window(delivery)
                         self._confirm(delivery)
@@ -480,6 +636,18 @@ class DurableSender(OwedPubrels):
         if self._waiting or self.others:
             self.pump()
 
+    def _on_pubcomp(self, identifier: int) -> None:
+        """Handle a PUBCOMP, with any reason code: the client has given the identifier up."""
+        self._suspects.answered(identifier)
+        release = self.releases.get(identifier)
+        if release is not None:
+            if release.delivery is not None and not release.comp and self.version == 5:
+                self.released -= 1
+            release.complete()
+            if release.former:
+                self._suspects.clear(identifier)
+            self._finish(identifier, release)
+
     def _leave_window(self, delivery: Delivery) -> None:
         """Remove a message that needs no place in the window any more: after PUBACK, or when its PUBREL is stored."""
         del self.inflight[delivery.id]
@@ -489,3 +657,452 @@ class DurableSender(OwedPubrels):
         elif delivery.reply and delivery.qos == 1:
             delivery.source.settle(delivery.reply)
         self._report_drained(delivery)
+
+    def _drop(self, delivery: Delivery) -> None:
+        """Acknowledge a message that waits and that the client does not get."""
+        for reply in delivery.replies():
+            self.ports.ack(reply)
+        if delivery.sequence in self.identifiers.allocated:
+            self._end_use(delivery.id)
+
+    def _report_drained(self, delivery: Delivery) -> None:
+        """Report a complete message of an ended subscription."""
+        if delivery.source.ended and self.on_drained_message is not None:
+            self.on_drained_message(delivery)
+
+    # -- owed PUBRELs -----------------------------------------------------------------------------
+
+    def owe(self, identifier: int, sequence: int, former: bool = False, epoch: int = 0) -> None:
+        """Add the PUBREL of a record that was found; :meth:`DurableSender.start` sends it.
+
+        Args:
+            former: whether the sequence counts in a stream that was replaced.
+            epoch: epoch of the connection that has stored the record; 0 = not known.
+        """
+        self.releases[identifier] = Release(sequence, former, epoch)
+        # Other identifiers stand for a copy of a shared subscription, while a subscription of the session may have the
+        # same message to deliver, or for a retained message, whose sequence counts in another stream.
+        # Records of nats-server's listener, with any identifier, have no sequence.
+        if not former and identifier < RETAINED_BASE:
+            self._owed.add(sequence)
+        if identifier >= RETAINED_BASE:
+            self._recorded[identifier] = sequence
+
+    def resend_pubrels(self) -> None:
+        """Send the owed PUBRELs again, in the order in which their messages were received [MQTT-4.6.0-4] (3.1.1)."""
+        for identifier in self.releases:
+            self.ports.send(ack_bytes(PUBREL, identifier))
+
+    def keep_identifier(self, identifier: int, record: bytes) -> None:
+        """Keep the identifier of an owed PUBREL taken until :meth:`free_packet_id` is called."""
+        release = self.releases.get(identifier)
+        if release is not None and not release.stays:
+            release.keep_identifier(record)
+            self._finish(identifier, release)
+
+    def free_packet_id(self, identifier: int) -> None:
+        """Free the packet identifier of a PUBREL that the client has answered: a position without it is stored."""
+        release = self.releases.get(identifier)
+        if release is not None and release.stays and release.comp:
+            self._end_release(identifier)
+            if self._waiting or self.others:
+                self.pump()
+
+    def answered(self, identifier: int, sequence: int) -> None:
+        """Drop an owed PUBREL whose identifier the message of ``sequence`` has by now: the client has answered it.
+
+        Otherwise the identifier would not have been free. A connection that ended too early has left the record.
+        """
+        release = self.releases.get(identifier)
+        if release is not None and release.sequence != sequence:
+            self._end_release(identifier)
+            for record in release.records:
+                self.ports.ack(record)
+
+    def confirmed(self, identifier: int) -> None:
+        """Note that JetStream has confirmed one acknowledgement of a message whose PUBREL is owed."""
+        release = self.releases.get(identifier)
+        if release is not None:
+            release.confirm_one()
+            if release.delivery is not None and not release.unconfirmed:
+                self._report_drained(release.delivery)
+            self._finish(identifier, release)
+        elif self.identifiers.confirm_one(identifier):
+            self._end_use(identifier)
+            self.pump()
+
+    def pubrel_delivered(self, identifier: int, sequence: int, reply: bytes) -> None:
+        """Handle a record that the consumer of PUBREL records has delivered."""
+        release = self.releases.get(identifier)
+        if release is None:
+            delivery = self.inflight.get(identifier)
+            if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
+                # JetStream delivered the record before its PubAck came.
+                release = self.releases[identifier] = Release(sequence)
+        if release is None or release.sequence != sequence:
+            self.ports.ack(reply)  # the record of a message that is complete
+            return
+        release.records.append(reply)
+        self._finish(identifier, release)
+
+    def unrecorded(self) -> dict[int, int]:
+        """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""
+        return {
+            identifier: release.sequence
+            for identifier, release in self.releases.items()
+            if release.comp and not release.records and not release.stays
+        }
+
+    def vanished(self, identifier: int, sequence: int) -> None:
+        """Complete a PUBREL whose record is gone: an earlier connection removed it after it was read here."""
+        if self.unrecorded().get(identifier) == sequence:
+            self._finish(identifier, self.releases[identifier], gone=True)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether PUBREL records of retained messages are kept although the client has completed the messages."""
+        return any(one.comp and self._kept(identifier, one) for identifier, one in self.releases.items())
+
+    def _kept(self, identifier: int, release: Release) -> bool:
+        """Whether the next connection would send a retained message again without the record of its PUBREL."""
+        if identifier < RETAINED_BASE or not self.cursors:
+            return False
+        source = release.source
+        if source is not None:
+            first = self.cursors.get(source, SEQUENCE_EVER)
+        elif release.delivery is None:  # an earlier connection has sent it
+            first = min(self.cursors.values())
+        else:
+            return False  # of a shared subscription
+        if first > release.sequence:
+            return False
+        # If the client subscribes again meanwhile, it gets the same message once more: the record must not prevent it.
+        new = self.others[0] if self.others else None
+        return new is None or -new.sequence != release.sequence or source not in (None, new.source)
+
+    def _give_way(self, identifier: int) -> bool:
+        """Remove a kept record whose message is to be sent anew; False while the identifier is in use."""
+        self._finish(identifier, self.releases[identifier])
+        return identifier not in self.releases
+
+    def _finish(self, identifier: int, release: Release, gone: bool = False) -> None:
+        if not release.comp:
+            return
+        if not release.records and not release.stays and not gone:
+            self.ports.seek()
+        elif self._kept(identifier, release) and not gone:
+            return
+        elif release.unconfirmed <= 0 and (release.records or gone):
+            records = release.take_records()
+            if not release.stays:
+                self._end_release(identifier)
+            for record in records:
+                self.ports.ack(record)
+            if self._waiting or self.others:
+                self.pump()
+
+    def _end_release(self, identifier: int) -> None:
+        del self.releases[identifier]
+        if identifier in self.identifiers.used:
+            self._end_use(identifier)
+
+    # -- identifiers in place of those in use -----------------------------------------------------
+
+    def restore_identifiers(self, identifiers: dict[int, int]) -> None:
+        """Take the allocations that an earlier connection has stored: packet identifiers by stream sequence."""
+        self.identifiers.restore(identifiers)
+
+    def _identified(self, delivery: Delivery) -> bool:
+        """Whether a message may be sent as far as its identifier is concerned; allocate another one if that is in use.
+
+        A message whose identifier is allocated waits until that is stored.
+        """
+        identifiers = self.identifiers
+        sequence = delivery.sequence
+        if sequence in identifiers.allocated:
+            free = delivery.id not in self.inflight and delivery.id not in self.releases
+            return free and sequence in identifiers.stored
+        if not identifiers.in_use(delivery.id):
+            return True
+        identifier = identifiers.allocate(sequence, ID_SPACE)
+        if identifier:
+            delivery.identify(identifier)
+            self.ports.allocate(sequence, identifier)
+            return sequence in identifiers.stored
+        if identifiers.report_once(sequence):
+            self.ports.report_no_identifier()
+        return False
+
+    def allocation_stored(self, identifier: int) -> None:
+        """Send a message whose allocation is stored."""
+        if self.identifiers.allocation_stored(identifier):
+            self.pump()
+
+    def allocation_removed(self, identifier: int) -> None:
+        """Free an identifier: a position without its allocation is stored."""
+        if self.identifiers.allocation_removed(identifier):
+            self.pump()
+
+    def _confirm(self, delivery: Delivery) -> None:
+        """Acknowledge a complete message to JetStream; its identifier is free when that is confirmed."""
+        replies = delivery.replies()
+        self.identifiers.await_confirmations(delivery.id, delivery.sequence, len(replies))
+        for reply in replies:
+            self.ports.ack(reply, delivery.id)
+
+    def _end_use(self, identifier: int) -> None:
+        """End the use of an identifier by a message that is complete, or that was given up before it was sent."""
+        sequence = self.identifiers.end_use(identifier)
+        if sequence:
+            self.ports.end_allocation(sequence, identifier)
+
+    def forget_absent(self) -> list[tuple[int, int]]:
+        """End the allocations of messages that do not come again; return their sequences and packet identifiers.
+
+        Called when all pending messages have come again, and now and then: a nats-server that was killed may have
+        forgotten that it delivered a message, and deliver it later.
+        """
+        found = []
+        for sequence, identifier in list(self.identifiers.allocated.items()):
+            delivery = self.inflight.get(identifier) or self._queued.get(sequence)
+            release = self.releases.get(identifier)
+            here = sequence in (delivery and delivery.sequence, release and release.sequence)
+            if not here and identifier not in self.identifiers.unconfirmed and self._beyond(sequence):
+                self._end_use(identifier)
+                found.append((sequence, identifier))
+        return found
+
+    def _beyond(self, sequence: int) -> bool:
+        """Whether every consumer, or reader, has delivered all of its messages up to a sequence."""
+        return all(max(one.last, one.clear) >= sequence or one.live for one in self.sources)
+
+    # -- after a crash, or on another gateway -----------------------------------------------------
+
+    def sent_perhaps(self, last: int) -> None:
+        """Set DUP for first deliveries up to sequence ``last``: an earlier connection may have sent them."""
+        self._perhaps = last
+        self._wary = True
+
+    def perhaps(self, sequence: int) -> bool:
+        """Whether an earlier connection may have sent a message that comes as a first delivery."""
+        return sequence <= self._perhaps
+
+    def not_sent(self, sequences: Iterable[int]) -> None:
+        """Set the sequences that an earlier connection had taken and not sent; they replace former ones."""
+        self._unsent = set(sequences)
+
+    def sent_at_most(self, last: int) -> None:
+        """Note that earlier connections have sent no message after ``last``, also where one comes as a redelivery."""
+        self._most = last
+
+    @property
+    def most(self) -> int:
+        """Stream sequence after which no message was sent, by any connection; :data:`SEQUENCE_EVER` = not known."""
+        if not self.begun:
+            return self._most
+        return max(self._forgotten, self.ended, *(source.last for source in self.sources), 0)
+
+    def unsent(self) -> set[int]:
+        """Return the sequences that were taken and never sent: they wait for the window, or have to come again."""
+        return self._unsent.union(one.sequence for one in self._queued.values() if not one.dup)
+
+    def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
+        """Note that an earlier connection had taken a message that is on its way; ``mark`` is acknowledged with it."""
+        if mark not in delivery.replies():
+            delivery.add_reply(mark)
+        if self._perhaps_sent(delivery):
+            delivery.mark_duplicate(qos)
+
+    def _perhaps_sent(self, delivery: Delivery) -> bool:
+        """Whether a message has no DUP yet and may need one: it waits, and was not known as unsent."""
+        return delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent
+
+    def suspect(self, low: int, high: int) -> None:
+        """Note that messages of the sequences ``low`` to ``high`` may have been sent and are gone.
+
+        The client may still use one of their identifiers: before such an identifier is used at QoS 2
+        again, PUBREL asks the client to give it up.
+        """
+        if low <= high:
+            self._suspects.add(low, high)
+            self._wary = True
+
+    def replaced(self, floor: int) -> None:
+        """Note that the stream was replaced by one that has other messages after sequence ``floor``.
+
+        The client may know any identifier from the former stream: before a message after ``floor`` uses it at QoS 2,
+        the client has to give it up.
+        """
+        self._suspects.replaced(floor)
+        self._wary = True
+
+    def _suspicious(self, delivery: Delivery) -> bool:
+        """Whether the client has to give an identifier up before a message at QoS 2 uses it; it is asked."""
+        if not self._suspects.has(delivery, delivery.sequence in self.identifiers.allocated):
+            return False
+        self.ask(delivery.id)
+        return True
+
+    def ask(self, identifier: int) -> None:
+        """Send PUBREL, once, so that the client gives an identifier up."""
+        if self._suspects.ask(identifier):
+            self.ports.send(ack_bytes(PUBREL, identifier))
+
+    @property
+    def collected(self) -> bool:
+        """Whether every consumer has delivered its pending messages again."""
+        return all(source.collected for source in self.sources)
+
+    def start(self) -> None:
+        """Send owed PUBRELs, then messages that were in flight, then all others.
+
+        Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
+        [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
+        """
+        self.resend_pubrels()
+        for sequence, identifier in self.forget_absent():
+            latest = self._suspects.latest(sequence, identifier)
+            self.suspect(latest, latest)  # the client may know the message that is gone
+        self.open = self.begun = True
+        self.pump()
+
+    def disconnect(self) -> None:
+        """Cut the state machine off from its ports: all work is left to the next connection."""
+        self.ports = NOWHERE
+        self.on_drained_message = self.on_room = None
+
+    # -- clients that do not read -----------------------------------------------------------------
+
+    def recallable(self, identifier: int) -> bool:
+        """Whether a message in flight can be taken back, since a consumer will deliver it again."""
+        delivery = self.inflight.get(identifier)
+        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.ended
+
+    def recall(self, identifier: int) -> bool:
+        """Take back a message whose PUBLISH packet has not left the gateway.
+
+        Returns:
+            False when the packet has to be sent all the same: no consumer would deliver the message again.
+        """
+        if not self.recallable(identifier):
+            return False
+        self._give_up(self.inflight.pop(identifier))
+        return True
+
+    def stop_sending(self) -> None:
+        """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
+        self.open = False
+        for delivery in list(self._queued.values()):
+            if not delivery.source.ended:
+                del self._queued[delivery.sequence]
+                self._give_up(delivery)
+        for source in self.sources:
+            if not source.ended:
+                source.backlog.clear()
+        self._waiting = [entry for entry in self._waiting if entry[1].source.ended]
+        heapq.heapify(self._waiting)
+
+    def _give_up(self, delivery: Delivery) -> None:
+        if not delivery.dup:
+            self._unsent.add(delivery.sequence)
+        for source in self.sources:
+            # A nats-server that is killed meanwhile may deliver it as a first delivery again: it is not complete.
+            source.given_up(delivery.sequence)
+
+    def go_on(self) -> None:
+        """Send again: first the messages that were given up, in order."""
+        self._unsent.clear()
+        for source in self.sources:
+            source.recover()
+        self.forget_absent()
+        self.open = True
+        self.pump()
+
+    # -- changes of subscriptions -----------------------------------------------------------------
+
+    def end_up_to(self, sequence: int) -> None:
+        """Note the stream sequence up to which an ended subscription may have brought messages that others match."""
+        self.ended = max(self.ended, sequence)
+
+    def forget(self, source: SubscriptionState) -> None:
+        """Remove the source of an ended subscription that is complete: its consumer is deleted."""
+        if source in self.sources:
+            self.sources.remove(source)
+            self._forgotten = max(self._forgotten, source.last)
+            self._past.extend(source.done)
+
+    def begin_anew(self) -> None:
+        """Reset the sequences: the stream counts from 1 again."""
+        self.ended = self._forgotten = 0
+        self._most = SEQUENCE_EVER
+        self._past.clear()
+        self._unsent.clear()
+        for identifier in list(self.identifiers.allocated.values()):
+            self._end_use(identifier)
+
+    def holds(self, source: SubscriptionState) -> bool:
+        """Whether a message of ``source`` is on its way, or JetStream has yet to confirm its acknowledgement."""
+        return (
+            self.waits(source)
+            or any(delivery.source is source for delivery in self.inflight.values())
+            or any(
+                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
+                for release in self.releases.values()
+            )
+        )
+
+    def waits(self, source: SubscriptionState) -> bool:
+        """Whether a message of ``source`` waits and is not sent."""
+        return bool(source.backlog) or any(delivery.source is source for _, delivery in self._waiting)
+
+    def lower(self, source: SubscriptionState, end: int, retained: bool) -> None:
+        """Lower a subscription to QoS 0: messages that its consumer brings up to ``end`` are still sent.
+
+        Args:
+            retained: whether waiting retained messages are sent all the same: they come in no other way.
+        """
+        # Up to what the other subscriptions have received: they may have left those messages to this one.
+        source.end_at(max(end, *(one.last for one in self.sources)), whole=True)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
+        self.replayed(source, None)
+
+    def pass_over_backlog(self, source: SubscriptionState, sequences: Set[int]) -> None:
+        """Acknowledge messages that a source keeps back: the client does not get them from it."""
+        backlog = list(source.backlog)
+        source.backlog.clear()
+        for delivery in backlog:
+            if delivery.sequence not in sequences:
+                source.backlog.append(delivery)
+                continue
+            del self._queued[delivery.sequence]
+            source.unwanted.append(delivery.sequence)
+            self._drop(delivery)
+
+    def drain(
+        self, source: SubscriptionState, keep: Callable[[Delivery], bool] = lambda delivery: False
+    ) -> list[Delivery]:
+        """End a subscription: forget the messages that its source has brought and that were not sent yet.
+
+        Args:
+            keep: whether another subscription wants a message that it has left to this one.
+
+        Returns:
+            The messages still in flight; the source may go when all of them are complete.
+        """
+        source.end_at(source.last)
+        again: list[tuple[int, Delivery]] = []
+        for delivery in [*source.backlog, *(d for _, d in self._waiting if d.source is source)]:
+            # An earlier connection may have sent the message: it is completed [MQTT-3.10.4-3].
+            if delivery.dup or keep(delivery):
+                again.append((delivery.sequence, delivery))
+                continue
+            del self._queued[delivery.sequence]
+            source.unwanted.append(delivery.sequence)
+            self._drop(delivery)
+        source.backlog.clear()
+        self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again
+        heapq.heapify(self._waiting)
+        self.others = deque(d for d in self.others if d.source is not source or d.dup)
+        self.replayed(source, None)
+        self.pump()
+        return [d for d in self.inflight.values() if d.source is source] + [d for _, d in again if d.state == WAITING]

@@ -477,7 +477,7 @@ class Release:
         """Note the subscription for which the retained message would have been sent again."""
         self.source = source
 
-    def keep(self, record: bytes) -> None:
+    def keep_identifier(self, record: bytes) -> None:
         """Keep the identifier taken until :meth:`DurableSender.free_packet_id`; ``record`` is acknowledged then."""
         self.stays = True
         self.records.append(record)

@@ -36,7 +36,7 @@ class Ports(Protocol):
     def report_no_identifier(self) -> None:
         """Report that a message waits since its packet identifier is in use and no other one may be allocated."""
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
 
     def report_waiting(self) -> None:
@@ -74,7 +74,7 @@ class Nowhere:
     def report_no_identifier(self) -> None:
         """Drop the report: nothing is sent any more."""
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         """Leave the request to the next connection."""
 
     def report_waiting(self) -> None:

@@ -85,7 +85,7 @@ class SessionPosition:
             self.dirty = True
             self._changed(self)
 
-    def take(self, sequence: int, qos: int) -> None:
+    def add_pending(self, sequence: int, qos: int) -> None:
         """Add a message that the session takes: it is pending."""
         self.pending[sequence] = qos
         if not self.dirty:  # as `change` does, without a call

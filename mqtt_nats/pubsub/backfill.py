@@ -38,13 +38,13 @@ log = logging.getLogger("mqtt_nats.broker")
 
 # Seconds by which the gap is taken to have begun before the server was last heard: a message may have waited in the
 # server, and clocks differ. The ids of delivered messages are remembered for longer.
-BEFORE: Final = 8.0
-PAGE: Final = 256
+GAP_BEFORE_S: Final = 8.0
+PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024
 
 # Seconds for which new messages wait while JetStream does not answer after core NATS is back.
 BACKFILL_TIMEOUT: Final = 30.0
-RETRY: Final = 0.25
+BACKFILL_RETRY_S: Final = 0.25
 
 # Maximum bytes of new messages per filter that wait while older ones are read; beyond it they are read as well.
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
@@ -146,7 +146,7 @@ class Repair:
                 for found in self._missed:
                     self._let_go(found)
             else:
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(BACKFILL_RETRY_S)
 
     async def _close(self) -> None:
         """Read what was missed, and go on with new messages.
@@ -173,7 +173,7 @@ class Repair:
 
         The leader is asked: another replica may not have any of these messages yet.
         """
-        body = {"next_by_subj": f"{PREFIX}>", "start_time": rfc3339(int((self._since - BEFORE) * 1e9))}
+        body = {"next_by_subj": f"{PREFIX}>", "start_time": rfc3339(int((self._since - GAP_BEFORE_S) * 1e9))}
         try:
             return message_of(await call(self._nats.inbox, f"STREAM.MSG.GET.{MESSAGES}", body)).seq
         except ApiError as error:
@@ -202,7 +202,9 @@ class Repair:
         more = True
         while place <= end:
             if more:
-                page, more = await direct_page(inbox, MESSAGES, subject, {"seq": place}, messages=PAGE, size=PAGE_BYTES)
+                page, more = await direct_page(
+                    inbox, MESSAGES, subject, {"seq": place}, messages=PAGE_MESSAGES, size=PAGE_BYTES
+                )
             elif head.replicated and (following := await head.following(subject, place)) is not None:
                 page, more = [following], True  # the replica was behind
             else:

@@ -167,7 +167,7 @@ class Gate:
         for known in [one for one, (_, message) in self.waiting.items() if isinstance(one, bytes) and message.qos]:
             self.discard(known)
 
-    def end(self) -> list[tuple[Choice, Message]]:
+    def close(self) -> list[tuple[Choice, Message]]:
         """Close the queue and return its messages; the caller runs :meth:`let_go` after their delivery."""
         self.ended = True
         self._add(-self.waiting_bytes)

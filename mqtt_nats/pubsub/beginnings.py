@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from mqtt_nats.base.tasks import Tasks
     from mqtt_nats.pubsub.subscribers import Filter, Member
 
-KEPT: Final = 40.0
+BEGINNINGS_KEPT_S: Final = 40.0
 """Seconds for which beginnings are kept."""
 
-UNKNOWN: Final = 1 << 62
+SEQUENCE_UNREAD: Final = 1 << 62
 """Sequence that was not read yet: no message is behind it."""
 
-NEVER: Final = -1
+GAPS_NEVER: Final = -1
 """A number of gaps that there never is."""
 
-MOMENT: Final = 0.001
+ONE_BEGINNING_S: Final = 0.001
 """Seconds in which subscriptions have one beginning."""
 
-PAUSE: Final = 0.05
+SEQUENCE_READ_PAUSE_S: Final = 0.05
 """Least seconds between two reads of the last sequence."""
 
-RETRY: Final = 1.0
+SEQUENCE_READ_RETRY_S: Final = 1.0
 """Seconds after which the last sequence is read again when JetStream has not answered."""
 
-WAITING_MOST: Final = 10_000
+BEGINNINGS_WAITING_MOST: Final = 10_000
 """Maximum number of beginnings that wait for their sequence; of others, the time alone is known."""
 
 
@@ -56,7 +56,7 @@ class Beginning:
         self._gaps = gaps
         self.at = natstime.now()
         """Unix time in seconds, by nats-server's clock."""
-        self.last = UNKNOWN
+        self.last = SEQUENCE_UNREAD
         """Last sequence of the stream, read afterwards."""
         self.exact = False
         """Whether every message up to `last` is older than the subscriptions, or has come."""
@@ -67,7 +67,7 @@ class Beginning:
 
     def doubt(self) -> None:
         """Note that messages up to `last` may have come, and were dropped before they were delivered."""
-        self._gaps, self.exact = NEVER, False
+        self._gaps, self.exact = GAPS_NEVER, False
 
     def covers(self, sequence: int, born: float) -> bool:
         """Return whether a stored message is for the subscriptions.
@@ -89,7 +89,7 @@ class Beginnings:
         self._nats, self._tasks, self._last = nats, tasks, last
         self._present: Beginning | None = None
         """Beginning of the subscriptions that are made now; None = there is none."""
-        self._waiting: deque[Beginning] = deque(maxlen=WAITING_MOST)
+        self._waiting: deque[Beginning] = deque(maxlen=BEGINNINGS_WAITING_MOST)
         """Beginnings whose sequence is not known."""
         self._reading = False
         self._noted: set[Filter] = set()
@@ -97,7 +97,7 @@ class Beginnings:
     def begin(self, found: Filter, member: Member, qos: int) -> None:
         """Note that a member's subscription begins now."""
         present = self._present
-        if present is None or natstime.now() - present.at > MOMENT:
+        if present is None or natstime.now() - present.at > ONE_BEGINNING_S:
             present = self._present = Beginning(self._nats.lost_count)
         found.begin(member, present)
         self._noted.add(found)
@@ -119,16 +119,16 @@ class Beginnings:
                     last = await self._last()
                 except (ApiError, NoResponders, RequestTimeout):
                     self._waiting.extendleft(reversed(some))
-                    await asyncio.sleep(RETRY)
+                    await asyncio.sleep(SEQUENCE_READ_RETRY_S)
                     await self._nats.online.wait()
                     continue
                 for one in some:
                     one.read(last, self._nats.lost_count)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
         finally:
             self._reading = False
 
     def rotate(self) -> None:
         """Forget beginnings that are too old for any gap; called while there is no gap."""
-        old = natstime.now() - KEPT
+        old = natstime.now() - BEGINNINGS_KEPT_S
         self._noted = {found for found in self._noted if found.forget_beginnings(old)}

@@ -137,11 +137,11 @@ class ClientMemory:
         if self._share is not None:
             self._share.forget()
 
-    def end(self) -> None:
+    def free_all(self) -> None:
         """Free all memory of the client: its connection has ended."""
         self._forget_routes()
         if self._share is not None:
-            self._share.end()
+            self._share.return_all()
 
     def _room(self) -> Share:
         if self._share is None:

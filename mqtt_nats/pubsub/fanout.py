@@ -24,7 +24,7 @@ SEEN_FOR: Final = 40.0
 # Maximum number of ids per filter and half: while a connection to NATS is away, no id is forgotten.
 SEEN_MOST = 250_000
 
-LARGE: Final = 2048
+PARTS_PACKET_BYTES: Final = 2048
 """Packet size in bytes from which a copy of the packet costs more than a list of its parts."""
 
 
@@ -62,7 +62,7 @@ class Fanout:
         start = run.head
         count = run.count
         lead = b"%b%d\r\n" % (route.pub, run.step - start)
-        if run.step > LARGE:
+        if run.step > PARTS_PACKET_BYTES:
             out = self.out
             view = memoryview(raw)
             following = b"\r\n" + lead
@@ -166,7 +166,7 @@ class Fanout:
             high = group.high
             if qos == 1:
                 for member, _ in high:
-                    member.take(message, 1)
+                    member.send_or_queue(message, 1)
                 if high:
                     several = len(high)
                     self.sent[1] += several
@@ -185,7 +185,7 @@ class Fanout:
         """Send a QoS 2 message to members with granted QoS 1 or 2."""
         size = len(message.payload)
         for member, granted in members:
-            member.take(message, granted)
+            member.send_or_queue(message, granted)
             self.sent[granted] += 1
             self.sent_bytes[granted] += size
 

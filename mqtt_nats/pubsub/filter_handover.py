@@ -27,7 +27,7 @@ from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.granted_options import Choice, choose
 from mqtt_nats.pubsub.routing_table import Filter, Group, Member, Table
 
-MOST: Final = 250_000
+NOTED_IDS_MOST: Final = 250_000
 """Maximum number of noted ids: while one connection is away, the other connection may bring any number."""
 
 MOST_KEPT: Final = 4 * 1024 * 1024
@@ -86,7 +86,7 @@ class Parting(Member):
         self.member.guard(choice, message, known)
 
     def _note(self, known: bytes) -> None:
-        if len(self._noted) >= MOST:
+        if len(self._noted) >= NOTED_IDS_MOST:
             self._noted.clear()
         self._noted[known] = None
         kept = self._kept.pop(known, None)
@@ -96,7 +96,7 @@ class Parting(Member):
     def _keep(self, known: bytes, choice: Choice, message: Message) -> None:
         self._kept[known] = choice, message
         self._size += len(message.payload)
-        if self._size > MOST_KEPT or len(self._kept) > MOST:
+        if self._size > MOST_KEPT or len(self._kept) > NOTED_IDS_MOST:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -110,7 +110,7 @@ class Parting(Member):
         """Begin the step in which messages from the heirs are kept."""
         self._keeping = True
 
-    def end(self) -> None:
+    def filters_ended(self) -> None:
         """Begin the last step: the filters have ended."""
         self._ended = True
         self._let_go()

@@ -4,9 +4,9 @@
 Theory of operation. A trie of levels is fast for ordinary filters, but clients can make it visit every level of every
 filter: each ``+`` beside a literal doubles the branches. So there is no trie. A filter without wildcards is found by
 its text. A filter with wildcards is filed under that of its literals under which the fewest filters are filed. A
-topic is looked up by each of its first `DEPTH` levels, and compared with the filters filed there. More than `FEW`
-filters are compared `BLOCK` at a time: a block has, for each level, the set of its filters that allow a
-literal there, as the bits of an integer, and a topic takes one ``&`` per level for all of them.
+topic is looked up by each of its first `DEPTH` levels, and compared with the filters filed there. More than
+`COMPARED_SINGLY_MOST` filters are compared `BLOCK` at a time: a block has, for each level, the set of its filters that
+allow a literal there, as the bits of an integer, and a topic takes one ``&`` per level for all of them.
 
 A match costs at most `DEPTH` lookups, and for each full block and each place where a filter may be filed one operation
 on 1024 bits per level. Filters of more than `DEPTH` levels have one place, filters without literals another.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 DEPTH: Final = 16
 """Maximum number of levels of a filter that is filed under a literal; longer filters share one place."""
 
-FEW: Final = 8
+COMPARED_SINGLY_MOST: Final = 8
 """Number of filters in one place up to which they are compared one by one."""
 
 BLOCK_BITS: Final = 10
@@ -73,7 +73,7 @@ class _Block:
         else:
             self.ending[count] |= bit
 
-    def take(self, bit: int, levels: list[str], rest: bool) -> None:
+    def remove(self, bit: int, levels: list[str], rest: bool) -> None:
         """Remove a filter of this block."""
         count = len(levels)
         self.used ^= bit
@@ -147,7 +147,7 @@ class _Place(Generic[T]):
         self.rests: list[bool] = []
         """Whether ``#`` follows, for each filter."""
         self.slots: dict[str, int] | None = None
-        """Index of each filter in these lists, by filter; None while there are at most `FEW`."""
+        """Index of each filter in these lists, by filter; None while there are at most `COMPARED_SINGLY_MOST`."""
         self.blocks: list[_Block] = []
 
     def put(self, topic_filter: str, levels: list[str], rest: bool, value: T) -> None:
@@ -163,7 +163,7 @@ class _Place(Generic[T]):
         if self.slots is not None:
             self.slots[topic_filter] = slot
             self._into_block(slot)
-        elif slot >= FEW:
+        elif slot >= COMPARED_SINGLY_MOST:
             self.slots = {}
             for each in range(slot + 1):
                 self.slots[_text(self.levels[each], self.rests[each])] = each
@@ -204,7 +204,7 @@ class _Place(Generic[T]):
         self.blocks[index].put(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
 
     def _from_block(self, slot: int) -> None:
-        self.blocks[slot >> BLOCK_BITS].take(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
+        self.blocks[slot >> BLOCK_BITS].remove(1 << (slot & (BLOCK - 1)), self.levels[slot], self.rests[slot])
 
     def match(self, levels: list[str], hidden: bool, found: list[T]) -> None:
         """Add the values of the filters that match to ``found``."""
@@ -318,7 +318,7 @@ class OverlapLimit:
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)
 
-    def take(self, topic_filter: str) -> bool:
+    def add_if_fits(self, topic_filter: str) -> bool:
         """Add a filter; False: a topic would match too many, or the comparisons do not suffice to tell."""
         levels, rest = _levels(topic_filter)
         self._add(topic_filter, levels, rest)

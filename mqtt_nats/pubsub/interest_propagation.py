@@ -37,14 +37,14 @@ log = logging.getLogger("mqtt_nats.broker")
 SERVERS_TIMEOUT: Final = 1.0
 """Maximum seconds to wait for the answers of servers."""
 
-REPEAT: Final = 5.0
+ANNOUNCEMENT_PAUSE_LEAST_S: Final = 5.0
 """Least seconds between two announcements of a server; at most twice as many."""
 
-STEEP: Final = 10.0
+LATE_TIMES_POWER: Final = 10.0
 """How much more likely late times of an announcement are than early ones, as power of e. Of up to e^10 gateways few are
 early, and the others hear them in time."""
 
-MOST: Final = 1000
+SERVERS_REMEMBERED_MOST: Final = 1000
 """Maximum number of servers that are remembered."""
 
 
@@ -60,7 +60,7 @@ class _Echo:
         """Note the servers whose answer is missing, and the timer after which they are given up."""
         self.missing, self._timer = nodes, timer
 
-    def end(self) -> None:
+    def release_waiting(self) -> None:
         """Let those go on that wait for the answers."""
         if self._timer is not None:
             self._timer.cancel()
@@ -172,7 +172,7 @@ class Nodes:
 
     def _end(self, number: bytes, echo: _Echo) -> None:
         del self._open[number]
-        echo.end()
+        echo.release_waiting()
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         *_, number, node = subject.split(b".")
@@ -202,7 +202,12 @@ class Nodes:
             self._nats.publish(reply, _server(self._nats.link))
 
     def _note(self, node: bytes) -> None:
-        if node.isalnum() and len(node) <= 64 and len(self.others) < MOST and node != _server(self._nats.link):
+        if (
+            node.isalnum()
+            and len(node) <= 64
+            and len(self.others) < SERVERS_REMEMBERED_MOST
+            and node != _server(self._nats.link)
+        ):
             self.others.add(node)
 
     def _inquire(self) -> None:
@@ -214,8 +219,10 @@ class Nodes:
 
 
 def time_to_announcement() -> float:
-    """Return a random time in seconds, `REPEAT` to twice that, of which the least of many is far from the next."""
-    return REPEAT * (1 + math.log1p(random.random() * math.expm1(STEEP)) / STEEP)
+    """Return a random time, `ANNOUNCEMENT_PAUSE_LEAST_S` to twice that; the least of many is far from the next."""
+    return ANNOUNCEMENT_PAUSE_LEAST_S * (
+        1 + math.log1p(random.random() * math.expm1(LATE_TIMES_POWER)) / LATE_TIMES_POWER
+    )
 
 
 def _server(link: NatsConnection) -> bytes:

@@ -226,7 +226,7 @@ class Table:
             return False
         self.changed(found)
         self.subscriptions -= 1
-        found.end(member)
+        found.remove_member(member)
         del member.filters[found]
         member.parted(found)
         member.choose_options(found, None)
@@ -258,7 +258,7 @@ class Table:
         self.subscriptions -= len(member.filters)
         for found in member.filters:
             self.changed(found)
-            found.end(member)
+            found.remove_member(member)
             if not found.members:
                 self._drop(found)
         member.forget_filters()
@@ -275,7 +275,7 @@ class Table:
     def _put_down(self, carrier: Carrier, found: Filter) -> None:
         del carrier.carried[found]
         if not carrier.carried:
-            carrier.end()
+            carrier.unsubscribe()
             self.carriers = {text: one for text, one in self.carriers.items() if one is not carrier}
 
     def renew(self, link: NatsConnection) -> None:

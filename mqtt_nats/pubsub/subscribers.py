@@ -132,7 +132,7 @@ class Member:
                     overlaps.add(one.text)
         return overlaps.count(text) >= OVERLAPS_MOST
 
-    def take(self, message: Message, qos: int) -> None:
+    def send_or_queue(self, message: Message, qos: int) -> None:
         """Accept a message at QoS 1 or 2 (regular sessions only)."""
         raise AssertionError("only regular sessions take QoS 1 and 2 messages from core NATS")
 
@@ -278,7 +278,7 @@ class Filter:
         if self.backlog is not None:
             self.backlog.join(member)
 
-    def end(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         """Remove a member."""
         del self.members[member]
         if self.beginnings is not None:
@@ -343,7 +343,7 @@ class Carrier:
         for sid, subject in zip(self.sids, self.subjects, strict=True):
             self.link.renew(sid, subject)
 
-    def end(self) -> None:
+    def unsubscribe(self) -> None:
         """Unsubscribe: the carrier has no filters left."""
         for sid in self.sids:
             self.link.unsubscribe_raw(sid)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.inbox import GRACE
+from mqtt_nats.backbone.inbox import FORMER_LEADER_ANSWER_S
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.record import claimed
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 # Seconds for which the former owner may still listen to a deliver subject. After that the listener is a client that
-# listens to everything: for `CROWDED` seconds other deliver subjects are waited for no longer than `LET_GO_CROWDED`.
-LET_GO: Final = 1.0
-LET_GO_CROWDED: Final = 0.1
-CROWDED: Final = 60.0
+# listens to everything: for `CROWDED_S` other deliver subjects are waited for no longer than `LET_GO_CROWDED_WAIT_S`.
+LET_GO_WAIT_S: Final = 1.0
+LET_GO_CROWDED_WAIT_S: Final = 0.1
+CROWDED_S: Final = 60.0
 
-STEP: Final = 0.02
+ATTACH_POLL_S: Final = 0.02
 """Seconds between two attempts, or two looks."""
 
 # Window of the consumer of PUBREL records: as many places as there are packet identifiers.
@@ -65,17 +65,17 @@ EXPIRE_NS: Final = 100_000_000
 EXPIRED: Final = 5.0
 """Seconds to wait for the expired messages to come again."""
 
-LOOK_AGAIN: Final = 25
+POLLS_PER_PENDING_CHECK: Final = 25
 """Steps between two looks at how many messages are still pending."""
 
 EARLY: Final = 10
 """Steps between two looks at whether any pending message has yet to come; the state of a new leader counts when two
 looks agree."""
 
-BRING_BACK: Final = 20
+RETURN_ATTEMPTS: Final = 20
 """Attempts to have pending messages sent again; the consumer may lose its leader during an attempt."""
 
-RETURN: Final = 1.0
+PENDING_RETURN_S: Final = 1.0
 """Seconds in which pending messages come again after a change of the deliver subject."""
 
 
@@ -87,7 +87,7 @@ async def move(services: Services, stream: str, consumer: ConsumerRef) -> Consum
         ConsumerNotFound: there is no such consumer.
     """
     now = asyncio.get_running_loop().time
-    deadline = now() + (LET_GO_CROWDED if now() < services.nats.crowded_until else LET_GO)
+    deadline = now() + (LET_GO_CROWDED_WAIT_S if now() < services.nats.crowded_until else LET_GO_WAIT_S)
     while True:
         try:
             info = await update_consumer(services.nats.inbox, stream, consumer)
@@ -96,9 +96,9 @@ async def move(services: Services, stream: str, consumer: ConsumerRef) -> Consum
             return info
         except DeliverSubjectBusy:
             if now() > deadline:
-                services.nats.crowd(now() + CROWDED)
+                services.nats.crowd(now() + CROWDED_S)
                 raise
-            await asyncio.sleep(STEP)
+            await asyncio.sleep(ATTACH_POLL_S)
 
 
 def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
@@ -110,7 +110,7 @@ def outdated(info: ConsumerInfo, consumer: ConsumerRef) -> bool:
     return bool(config["deliver_subject"] != consumer.deliver_subject or config["ack_wait"] != consumer.ack_wait)
 
 
-async def take(side: SessionConsumers, binding: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
+async def attach_moved(side: SessionConsumers, binding: ConsumerBinding) -> tuple[ConsumerInfo, bool]:
     """Have a consumer deliver to this connection.
 
     Returns:
@@ -136,7 +136,9 @@ async def take(side: SessionConsumers, binding: ConsumerBinding) -> tuple[Consum
         return await make_anew(side, binding), False
     except DeliverSubjectBusy:
         return await attach_in_place(side, binding), False
-    if outdated(info, consumer) or now() - asked > GRACE:  # a slow answer may be to the repeated request
+    if (
+        outdated(info, consumer) or now() - asked > FORMER_LEADER_ANSWER_S
+    ):  # a slow answer may be to the repeated request
         latest = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
         if latest is None:
             raise MqttError("a consumer was deleted while it was being attached", ReasonCode.SERVER_BUSY)
@@ -241,7 +243,7 @@ async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerIn
         except ApiError as error:
             if error.err_code != CONSUMER_CREATE_FAILED:
                 raise
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(ATTACH_POLL_S)
     return await create_consumer(inbox, MESSAGES, consumer)
 
 
@@ -260,11 +262,11 @@ async def send_again(services: Services, stream: str, consumer: ConsumerRef, com
         if outdated(info, short):
             info = await update_consumer(services.nats.inbox, stream, short)
         pending = info.num_ack_pending
-        for step in range(1, int(EXPIRED / STEP)):
+        for step in range(1, int(EXPIRED / ATTACH_POLL_S)):
             if come() >= pending:
                 break
-            await asyncio.sleep(STEP)
-            if not step % LOOK_AGAIN:  # messages acknowledged meanwhile do not come again
+            await asyncio.sleep(ATTACH_POLL_S)
+            if not step % POLLS_PER_PENDING_CHECK:  # messages acknowledged meanwhile do not come again
                 latest = await consumer_info(services.nats.inbox, stream, consumer.durable_name)
                 pending = min(pending, latest.num_ack_pending) if latest is not None else 0
     finally:
@@ -273,7 +275,10 @@ async def send_again(services: Services, stream: str, consumer: ConsumerRef, com
 
 
 async def bring_back(
-    side: SessionConsumers, binding: ConsumerBinding, patience: float = RETURN, attempts: int = BRING_BACK
+    side: SessionConsumers,
+    binding: ConsumerBinding,
+    patience: float = PENDING_RETURN_S,
+    attempts: int = RETURN_ATTEMPTS,
 ) -> bool:
     """Wait until a consumer's pending messages have come again; make the consumer send them when they do not come.
 
@@ -295,10 +300,10 @@ async def bring_back(
         return binding.missed or binding.wire is not services.nats.link.wire
 
     calm = 0
-    for step in range(1, int(patience / STEP) + 1):
+    for step in range(1, int(patience / ATTACH_POLL_S) + 1):
         if source.collected or deaf():
             break
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(ATTACH_POLL_S)
         if not step % EARLY and not source.collected:
             calm = calm + 1 if await _all_have_come(side, binding) else 0
             if calm > 1:
@@ -349,7 +354,7 @@ async def _ask_again(
     except ApiError as error:
         if error.err_code != CONSUMER_CREATE_FAILED:
             raise
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(ATTACH_POLL_S)
         return error  # the short AckWait may be set, and not set back
     return None
 

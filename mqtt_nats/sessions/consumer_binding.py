@@ -14,10 +14,9 @@ from mypy_extensions import mypyc_attr
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.messages.message import encoded_id
-from mqtt_nats.protocol.durable_sender import DurableSender
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
-from mqtt_nats.protocol.requeue import EVER
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.subjects import subject_to_topic
 
@@ -184,7 +183,7 @@ class ConsumerBinding:
 
     # -- the end of the subscription ------------------------------------------------------------
 
-    def end(self, limits: dict[SubscriptionState, int]) -> None:
+    def end_subscription(self, limits: dict[SubscriptionState, int]) -> None:
         """End the subscription; ``limits``: up to where others left messages to it (see `handover_limits`)."""
         self.key = ""
         self.handover_limits = limits
@@ -399,5 +398,5 @@ class SessionConsumers:
     def add_past(self, count: int) -> None:
         """Add the source of ``count`` messages that an earlier connection took from the shared reader."""
         self.past = past = SubscriptionState(0, 0, max(count, 1))
-        past.stand_for_position(EVER)
+        past.stand_for_position(SEQUENCE_EVER)
         self.machine.sources.append(past)

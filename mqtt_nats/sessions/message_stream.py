@@ -46,16 +46,16 @@ PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63
 """Headers of a message that is to follow an impossible sequence: JetStream refuses it, and names the last sequence."""
 
 
-UNKNOWN: Final = -1
+SEQUENCE_NOT_NAMED: Final = -1
 """Result of a mark whose refusal names no sequence."""
 
-NONE: Final = 1 << 62
+NO_SEQUENCE: Final = 1 << 62
 """A sequence that no message has."""
 
 QUESTIONS_MOST: Final = 32
 """Maximum number of requests under way that look for missed messages: JetStream answers other requests after them."""
 
-CATCH_UP: Final = 2.0
+LEADER_CATCH_UP_S: Final = 2.0
 """Seconds after which a new leader of the stream must have all messages that the former leader had."""
 
 ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
@@ -72,7 +72,7 @@ class Mark(AwaitedStore):
         """Take the last sequence from the refusal."""
         found = WRONG_LAST_SEQUENCE_TEXT.search(error.description)
         if not self.done.done():
-            self.done.set_result(int(found[1]) if found is not None else UNKNOWN)
+            self.done.set_result(int(found[1]) if found is not None else SEQUENCE_NOT_NAMED)
 
     async def position(self, inbox: RequestInbox) -> int:
         """Return the stream sequence of the last message before the mark.
@@ -81,7 +81,7 @@ class Mark(AwaitedStore):
             ApiError, NoResponders, RequestTimeout: JetStream does not say.
         """
         found = await asyncio.shield(self.done)
-        if found == UNKNOWN:
+        if found == SEQUENCE_NOT_NAMED:
             info = await call(inbox, f"STREAM.INFO.{MESSAGES}")
             found = int(info["state"]["last_seq"])
         return found
@@ -117,7 +117,7 @@ class StreamHead:
         inbox = self._inbox
         if self.replicated:
             try:
-                await delete(inbox, MESSAGES, NONE)
+                await delete(inbox, MESSAGES, NO_SEQUENCE)
             except ApiError as error:
                 if error.err_code in TRANSIENT:
                     raise  # any other error: the stream denies deletes, so its leader cannot be made to decide
@@ -229,13 +229,13 @@ class StreamIdentity:
             mark = await self._store.look(self._identity.new_nuid())
         except Lower as error:
             log.debug("%s", error)
-            await asyncio.sleep(CATCH_UP)
+            await asyncio.sleep(LEADER_CATCH_UP_S)
             mark = await self._store.look(self._identity.new_nuid(), error.last)
         if mark is None:
             return
         self.consumers = self._store.consumers
         natstime.learn(*self._store.heard)
-        self.removals.look(self._store.info, natstime.now())
+        self.removals.check_removals(self._store.info, natstime.now())
         known, self._generation = self._generation, mark
         if mark.id == self.id:
             return
@@ -250,4 +250,4 @@ class StreamIdentity:
             if client.consumers is None and v5 is not None:
                 v5.count_anew(mark.floor)
             elif v5 is not None and v5.generation != mark.id:
-                client.end(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))
+                client.end_connection(MqttError("stream $MQTT_msgs was replaced", ReasonCode.SERVER_BUSY))

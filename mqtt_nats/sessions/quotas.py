@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-WAITING_MOST: Final = 16
+CLAIMS_WAITING_MOST: Final = 16
 """Most claims of a user or address that keep their places among all claims while they wait for the same notes."""
 BEGINNING_S: Final = 4.0
 """Most seconds for which a new session waits for `session_rate`: clients do not wait much longer for CONNACK."""
@@ -153,8 +153,8 @@ class Quotas:
             claim: who claims the session, with one place at a time: until :meth:`store_note` or :meth:`give_back`.
             key: session key.
             who: the user or address, for the log.
-            crowded: called where the claim waits for the rate of new sessions, or for notes for which `WAITING_MOST`
-                others wait already.
+            crowded: called where the claim waits for the rate of new sessions, or for notes for which
+                `CLAIMS_WAITING_MOST` others wait already.
 
         Raises:
             QuotaExceeded: the quota has as many sessions as permitted, or too many are begun in a short time.
@@ -339,7 +339,7 @@ class Quotas:
         if (use := self._known(quota, full)) is not None:
             return use
         reading = self._read_once(quota, full)
-        if self._waiting[quota] >= WAITING_MOST:
+        if self._waiting[quota] >= CLAIMS_WAITING_MOST:
             crowded()
         self._waiting[quota] += 1
         try:

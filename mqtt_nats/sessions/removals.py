@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-SLACK: Final = 10.0
+AGE_SLACK_S: Final = 10.0
 """Seconds by which nats-server may remove messages before their age, as its clock shows here."""
 
 _NS: Final = 1_000_000_000
@@ -35,7 +35,7 @@ class Removals:
         self._newest = 0.0
         """Last sequence, number of messages, and Unix time of the newest one in seconds, at the last look."""
 
-    def look(self, info: dict[str, Any], now: float) -> None:
+    def check_removals(self, info: dict[str, Any], now: float) -> None:
         """Log that all messages of the last look are gone before their time.
 
         Args:
@@ -50,7 +50,7 @@ class Removals:
         bounded = config.get("max_msgs", -1) > 0 or config.get("max_bytes", -1) > 0
         if bounded or not count:
             return
-        if last < int(state["first_seq"]) and self._last >= last and now < newest + age - SLACK:
+        if last < int(state["first_seq"]) and self._last >= last and now < newest + age - AGE_SLACK_S:
             log.error(
                 "stream %s: %d messages were removed before their time: somebody has purged it, unless all had an "
                 "expiry; sessions that have not had them do not get them",
@@ -66,7 +66,7 @@ class MissingRecords:
         self._js, self._registry = js, registry
         self._told = False
 
-    async def look(self) -> None:
+    async def check_records(self) -> None:
         """Log that there are fewer records than durable sessions are connected here.
 
         Raises:

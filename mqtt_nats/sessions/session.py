@@ -158,7 +158,7 @@ class Session(Member):
     def release_memory(self) -> None:
         """Forget what the gateway remembers because of the client: its connection has ended."""
         if self._memory is not None:
-            self._memory.end()
+            self._memory.free_all()
 
     @property
     def here(self) -> bool:
@@ -218,7 +218,7 @@ class Session(Member):
         """Deliver a message that core NATS or local dispatch has brought."""
 
     @abstractmethod
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         """Close the connection because of an error; a will is published."""
 
     @abstractmethod

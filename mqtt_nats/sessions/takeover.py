@@ -45,16 +45,16 @@ log = logging.getLogger("mqtt_nats.broker")
 SIGNALS: Final = b"$MQTT.JSA.*.SP.*.*"
 """Subjects on which all writes to session records are acknowledged, as :func:`claim_subject` returns them."""
 
-RETRY: Final = 0.25
+RECORDS_READABLE_RETRY_S: Final = 0.25
 """Seconds between two questions whether records can be read again."""
 
-TURN: Final = 5.0
+EARLIER_PACKETS_MOST_S: Final = 5.0
 """Most seconds for which a connection waits until the packets of an earlier connection are handled."""
 
-RESOLUTION: Final = 0.01
+LAST_BYTES_RESOLUTION_S: Final = 0.01
 """Resolution, in seconds, of the time at which the last bytes of a client came."""
 
-AT_ONCE: Final = 64
+RECORDS_READ_AT_ONCE: Final = 64
 """Sessions whose records are read at the same time."""
 
 NO_KEY: Final = "-"
@@ -183,7 +183,7 @@ class Claims:
         if not self._unserved(client):
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TURN):
+            async with asyncio.timeout(EARLIER_PACKETS_MOST_S):
                 while self._unserved(client):
                     event = self._served.setdefault(client.hash, asyncio.Event())
                     await event.wait()
@@ -221,7 +221,7 @@ class Claims:
         if not connection.hung_up:
             return False
         if known.v5 is None or known.v5.owner != client.services.identity.id:
-            return known.time_ns / 1e9 > natstime.now() - connection.silence - RESOLUTION
+            return known.time_ns / 1e9 > natstime.now() - connection.silence - LAST_BYTES_RESOLUTION_S
         # An authenticator may have decided about a later connection sooner.
         clients = self._clients.get(client.hash, ())
         return any(one.epoch and one.connection.number > connection.number for one in clients)
@@ -295,7 +295,7 @@ class Claims:
 
 
 class RecordReads:
-    """Reads of the records of connected sessions, `AT_ONCE` at a time.
+    """Reads of the records of connected sessions, `RECORDS_READ_AT_ONCE` at a time.
 
     While no leader of their stream answers, one question is repeated for all sessions that wait, however many they are
     and however long that lasts. See docs/internals/sessions.md#no-majority.
@@ -303,7 +303,7 @@ class RecordReads:
 
     def __init__(self, nats: NatsLinks, sessions: SessionStore, tasks: Tasks) -> None:
         self._nats, self._sessions, self._tasks = nats, sessions, tasks
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(RECORDS_READ_AT_ONCE)
         self._answered = asyncio.Event()
         self._answered.set()
         self.obstacle = ""
@@ -339,7 +339,7 @@ class RecordReads:
         wire = link.wire
         try:
             while link.online and link.wire is wire:
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(RECORDS_READABLE_RETRY_S)
                 try:
                     await self._sessions.load(NO_KEY)
                     break
@@ -372,7 +372,7 @@ async def still_owner(client: Session) -> bool:
             reads.note_silence(error)
         except PoisonedRecord as error:
             log.warning("%s: its session cannot be read: %s", client, error)
-            client.end(MqttError("the record of the session cannot be read", ReasonCode.UNSPECIFIED_ERROR))
+            client.end_connection(MqttError("the record of the session cannot be read", ReasonCode.UNSPECIFIED_ERROR))
             return False
     if found is None and client in services.unrecorded:
         return True
@@ -390,7 +390,7 @@ async def still_owner(client: Session) -> bool:
 
 def check_owners(services: Services) -> None:
     """Begin to end the connections whose session was claimed elsewhere: claims may have been missed."""
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(RECORDS_READ_AT_ONCE)
 
     async def check(client: Session) -> None:
         async with TimedPermit(limit):

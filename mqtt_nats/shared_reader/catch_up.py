@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.requeue import EVER
-from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
+from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
@@ -188,7 +188,7 @@ class CatchUpReader:
         """Ask whether anything was missed, before the filters of the shared reader are changed."""
         if self._name or self._member.joining is not None:
             return False  # it has read to the end, or the shared reader has most of the filters
-        return not await self._services.head.nothing_left(self.subjects(), self.position, EVER)
+        return not await self._services.head.nothing_left(self.subjects(), self.position, SEQUENCE_EVER)
 
     async def _take_place(self) -> bool:
         """Wait for a place, unless this reader has one; False: no place is needed any more."""
@@ -442,7 +442,7 @@ class CatchUpReader:
                     return False
                 late = min(late, loop.time() + HANDOVER)
                 self._deal()
-                await asyncio.sleep(STEP)
+                await asyncio.sleep(ATTACH_POLL_S)
             if self._over or self._broken or joining.wrong:
                 return False
             if len(unread) == len(subjects):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.retry import ask_once_for_all
 from mqtt_nats.base.tasks import rooted
-from mqtt_nats.delivery.position_writer import keep
+from mqtt_nats.delivery.position_writer import write_changed_positions
 from mqtt_nats.sessions.takeover import check_owners
 from mqtt_nats.shared_reader.session_checks import keep_up
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-EVERY: Final = 5.0
+CHECK_IDLE_S: Final = 5.0
 """Maximum seconds between two checks while the shared reader is not used, or all claims are heard."""
 
-SELDOM: Final = 30.0
+CHECK_SELDOM_S: Final = 30.0
 """Maximum seconds between two other checks; an advisory causes one at once."""
 
 LISTENER: Final = 192.0
 """Number of gateways that look for clients of nats-server's listener between two checks, on average. Every gateway
 also looks at an advisory of a new consumer: the checks between find the consumers whose advisory was lost."""
 
-QUIET: Final = 30.0
+QUIET_BEFORE_USE_S: Final = 30.0
 """Seconds without a reason against the shared reader before the shared reader is used again."""
 
 CREATED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{RETAINED}.*".encode()
@@ -107,12 +107,12 @@ class PositionSupport:
         await ask_once_for_all(self._look)
         self._live.allow(not self._why)
 
-    async def keep(self) -> None:
-        """Check every `EVERY` seconds for as long as the gateway runs."""
+    async def check_regularly(self) -> None:
+        """Check every `CHECK_IDLE_S` for as long as the gateway runs."""
         while self._wanted == "auto":
             settled = self._live.allowed and not self._claims.hears_all
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SELDOM if settled else EVERY):
+                async with asyncio.timeout(CHECK_SELDOM_S if settled else CHECK_IDLE_S):
                     await self._heard.wait()
             heard = self._heard.is_set()
             self._heard.clear()
@@ -123,9 +123,9 @@ class PositionSupport:
                 await self._look()
                 if self._why:
                     self._live.allow(False)
-                elif not self._live.allowed and now - self._since > QUIET:
+                elif not self._live.allowed and now - self._since > QUIET_BEFORE_USE_S:
                     self._live.allow(True)
-                if self._claims.hears_all and not self._why and now - self._doubted > QUIET:
+                if self._claims.hears_all and not self._why and now - self._doubted > QUIET_BEFORE_USE_S:
                     self._claims.hear_concerned()
             except (ApiError, NoResponders, RequestTimeout) as error:
                 self._since = now
@@ -138,7 +138,7 @@ class PositionSupport:
         why = "nats-server's own MQTT listener has clients" if listener else ""
         if why != self._why:
             self._since = asyncio.get_running_loop().time()
-            log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET:.0f} s")
+            log.info("the shared reader is %s", f"not used: {why}" if why else f"used in {QUIET_BEFORE_USE_S:.0f} s")
         self._why = why
         if why:
             self._hear_all()
@@ -156,9 +156,9 @@ def start_tasks(
     tasks: asyncio.TaskGroup,
 ) -> list[asyncio.Task[None]]:
     """Start the tasks that write positions and, where the shared reader is used, the tasks of the shared reader."""
-    background = [tasks.create_task(rooted(keep(delivery.writers)), name="positions")]
+    background = [tasks.create_task(rooted(write_changed_positions(delivery.writers)), name="positions")]
     if live is not None and company is not None:
         background.append(tasks.create_task(rooted(live.reader.run()), name="shared reader"))
         background.append(tasks.create_task(keep_up(live, delivery.waiting), name="live sessions"))
-        background.append(tasks.create_task(company.keep(), name="who else serves sessions"))
+        background.append(tasks.create_task(company.check_regularly(), name="who else serves sessions"))
     return background

@@ -7,11 +7,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.batch import AT_ONCE, parts
+from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST, parts
 from mqtt_nats.delivery.resume import rebind_consumers
 from mqtt_nats.delivery.states import MAY_JOIN
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.sessions.consumer_attach import STEP
+from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.sessions.record import claimed, store_position_name
 from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -38,17 +38,17 @@ KEPT_BACK: Final = 10_000
 JOINING_MOST: Final = 1024
 """Maximum number of subscriptions in promotion at a time: nats-server drops all requests when 10,000 wait."""
 
-BEHIND: Final = 1000
+BEHIND_MESSAGES: Final = 1000
 """Number of messages left above which a session becomes live where its consumers are, with a catch-up reader."""
 
-PASSED: Final = 5.0
+CONSUMER_REST_MOST_S: Final = 5.0
 """Maximum seconds until a consumer has delivered the rest before the shared reader takes over."""
 
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 """First and maximum seconds until a session that has fallen behind may become live again; doubled each time."""
 
-RENEWAL: Final = 40_000.0
+DORMANT_RENEWAL_S: Final = 40_000.0
 """Seconds between renewals of a dormant consumer: half of the time by which the consumer outlives its session."""
 
 
@@ -101,7 +101,7 @@ class Promotion:
         """Note that a message after `since` was dropped that a consumer had delivered."""
         self.dropped = True
 
-    def end(self) -> None:
+    def forget_handlers(self) -> None:
         """Forget the handlers, which refer to this promotion: else only Python's collector frees the session."""
         self.handlers.clear()
         self.rests.clear()
@@ -161,16 +161,16 @@ class PromotionLimit:
     def __contains__(self, client: Receiver) -> bool:
         return client in self._at_it
 
-    def take(self, client: Receiver, subscriptions: int) -> bool:
+    def begin_or_wait(self, client: Receiver, subscriptions: int) -> bool:
         """Return whether a session's promotion may begin now; if not, ``begin`` is called later, in order."""
         if self._asked >= JOINING_MOST:
             self._waiting[client] = None
             return False
-        self._at_it[client] = several = min(subscriptions, AT_ONCE)
+        self._at_it[client] = several = min(subscriptions, BATCH_REQUESTS_MOST)
         self._asked += several
         return True
 
-    def end(self, client: Receiver) -> None:
+    def end_promotion(self, client: Receiver) -> None:
         """End a session's promotion, successful or not, and begin the next waiting ones."""
         self._waiting.pop(client, None)
         self._asked -= self._at_it.pop(client, 0)
@@ -245,7 +245,7 @@ def take_over(joining: Promotion, machine: DurableSender, ledger: SessionPositio
     sources = {one.source for one in joining.bindings}
     for delivery in machine.on_their_way():
         if delivery.source in sources and delivery.sequence > 0 and not delivery.reply.startswith(TAKEN):
-            ledger.take(delivery.sequence, delivery.qos)
+            ledger.add_pending(delivery.sequence, delivery.qos)
             others = [
                 one for one in delivery.others or () if (ack := parse_ack(one)) is None or ack.consumer not in names
             ]
@@ -264,22 +264,25 @@ async def consumers_behind(
 
 
 async def much_left(inbox: RequestInbox, bindings: Sequence[ConsumerBinding]) -> bool | None:
-    """Return whether a consumer has more than `BEHIND` messages left; None: a consumer does not exist."""
+    """Return whether a consumer has more than `BEHIND_MESSAGES` messages left; None: a consumer does not exist."""
     much = False
     for some in parts(bindings):
         infos = await asyncio.gather(*(consumer_info(inbox, MESSAGES, one.consumer.durable_name) for one in some))
         if None in infos:
             return None
-        much |= any(info is not None and info.num_pending > BEHIND for info in infos)
+        much |= any(info is not None and info.num_pending > BEHIND_MESSAGES for info in infos)
     return much
 
 
 async def far_apart(head: StreamHead, bindings: Sequence[ConsumerBinding]) -> bool:
-    """Return whether one of several consumers is more than `BEHIND` sequences behind the furthest one."""
+    """Return whether one of several consumers is more than `BEHIND_MESSAGES` sequences behind the furthest one."""
     if len(bindings) == 1:
         return False
     since = max(one.source.last for one in bindings)
-    return any(since - one.source.last > BEHIND for one in await consumers_behind(head, Promotion([], since), bindings))
+    return any(
+        since - one.source.last > BEHIND_MESSAGES
+        for one in await consumers_behind(head, Promotion([], since), bindings)
+    )
 
 
 async def _passed(head: StreamHead, joining: Promotion, binding: ConsumerBinding) -> bool:
@@ -295,7 +298,7 @@ async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining:
     """Wait until the consumers have delivered what is left; False: the promotion cannot go on, or gives way."""
     client, side, since, reader = member.client, member.side, joining.since, live.reader
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + PASSED
+    deadline = loop.time() + CONSUMER_REST_MOST_S
     rests = list(joining.bindings)
     # All live subscriptions of the session must have reached `since` first: the position is one number for all.
     while rests or (side.live and reader.position < since):
@@ -305,7 +308,7 @@ async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining:
             return False
         rests = await consumers_behind(live.services.head, joining, rests)
         if rests or (side.live and reader.position < since):
-            await asyncio.sleep(STEP)
+            await asyncio.sleep(ATTACH_POLL_S)
     return not vain(live, member)
 
 

@@ -29,31 +29,31 @@ log = logging.getLogger("mqtt_nats.broker")
 HEARTBEAT: Final = 0.25
 """Seconds without a message after which nats-server sends a heartbeat with the reader's place."""
 
-SILENCE: Final = 2.0
+READER_SILENCE_S: Final = 2.0
 """Seconds without a message or heartbeat after which the reader is created again."""
 
-SUSPICIOUS: Final = 0.6
-"""Seconds as of `SILENCE` after an election: the nats-server that has gone, or is about to go, may have the reader."""
+SUSPICIOUS_SILENCE_S: Final = 0.6
+"""Seconds as of `READER_SILENCE_S` after an election: the nats-server that goes, or has gone, may have the reader."""
 
-WARY: Final = 15.0
-"""Seconds after an election in which `SUSPICIOUS` applies: a server hands its leaderships over before it ends."""
+SUSPICIOUS_AFTER_ELECTION_S: Final = 15.0
+"""Seconds after an election in which `SUSPICIOUS_SILENCE_S` applies: a server hands leaderships over before it ends."""
 
-PAUSE: Final = 0.25
+READER_RETRY_S: Final = 0.25
 """Seconds before JetStream is asked again."""
 
-IDLE: Final = 60
+READER_IDLE_S: Final = 60
 """Seconds without interest in the deliver subject after which nats-server removes the reader."""
 
 NOTHING: Final = (STORED_PREFIX + "$MQTT",)
 """Filter that matches no message, since no client may publish there; used while no session wants anything."""
 
-MOST: Final = 0.9
+UNFILTERED_FRACTION: Final = 0.9
 """Wanted fraction of the stored messages above which the reader reads everything: to filter costs nats-server more."""
 
-LEAST: Final = 0.7
+FILTERED_FRACTION: Final = 0.7
 """Wanted fraction of the stored messages below which the reader filters again."""
 
-SAMPLE: Final = 2000
+SAMPLE_MESSAGES: Final = 2000
 """Minimum number of stored messages over which the wanted fraction is measured."""
 
 CHANGE_PAUSE_LEAST: Final = 0.01
@@ -62,7 +62,7 @@ CHANGE_PAUSE_LEAST: Final = 0.01
 CHANGE_PAUSE: Final = 0.6e-6
 """The same with many filters, by the square of their number: nats-server works a twentieth of the time."""
 
-NARROWING: Final = 5.0
+NARROWING_PAUSE_LEAST_S: Final = 5.0
 """Least seconds between two looks for fewer filters, while more than half of the messages are not wanted."""
 
 Dispatch = Callable[[int, bytes, bytes, bytes, bytes], None]
@@ -133,7 +133,7 @@ class SharedReader:
 
     def suspect(self) -> None:
         """Create the reader again after a shorter silence for a while: a server goes that may have the reader."""
-        self._wary_until = asyncio.get_running_loop().time() + WARY
+        self._wary_until = asyncio.get_running_loop().time() + SUSPICIOUS_AFTER_ELECTION_S
 
     def begin_anew(self) -> None:
         """Create the reader again at the end of the stream: the stream was replaced, so old sequences mean nothing."""
@@ -151,7 +151,7 @@ class SharedReader:
                 pass
             self._wake.clear()
             now = loop.time()
-            if self.name and now - self._heard > (SUSPICIOUS if now < self._wary_until else SILENCE):
+            if self.name and now - self._heard > (SUSPICIOUS_SILENCE_S if now < self._wary_until else READER_SILENCE_S):
                 self._broken = True
             try:
                 await self._services.nats.online.wait()
@@ -164,7 +164,7 @@ class SharedReader:
                 elif not self.refused:
                     self.refused = loop.time()
                     log.warning("JetStream refuses the shared reader: %s", error)
-                await asyncio.sleep(PAUSE)
+                await asyncio.sleep(READER_RETRY_S)
                 self._wake.set()
 
     async def _keep(self) -> None:
@@ -223,15 +223,18 @@ class SharedReader:
     def _turned(self) -> bool:
         """Return whether the filters may have to change: to everything, or to those that are wanted now."""
         stored = self.position - self._counted
-        if stored < SAMPLE:
+        if stored < SAMPLE_MESSAGES:
             return False
         part, unused = self.used / stored, self._next - self._counted_next - self.used
         now = asyncio.get_running_loop().time()
-        wide = not self.wanted or (unused > self.used and now >= self._narrowed + NARROWING)
+        wide = not self.wanted or (unused > self.used and now >= self._narrowed + NARROWING_PAUSE_LEAST_S)
         if wide:
             self._narrowed = now
         self._counted, self._counted_next, self.used = self.position, self._next, 0
-        former, self._everything = self._everything, part > (LEAST if self._everything else MOST)
+        former, self._everything = (
+            self._everything,
+            part > (FILTERED_FRACTION if self._everything else UNFILTERED_FRACTION),
+        )
         return former is not self._everything or (wide and not self._everything)
 
     def _answer(self, tickets: int, last: int) -> None:
@@ -246,7 +249,7 @@ class SharedReader:
             self.name,
             filters,
             self._start,
-            IDLE,
+            READER_IDLE_S,
             action,
             description=f"shared reader of gateway {self._services.identity.id}",
             deliver_subject=self._subject,

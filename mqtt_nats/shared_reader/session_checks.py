@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.delivery.position_recovery import renew_dormant
-from mqtt_nats.shared_reader.promotion import RENEWAL, settled, wholly_live
+from mqtt_nats.shared_reader.promotion import DORMANT_RENEWAL_S, settled, wholly_live
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -120,7 +120,7 @@ def _renew(live: SharedReaderSessions, now: float) -> None:
             side = client.durable_side
             if side is None or not side.live:
                 continue
-            live.renewals.put(client, now + RENEWAL)
+            live.renewals.put(client, now + DORMANT_RENEWAL_S)
             if renewed >= RENEWED_MOST or not settled(client):
                 live.renewals.put(client, now)
                 continue

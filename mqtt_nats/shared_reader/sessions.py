@@ -27,8 +27,8 @@ from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
 from mqtt_nats.shared_reader.new_subscriptions import let_go, may_join_directly, subscribe
 from mqtt_nats.shared_reader.promotion import (
-    PASSED,
-    RENEWAL,
+    CONSUMER_REST_MOST_S,
+    DORMANT_RENEWAL_S,
     Promotion,
     PromotionLimit,
     ReaderSession,
@@ -122,7 +122,7 @@ class SharedReaderSessions(SharedFeed):
 
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
-        self._turns.end(client)
+        self._turns.end_promotion(client)
         self.returning.discard(client)
         self.remove(client)
         self.candidates.discard(client)
@@ -193,7 +193,7 @@ class SharedReaderSessions(SharedFeed):
         position_writer = member.side.position_writer
         if position_writer is not None and member.side.live:
             position_writer.ledger.pending.setdefault(sequence, qos)
-        member.client.end(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
+        member.client.end_connection(MqttError(f"message {sequence}: {error}", ReasonCode.UNSPECIFIED_ERROR))
 
     def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         """Give a session the next message of the shared reader."""
@@ -220,7 +220,7 @@ class SharedReaderSessions(SharedFeed):
         ):
             self._take(member, sequence, message, mark)
             return
-        position_writer.ledger.take(sequence, qos)
+        position_writer.ledger.add_pending(sequence, qos)
         side.send_shared(message, qos)
 
     def _take(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
@@ -264,7 +264,7 @@ class SharedReaderSessions(SharedFeed):
         if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
             return
         qos = min(message.qos, granted)
-        position_writer.ledger.take(sequence, qos)
+        position_writer.ledger.add_pending(sequence, qos)
         machine.arrived(owner.source, sequence, 1, mark, message, qos)
 
     def leave_shared_reader(self, client: Receiver, side: DurableDelivery) -> None:
@@ -306,7 +306,7 @@ class SharedReaderSessions(SharedFeed):
         if member is None or now < member.retry:
             return
         member.end_joining()  # left by a catch-up reader that has ended before it handed the session over
-        if self._turns.take(client, len(side.bindings)):
+        if self._turns.begin_or_wait(client, len(side.bindings)):
             client.do(self._join(member))
 
     def _may_join(self, client: Receiver, side: DurableDelivery) -> bool:
@@ -323,7 +323,7 @@ class SharedReaderSessions(SharedFeed):
                 await move_to_records(client)
             else:
                 await name_position(client)
-            async with asyncio.timeout(PASSED * 2):
+            async with asyncio.timeout(CONSUMER_REST_MOST_S * 2):
                 await self._join_plain(member, plain)
         except (ApiError, NoResponders, RequestTimeout, TimeoutError) as error:
             log.debug("%s does not become live: %s", client, error)
@@ -331,11 +331,11 @@ class SharedReaderSessions(SharedFeed):
         except Conflict:
             client.taken_over()
         finally:
-            self._turns.end(client)
+            self._turns.end_promotion(client)
             joining = member.end_joining()
             if joining is not None:  # the promotion failed
                 undo(self, member, joining)
-                joining.end()
+                joining.forget_handlers()
         live = [one.source for one in plain if one.source.live]
         if live and side.position_writer is not None:
             # Nothing is sent before the stored position says that it may have been sent.
@@ -387,7 +387,7 @@ class SharedReaderSessions(SharedFeed):
         if await bring_rest(self, member, joining):
             member.end_joining()
             self._switch(member, joining)
-            joining.end()
+            joining.forget_handlers()
 
     def _switch(self, member: ReaderSession, joining: Promotion) -> None:
         """Switch a session to the shared reader: the reader's messages count from now on."""
@@ -411,7 +411,7 @@ class SharedReaderSessions(SharedFeed):
             self._take_kept(member, sequence, message, sources)
         member.kept_up()
         if member.client not in self.renewals:
-            self.renewals.put(member.client, self.services.clock.now + RENEWAL)
+            self.renewals.put(member.client, self.services.clock.now + DORMANT_RENEWAL_S)
         if joining.behind:
             self.catch_up(member, joining.since).begin()
         else:
@@ -463,7 +463,7 @@ class SharedReaderSessions(SharedFeed):
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
         if not claimed(client.record)[1].consumerless:
-            self.renewals.put(client, self.services.clock.now + RENEWAL)
+            self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
             client.do(self._settle_consumers(client, side))
 
     async def _settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:

@@ -33,7 +33,7 @@ WRITE_HIGH_WATER = 256 * 1024
 WRITE_LOW_WATER = 64 * 1024
 
 # Seconds in which a connection that is being closed may send its pending bytes.
-LINGER: Final = 5.0
+CLOSE_LINGER_S: Final = 5.0
 
 # Bytes of one read after which a client waits until other clients have had a slice.
 BULK: Final = 128 * 1024
@@ -353,11 +353,11 @@ class Connection(ClientSocket):
         """Note that the socket is closed. Thousands may close at once, and each may have thousands of filters."""
         self.write_buffer.shut()
         if self._turns.may_end(self):
-            self.end()
+            self.socket_closed()
         else:
             self.transport = None
 
-    def end(self) -> None:
+    def socket_closed(self) -> None:
         """End the connection, whose socket is closed; packets that were read before are handled first."""
         if self.keeps and not self._ending:
             self._gone = True
@@ -473,7 +473,7 @@ class Connection(ClientSocket):
             return
         self.write_buffer.flush()
         if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(LINGER, transport.abort)
+            asyncio.get_running_loop().call_later(CLOSE_LINGER_S, transport.abort)
         transport.close()
         self.write_buffer.send_by(None)  # with TLS, closing takes until the client has agreed
 

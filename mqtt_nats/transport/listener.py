@@ -21,7 +21,7 @@ from mqtt_nats.base.logs import log_failure, once
 from mqtt_nats.base.loopback import unpace
 from mqtt_nats.base.networks import parse_host, parse_network
 from mqtt_nats.codec import Limits
-from mqtt_nats.transport.connection import LINGER
+from mqtt_nats.transport.connection import CLOSE_LINGER_S
 from mqtt_nats.transport.every_address import EVERY, listen_everywhere
 from mqtt_nats.transport.listener_settings import Bound, ConnectionSettings, ListenerSettings, parse_address
 from mqtt_nats.transport.proxy import BadHeader, HeaderReader, NoHeader
@@ -42,7 +42,7 @@ With one descriptor, a busy gateway accepts few connections per second. It answe
 one by one, and their NATS messages are not batched.
 """
 
-AGAIN: Final = 1.0
+ACCEPT_RETRY_S: Final = 1.0
 """Seconds without accepting when the process has too many files open."""
 
 
@@ -273,7 +273,7 @@ class Listener:
                 log.error("listener %s: accepting is paused: %s", self.settings.listen, error.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(AGAIN, self._again, listening, new, spawn)
+                loop.call_later(ACCEPT_RETRY_S, self._again, listening, new, spawn)
                 return
             accepted.setblocking(False)
             protocol = new()
@@ -301,7 +301,7 @@ class Listener:
             context = self._context
             if context is not None:
                 left = max(0.1, self._timeout - (loop.time() - begun))
-                secure = {"ssl_handshake_timeout": left, "ssl_shutdown_timeout": LINGER}
+                secure = {"ssl_handshake_timeout": left, "ssl_shutdown_timeout": CLOSE_LINGER_S}
             handed = True
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context, **secure)
             if self._trust is not None and self._context is not context:  # the files were read again meanwhile

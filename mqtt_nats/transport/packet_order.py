@@ -76,7 +76,7 @@ class PacketOrder:
         if self._bytes > WAITING_BYTES_MOST:
             self._connection.hold(Hold.ORDER)
 
-    def take(self) -> list[Packet]:
+    def take_packets(self) -> list[Packet]:
         """Remove and return the waiting packets."""
         packets = list(self._packets)
         self._packets.clear()

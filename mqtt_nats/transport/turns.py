@@ -43,7 +43,7 @@ EXCESS_S: Final = 1.0
 BUSY_S: Final = 5.0
 """Maximum seconds that a client owes."""
 
-STEP: Final = 8
+ITEMS_PER_STEP: Final = 8
 """Items, as filters that are added to the routing table, in one step of long work."""
 
 PACKETS: Final = 16
@@ -172,7 +172,7 @@ class Turns:
         return self._busy.get(connection, 0.0) > now + EXCESS_S
 
     def may_end(self, connection: Connection) -> bool:
-        """Whether there is time for the end of a connection; else :meth:`Connection.end` is called in a later turn."""
+        """Whether there is time for the end of a connection; else a later turn calls `Connection.socket_closed`."""
         now = monotonic()
         if not self._begun:
             self._begin(now)
@@ -246,7 +246,7 @@ class Turns:
                 break
         end = now + SLICE_S
         while lost:
-            lost.popleft().end()
+            lost.popleft().socket_closed()
             now = monotonic()
             if now >= end:
                 break
@@ -290,7 +290,7 @@ class Turns:
 def in_steps(items: Iterable[T], work: Callable[[T], None]) -> Iterator[None]:
     """Return the steps of work on many items, for :meth:`Turns.run`."""
     for at, item in enumerate(items):
-        if at and not at % STEP:
+        if at and not at % ITEMS_PER_STEP:
             yield
         work(item)
 

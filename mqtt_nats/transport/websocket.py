@@ -35,7 +35,7 @@ from wsproto.utilities import ProtocolError, RemoteProtocolError
 from mqtt_nats.base.admission import ADMITTED, Admission
 from mqtt_nats.base.bucket import Bucket
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.transport.connection import LINGER, Connection
+from mqtt_nats.transport.connection import CLOSE_LINGER_S, Connection
 from mqtt_nats.transport.listener_settings import ANY_PATH, ANYBODY, PATHS, is_own_origin, normal_origin
 
 log = logging.getLogger("mqtt_nats.listeners")
@@ -43,7 +43,7 @@ log = logging.getLogger("mqtt_nats.listeners")
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 """Subprotocols that a client may offer, the preferred one first; MQTT 3.1 clients offer the second."""
 
-SHOWN: Final = 100
+REQUEST_SHOWN_CHARACTERS: Final = 100
 """Maximum number of characters of a client's request in logs and answers."""
 
 HEAD_MOST: Final = 8 * 1024
@@ -269,9 +269,8 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
         path = request.target.partition("?")[0]
         if _plain(path) not in map(_plain, self._paths) and ANY_PATH not in self._paths:
             served = ", ".join(self._paths)
-            text = (
-                f"the path of the request is {path[:SHOWN]!r}; the listener serves MQTT at {served} (setting `paths`)"
-            )
+            asked = path[:REQUEST_SHOWN_CHARACTERS]
+            text = f"the path of the request is {asked!r}; the listener serves MQTT at {served} (setting `paths`)"
             raise Refused(404, text, level=logging.INFO)
         if not _is_nonce([value for name, value in request.extra_headers if name == b"sec-websocket-key"]):
             raise Refused(400, "no key of 16 bytes")  # RFC 6455, section 4.2.1
@@ -283,7 +282,11 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             if one in request.subprotocols:
                 return AcceptConnection(subprotocol=one)  # [MQTT-6.0.0-4] (3.1.1, 5.0)
         # [MQTT-6.0.0-3] (3.1.1, 5.0)
-        offered = f"is {', '.join(request.subprotocols)[:SHOWN]!r}" if request.subprotocols else "is missing"
+        offered = (
+            f"is {', '.join(request.subprotocols)[:REQUEST_SHOWN_CHARACTERS]!r}"
+            if request.subprotocols
+            else "is missing"
+        )
         text = f"the header Sec-WebSocket-Protocol {offered}; a client of MQTT offers the subprotocol `mqtt`"
         raise Refused(400, text, level=logging.INFO)
 
@@ -398,12 +401,12 @@ class WebSocket(asyncio.Protocol, asyncio.Transport):
             self._transport.write(self._frames.send(BytesMessage(data=bytes(data))))
 
     def close(self) -> None:
-        """Send a close frame; the socket is closed when the client agrees, or after `LINGER` seconds."""
+        """Send a close frame; the socket is closed when the client agrees, or after `CLOSE_LINGER_S`."""
         transport = self._transport
         if self._ended or transport is None:
             return
         self._say(CloseConnection(code=CloseReason.NORMAL_CLOSURE))
-        asyncio.get_running_loop().call_later(LINGER, transport.abort)
+        asyncio.get_running_loop().call_later(CLOSE_LINGER_S, transport.abort)
         self.resume_reading()  # for the client's close frame
 
     def abort(self) -> None:

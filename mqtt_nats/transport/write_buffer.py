@@ -18,10 +18,10 @@ from mqtt_nats.transport.turns import Turns
 PIECE: Final = 256 * 1024 + 1
 
 # Average bytes per chunk from which a write for each chunk costs less than joining the chunks.
-LARGE: Final = 128 * 1024
+SEPARATE_CHUNK_BYTES: Final = 128 * 1024
 
 # Number of write buffers up to which clients are written to before NATS: that write takes CPU time from clients.
-FEW: Final = 16
+CLIENTS_FIRST_MOST: Final = 16
 
 
 class WriteBuffer:
@@ -106,7 +106,11 @@ class WriteBuffer:
         chunks = self.chunks
         if not chunks or self.clogged:
             return
-        if len(chunks) == 1 or len(chunks[0]) < LARGE or sum(map(len, chunks)) < len(chunks) * LARGE:
+        if (
+            len(chunks) == 1
+            or len(chunks[0]) < SEPARATE_CHUNK_BYTES
+            or sum(map(len, chunks)) < len(chunks) * SEPARATE_CHUNK_BYTES
+        ):
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             chunks.clear()
             self._handed = len(data)
@@ -248,7 +252,7 @@ class FlushRound:
         self.most = sys.maxsize
         """Value of ``held`` above which ``overfull`` is called for each added message."""
         self.ahead = ahead
-        """Function called before more than `FEW` write buffers are flushed."""
+        """Function called before more than `CLIENTS_FIRST_MOST` write buffers are flushed."""
         self.overfull: Callable[[], None] = lambda: None
 
     def bound(self, most: int, overfull: Callable[[], None]) -> None:
@@ -289,14 +293,14 @@ class FlushRound:
     def _leave(self) -> None:
         """Write what is collected for NATS, and for few clients: more work follows in this turn of the event loop."""
         self.ahead()
-        if len(self.dirty) <= FEW:  # many would be written to twice in this turn
+        if len(self.dirty) <= CLIENTS_FIRST_MOST:  # many would be written to twice in this turn
             self.flush()
 
     def flush(self) -> None:
         """Write the data of every dirty write buffer."""
         self._scheduled = False
         dirty, self.dirty = self.dirty, []
-        if len(dirty) > FEW:
+        if len(dirty) > CLIENTS_FIRST_MOST:
             self.ahead()
         for write_buffer in dirty:
             write_buffer.flush()

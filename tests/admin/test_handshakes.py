@@ -50,7 +50,7 @@ async def test_a_handshake_that_is_ended_before_it_began(monkeypatch: pytest.Mon
 
 async def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The log says it; who waits is accepted when there is room again."""
-    monkeypatch.setattr(handshakes, "AGAIN", 0.05)
+    monkeypatch.setattr(handshakes, "ACCEPT_RETRY_S", 0.05)
     full = True
 
     class Listening(socket.socket):

@@ -75,7 +75,7 @@ def test_its_time_ends_it(admin: Admin) -> None:
 
 def test_nothing_for_a_while(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proxies end answers of which nothing comes."""
-    monkeypatch.setattr(tracing, "IDLE", 0.1)
+    monkeypatch.setattr(tracing, "KEEP_ALIVE_LINE_S", 0.1)
     with traced(admin, client="nobody", lasts=30) as lines:
         until(lines, event="tracing")
         assert [next(lines), next(lines)] == ["", ""]

@@ -97,7 +97,7 @@ async def test_who_gives_up() -> None:
 
 
 async def test_who_waits_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqtt_nats.authenticators.admission_queue.WAIT", 0.05)
+    monkeypatch.setattr("mqtt_nats.authenticators.admission_queue.CONNECT_WAIT_MOST_S", 0.05)
     crowd, work = Crowd(1), Work()
     first = asyncio.create_task(crowd.run("a", lambda: work.do("1")))
     await settled()

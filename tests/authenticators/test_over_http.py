@@ -212,7 +212,7 @@ async def test_keys_of_a_url_and_their_rotation(
         assert isinstance(await one.check(fresh(signer, "EC", "ES256")), Denied)
     assert len(service.asked) == 1
     one.serve(service, signer, "RSA", "EC")
-    monkeypatch.setattr(tokens, "PAUSE", 0.0)
+    monkeypatch.setattr(tokens, "FETCH_PAUSE_LEAST_S", 0.0)
     assert isinstance(await one.check(fresh(signer, "EC", "ES256")), Allow)
     assert len(service.asked) == 2
     assert (found.valid(), one.lost) == (True, 0)
@@ -220,7 +220,7 @@ async def test_keys_of_a_url_and_their_rotation(
     one.tokens.reload()()
     await aeventually(lambda: one.lost == 1, 30)
     assert not found.valid()
-    monkeypatch.setattr(tokens, "PAUSE", 1000.0)
+    monkeypatch.setattr(tokens, "FETCH_PAUSE_LEAST_S", 1000.0)
     assert isinstance(await one.check(fresh(signer)), Denied)
     await one.close()
 
@@ -235,7 +235,7 @@ async def test_keys_are_kept_while_their_url_does_not_answer(
         one.tokens.reload()()
         await aeventually(lambda number=number: caplog.text.count("no keys can be read") == number, 30)  # type: ignore[misc]
         assert isinstance(await one.check(fresh(signer)), Allow)
-    monkeypatch.setattr(tokens, "KEPT", -1.0)
+    monkeypatch.setattr(tokens, "KEYS_KEPT_S", -1.0)
     one.tokens.reload()()
     await aeventually(lambda: one.lost == 1, 30)
     assert isinstance(await one.check(fresh(signer)), Denied)

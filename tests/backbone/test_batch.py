@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from mqtt_nats.backbone.batch import AT_ONCE, SharedRequest, in_turn
+from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST, SharedRequest, in_turn
 
 pytestmark = pytest.mark.anyio
 
@@ -43,19 +43,21 @@ class Server:
 
 async def test_the_next_follows_an_answer() -> None:
     server = Server()
-    task = server.begin(2 * AT_ONCE)
-    await server.wait(AT_ONCE)
+    task = server.begin(2 * BATCH_REQUESTS_MOST)
+    await server.wait(BATCH_REQUESTS_MOST)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert server.asked == list(range(AT_ONCE))
-    server.answers[AT_ONCE - 1].set_result(-1)
-    await server.wait(AT_ONCE + 1)
+    assert server.asked == list(range(BATCH_REQUESTS_MOST))
+    server.answers[BATCH_REQUESTS_MOST - 1].set_result(-1)
+    await server.wait(BATCH_REQUESTS_MOST + 1)
     while not task.done():
         for number, answer in list(server.answers.items()):
             if not answer.done():
                 answer.set_result(number)
         await asyncio.sleep(0)
-    assert task.result() == [-1 if number == AT_ONCE - 1 else number for number in range(2 * AT_ONCE)]
+    assert task.result() == [
+        -1 if number == BATCH_REQUESTS_MOST - 1 else number for number in range(2 * BATCH_REQUESTS_MOST)
+    ]
 
 
 async def test_nothing() -> None:
@@ -65,8 +67,8 @@ async def test_nothing() -> None:
 async def test_an_error_ends_it() -> None:
     """Nothing more is asked, and what was asked is done when the error is raised."""
     server = Server()
-    task = server.begin(2 * AT_ONCE)
-    await server.wait(AT_ONCE)
+    task = server.begin(2 * BATCH_REQUESTS_MOST)
+    await server.wait(BATCH_REQUESTS_MOST)
     server.answers[3].set_exception(ValueError("no"))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -76,18 +78,18 @@ async def test_an_error_ends_it() -> None:
             answer.set_result(0)
     with pytest.raises(ValueError, match="no"):
         await task
-    assert server.asked == list(range(AT_ONCE))
+    assert server.asked == list(range(BATCH_REQUESTS_MOST))
 
 
 async def test_who_is_cancelled_asks_no_more() -> None:
     server = Server()
-    task = server.begin(2 * AT_ONCE)
-    await server.wait(AT_ONCE)
+    task = server.begin(2 * BATCH_REQUESTS_MOST)
+    await server.wait(BATCH_REQUESTS_MOST)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert all(answer.cancelled() for answer in server.answers.values())
-    assert server.asked == list(range(AT_ONCE))
+    assert server.asked == list(range(BATCH_REQUESTS_MOST))
 
 
 async def test_a_request_is_shared_by_those_that_come_while_another_one_is_under_way() -> None:

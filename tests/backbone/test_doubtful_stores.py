@@ -55,8 +55,8 @@ class Doubt:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other without a pause."""
-    monkeypatch.setattr(doubtful_stores, "PAUSE", 0.001)
-    monkeypatch.setattr(doubtful_stores, "CATCH_UP", 0.05)
+    monkeypatch.setattr(doubtful_stores, "DOUBTFUL_RETRY_S", 0.001)
+    monkeypatch.setattr(doubtful_stores, "REPLICA_CATCH_UP_S", 0.05)
 
 
 def failing(subject: str, *errors: Exception) -> Callable[[str], None]:

@@ -167,7 +167,7 @@ async def test_a_new_leader_is_asked_again(
 ) -> None:
     """A request that may be repeated, once, and not one that the former leader may still answer."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
-    monkeypatch.setattr(module, "GRACE", 0.05)
+    monkeypatch.setattr(module, "FORMER_LEADER_ANSWER_S", 0.05)
     task = await begin(inbox, INFO)
     inbox.elected("$MQTT_msgs", "")
     await asyncio.sleep(0.03)
@@ -186,7 +186,7 @@ async def test_requests_are_repeated_while_leaders_are_elected(
 ) -> None:
     """Nothing tells of the election of the leader of metadata."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
-    monkeypatch.setattr(module, "REPEAT", 0.05)
+    monkeypatch.setattr(module, "REQUEST_REPEAT_S", 0.05)
     inbox.elected("$MQTT_out", "")
     task = await begin(inbox, "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.C")
     await aeventually(lambda: len(link.out) == 4)
@@ -199,8 +199,8 @@ async def test_the_first_leader_of_another_consumer_repeats_nothing(
 ) -> None:
     """In a cluster each new consumer has its leader elected."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
-    monkeypatch.setattr(module, "GRACE", 0.0)
-    monkeypatch.setattr(module, "REPEAT", 0.02)
+    monkeypatch.setattr(module, "FORMER_LEADER_ANSWER_S", 0.0)
+    monkeypatch.setattr(module, "REQUEST_REPEAT_S", 0.02)
     task = await begin(inbox, "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.C")
     for number in range(10):
         inbox.elected("$MQTT_msgs", f"other{number}")
@@ -216,7 +216,7 @@ async def test_a_change_that_may_not_be_made_twice(
 ) -> None:
     """Its outcome is unknown when its stream has a new leader."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
-    monkeypatch.setattr(module, "GRACE", 0.0)
+    monkeypatch.setattr(module, "FORMER_LEADER_ANSWER_S", 0.0)
     task = await begin(inbox, DELETE)
     inbox.elected(stream, "")
     if stream == "$MQTT_msgs":
@@ -236,7 +236,7 @@ async def test_a_change_of_a_consumer_that_had_no_leader(
 ) -> None:
     """nats-server does not answer it: whoever asked may ask again when the consumer has a leader."""
     monkeypatch.setattr(module, "SWEEP", 0.01)
-    monkeypatch.setattr(module, "GRACE", 0.0)
+    monkeypatch.setattr(module, "FORMER_LEADER_ANSWER_S", 0.0)
     task = await begin(inbox, f"$JS.API.CONSUMER.{verb}.$MQTT_msgs.C")
     inbox.elected("$MQTT_msgs", elected)
     if elected == "C":

@@ -25,7 +25,7 @@ class Answers:
 
 
 async def test_a_new_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PAUSE", 0.01)
+    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.01)
     assert (
         await ask_once_for_all(Answers(NoResponders("nobody"), RequestTimeout("late"), NoResponders("nobody")))
         == "answer"
@@ -33,8 +33,8 @@ async def test_a_new_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "ELECTION", 0.0)
-    monkeypatch.setattr(patience, "PAUSE", 0.01)
+    monkeypatch.setattr(patience, "ELECTION_MOST_S", 0.0)
+    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.01)
     with pytest.raises(NoResponders):
         await ask_once_for_all(Answers(*[NoResponders("nobody")] * 9))
 
@@ -45,7 +45,7 @@ async def test_what_is_refused_is_refused() -> None:
 
 
 async def test_what_no_client_waits_for_is_tried_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PAUSE", 0.0)
+    monkeypatch.setattr(patience, "RETRY_PAUSE_S", 0.0)
     online = asyncio.Event()
     errors = [NoResponders("nobody"), RequestTimeout("late"), ApiError(503, 10008, "no leader"), TimeoutError()]
     attempt = Answers(*errors)

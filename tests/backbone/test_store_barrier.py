@@ -69,9 +69,16 @@ class Bus:
 
 @pytest.fixture
 def bus(monkeypatch: pytest.MonkeyPatch) -> Bus:
-    for name in ("LEAST", "REPEAT", "LISTEN", "BARRIER_TIMEOUT", "SILENT", "SIGN"):
+    for name in (
+        "UNKNOWN_GATEWAYS_WAIT_S",
+        "QUESTION_REPEAT_S",
+        "LISTEN",
+        "BARRIER_TIMEOUT",
+        "GATEWAY_SILENT_S",
+        "GATEWAY_SIGN_S",
+    ):
         monkeypatch.setattr(module, name, getattr(module, name) / 10)
-    monkeypatch.setattr(module, "POLL", 0.002)
+    monkeypatch.setattr(module, "STORES_POLL_S", 0.002)
     return Bus()
 
 
@@ -104,7 +111,7 @@ async def goes_on(bus: Bus, task: asyncio.Task[None], seconds: float = 0.05) -> 
 
 
 async def test_a_gateway_that_is_alone_has_nothing_to_wait_for(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST", 1000.0)
+    monkeypatch.setattr(module, "UNKNOWN_GATEWAYS_WAIT_S", 1000.0)
     await ended(bus, await asked(bus, Gateway(bus)))
 
 
@@ -211,7 +218,7 @@ async def test_gateways_introduce_themselves(bus: Bus) -> None:
 
 
 async def test_what_is_remembered_is_limited(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "REMEMBERED_MOST", 2)
     gateway = Gateway(bus)
     gateway.stores(1, 1)
     sid = next(sid for sid, subject in gateway.link.fake_subjects.items() if subject == SETTLE)

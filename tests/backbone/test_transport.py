@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtt_nats.backbone.link import ENOUGH, LARGE, NatsConnection
+from mqtt_nats.backbone.link import ENOUGH, LARGE_FRAMES_BYTES, NatsConnection
 from mqtt_nats.backbone.transport import NatsTransport, RunHandler
 from mqtt_nats.base.server_clock import elapsed
 from tests.harness.waiting import aeventually
@@ -310,18 +310,18 @@ async def test_much_is_written_before_the_turn_ends() -> None:
 async def test_a_few_large_parts_leave_as_they_are() -> None:
     bench = Bench()
     link = bench.link
-    parts = [b"PUB a %d\r\n" % LARGE, bytes(LARGE), b"\r\n"]
+    parts = [b"PUB a %d\r\n" % LARGE_FRAMES_BYTES, bytes(LARGE_FRAMES_BYTES), b"\r\n"]
     link.out += parts
     link.write_out()
     assert bench.transport.lines == [parts]
     assert not link.out
-    link.out += [b"PUB a 1\r\nx\r\n"] * LARGE
+    link.out += [b"PUB a 1\r\nx\r\n"] * LARGE_FRAMES_BYTES
     link.write_out()
     assert len(bench.transport.lines) == 1, "many small ones are joined"
     link.out += [b"PUB a 5000\r\n", memoryview(bytes(5000)), b"\r\n"] * 200
     link.write_out()
     assert [len(lines) for lines in bench.transport.lines[1:]] == [600], "many that are large on the average are not"
-    assert len(bench.transport.written[-1]) == 12 * LARGE
+    assert len(bench.transport.written[-1]) == 12 * LARGE_FRAMES_BYTES
 
 
 async def test_ping_and_err() -> None:

@@ -232,8 +232,8 @@ def test_a_re_authentication_that_fails_or_refuses(port: int) -> None:
 
 
 def test_an_authenticator_that_is_slow(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authenticating, "AUTHENTICATION", 0.5)
-    monkeypatch.setattr(authenticating, "TURN", 0.5)
+    monkeypatch.setattr(authenticating, "AUTHENTICATION_MOST_S", 0.5)
+    monkeypatch.setattr(authenticating, "AUTHENTICATION_TURN_MOST_S", 0.5)
     raw5.refused(port, raw5.connect("user", flags=0x80, tail=raw.field("cancel")), 0x87)
     assert exchange(port, b"wait").reason == 0x87
     with raw5.Raw5.open(port, "user", *parts(b"success")) as client:
@@ -245,7 +245,7 @@ def test_an_authenticator_that_is_slow(port: int, monkeypatch: pytest.MonkeyPatc
 def test_who_goes_away_in_an_exchange_leaves_nothing(
     port: int, gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(authenticating, "AUTHENTICATION", 0.5)
+    monkeypatch.setattr(authenticating, "AUTHENTICATION_MOST_S", 0.5)
     account = gateways[0].account
     assert account is not None
     for step in (b"x", b"wait"):

@@ -28,10 +28,10 @@ from mqtt_nats.transport.listener_settings import ListenerSettings
 
 def test_a_bucket_lets_a_burst_through_and_then_the_rate() -> None:
     bucket = Bucket(2.0, 10.0, 100.0)
-    assert [bucket.take(100.0) for _ in range(11)] == [True] * 10 + [False]
-    assert not bucket.take(100.4)
-    assert bucket.take(100.5)
-    assert not bucket.take(100.6)
+    assert [bucket.add_if_room(100.0) for _ in range(11)] == [True] * 10 + [False]
+    assert not bucket.add_if_room(100.4)
+    assert bucket.add_if_room(100.5)
+    assert not bucket.add_if_room(100.6)
     assert bucket.level(200.0) == 0
     assert bucket.pour(15, 200.0) == 2.5
     assert bucket.pour(1, 202.5) == 0.5
@@ -55,13 +55,13 @@ def test_who_waits_as_told_sends_no_more_than_the_rate(
 
 def test_buckets_of_many_keys_are_bounded() -> None:
     buckets = Buckets(1.0, 1.0, most=3)
-    assert buckets.of("a", 0).take(0)
+    assert buckets.of("a", 0).add_if_room(0)
     for key in "bcabd":
         buckets.of(key, 0)
     assert len(buckets) == 3
-    assert not buckets.of("a", 0).take(0)  # used lately, so kept
+    assert not buckets.of("a", 0).add_if_room(0)  # used lately, so kept
     buckets.forget("a")
-    assert buckets.of("a", 0).take(0)
+    assert buckets.of("a", 0).add_if_room(0)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_is_kept_has_a_limit_beyond_what_everybody_may_keep() -> None:
     assert one.share.count_kept(KEPT_FREE), "so much may everybody keep"
     assert one.emptied == 1, "what is kept takes the place of what can be forgotten"
     for cache in (one, two, three):
-        cache.share.end()
+        cache.share.return_all()
     assert (budget.used, budget.kept) == (0, 0)
 
 
@@ -74,7 +74,7 @@ def test_the_sums_are_right_whatever_is_done(operations: list[tuple[str, int, in
         elif kind == "f":
             share.forget()
         else:
-            share.end()
+            share.return_all()
         assert budget.used == sum(one.share.used for one in caches)
         assert budget.kept == sum(one.share.kept for one in caches)
         assert all(one.share.used >= 0 <= one.share.kept for one in caches)

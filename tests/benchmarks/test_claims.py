@@ -12,7 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from benchmarks import claims
-from mqtt_nats.shared_reader.eligibility import QUIET
+from mqtt_nats.shared_reader.eligibility import QUIET_BEFORE_USE_S
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.fence import fence
 from tests.harness.rawclient import RawClient
@@ -50,7 +50,7 @@ async def test_the_stub_claims_as_a_gateway_does(nats_factory: NatsFactory, gate
 
 @pytest.mark.soak
 def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert claims.APART_S > 2 * QUIET
+    assert claims.APART_S > 2 * QUIET_BEFORE_USE_S
     report = tmp_path / "growth.md"
     claims.main(["--sessions", "3", "--claims", "200", "--report", str(report)])
     assert "## Claims of sessions at other gateways" in capsys.readouterr().out

@@ -32,7 +32,7 @@ VARIABLE = re.compile(r"(?<=lease\.).*|(?<=gateway\.).*|(?<=brokers\.)[^.]*")
 """What is different in subjects of one kind: the id of the gateway."""
 
 MANY = 40
-"""Stubs among which a gateway does not read the reports of others: more than `FEW`."""
+"""Stubs among which a gateway does not read the reports of others: more than `GATEWAYS_READ_MOST`."""
 
 SETTLE_MANY_S = 75.0
 """Seconds after which a gateway among so many others has sent its second report, and reads those of others no more."""

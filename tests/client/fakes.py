@@ -435,7 +435,7 @@ class Runner(JobRunner):
     def leave(self) -> None:
         self.fake_log.append("left")
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_log.append(error)
         self.state = State.ENDED
 

@@ -45,7 +45,7 @@ class FakeGuarded:
         self.fake_done: list[str] = []
         self.fake_jobs: list[Coroutine[Any, Any, None]] = []
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_done.append(str(error))
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:

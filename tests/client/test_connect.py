@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.client.connect import NEVER, bounded_expiry, refusal, terms
+from mqtt_nats.client.connect import EXPIRY_NEVER, bounded_expiry, refusal, terms
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -59,7 +59,7 @@ def test_limits_of_a_client_that_names_them() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "most", "given"),
-    [(0, None, 0), (60, None, 60), (NEVER, None, None), (60, 30, 30), (NEVER, 30, 30), (20, 30, 20)],
+    [(0, None, 0), (60, None, 60), (EXPIRY_NEVER, None, None), (60, 30, 30), (EXPIRY_NEVER, 30, 30), (20, 30, 20)],
 )
 def test_the_session_expiry_interval_is_bounded(asked: int, most: int | None, given: int | None) -> None:
     assert bounded_expiry(asked, ConnectionSettings(max_session_expiry_interval=most)) == given

@@ -149,7 +149,7 @@ async def test_what_fails_after_the_end_is_not_said() -> None:
     runner = Runner()
 
     async def end() -> None:
-        runner.end(ProtocolError("a test"))
+        runner.end_connection(ProtocolError("a test"))
         raise ValueError("later")
 
     runner.do(end())
@@ -312,7 +312,7 @@ def authenticating(runner: Runner) -> None:
     runner.authentication = cast("Authentication", object())
 
 
-@pytest.mark.parametrize("why", [Runner.give_up, offline, authenticating, lambda runner: runner.order.take()])
+@pytest.mark.parametrize("why", [Runner.give_up, offline, authenticating, lambda runner: runner.order.take_packets()])
 async def test_otherwise_the_connection_ends_at_once(why: Callable[[Runner], object]) -> None:
     """The session has moved, NATS is away, no session is open yet, or no packet waits."""
     runner = Runner()

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.client import kept_messages
 from mqtt_nats.client.client import Client
-from mqtt_nats.client.kept_messages import SLICE, KeptMessages
+from mqtt_nats.client.kept_messages import CLIENTS_PER_TURN, KeptMessages
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -128,7 +128,7 @@ async def test_clients_that_have_gone_are_forgotten() -> None:
 
 async def test_a_look_at_many_clients_gives_way() -> None:
     bench = Bench()
-    for _ in range(2 * SLICE):
+    for _ in range(2 * CLIENTS_PER_TURN):
         bench.add(FakeClient())
     other = asyncio.create_task(asyncio.sleep(0))
     await bench.look()
@@ -148,7 +148,7 @@ async def test_a_look_frees_identifiers_of_messages_that_do_not_come_again() -> 
 
 
 async def test_looks_go_on_after_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(kept_messages, "EVERY", 0.0)
+    monkeypatch.setattr(kept_messages, "KEPT_CHECK_S", 0.0)
     looks: list[Any] = []
 
     async def look(clients: object) -> None:

@@ -78,7 +78,7 @@ class FakeSilent:
     def alive(self) -> bool:
         return not self.fake_ended
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_ended.append(str(error))
         self.fake_registry.leave(self)
 
@@ -164,7 +164,7 @@ def test_a_client_from_which_nothing_is_read_lives_while_it_takes_bytes(world: W
 
 @pytest.mark.sources
 def test_a_connect_that_nats_does_not_answer_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disconnect, "refuse", lambda client, error: client.end(error))
+    monkeypatch.setattr(disconnect, "refuse", lambda client, error: client.end_connection(error))
     client = world.client(0.0, State.OPENING)
     assert world.tick(5.0) == [client] * 10
     world.tick(1.0)

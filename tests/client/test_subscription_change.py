@@ -372,7 +372,7 @@ async def test_an_end_that_fails_leaves_the_client_where_it_was() -> None:
 
 async def test_missed_messages_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a connection to NATS that was lost are still being read."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
     client = regular(("a/b", 1), ("a/+", 1))
     found = client.path.table.filters["a/+"]
     found.backlog = cast("Any", object())

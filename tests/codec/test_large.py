@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mqtt_nats.codec import Connect, PublishRun, encode, encode_publish
-from mqtt_nats.codec.decoder import LARGE
+from mqtt_nats.codec.decoder import OWN_BUFFER_BYTES
 from tests.codec.support import LIMITS, decoder, key
 
 each_version = pytest.mark.parametrize("version", [4, 5])
@@ -20,7 +20,7 @@ def packet(topic: str, size: int, version: int, *, qos: int = 0, retain: bool = 
 
 
 @each_version
-@pytest.mark.parametrize("size", [LARGE, 200_000, 299_000])
+@pytest.mark.parametrize("size", [OWN_BUFFER_BYTES, 200_000, 299_000])
 @pytest.mark.parametrize("topic", ["t", "a/topic" * 100])
 def test_a_large_publish_is_told_by_its_beginning(version: int, size: int, topic: str) -> None:
     raw = packet(topic, size, version)
@@ -32,9 +32,9 @@ def test_a_large_publish_is_told_by_its_beginning(version: int, size: int, topic
 
 @each_version
 def test_as_large_as_need_be(version: int) -> None:
-    head = len(packet("t", LARGE, version)) - LARGE
-    assert decoder(version, "client").opening(packet("t", LARGE - head, version)) is not None
-    assert decoder(version, "client").opening(packet("t", LARGE - head - 1, version)) is None
+    head = len(packet("t", OWN_BUFFER_BYTES, version)) - OWN_BUFFER_BYTES
+    assert decoder(version, "client").opening(packet("t", OWN_BUFFER_BYTES - head, version)) is not None
+    assert decoder(version, "client").opening(packet("t", OWN_BUFFER_BYTES - head - 1, version)) is None
 
 
 @each_version

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtt_nats.control.list_page import SPARE, ListPage
+from mqtt_nats.control.list_page import SPARE_ENTRIES, ListPage
 
 
 @given(
@@ -46,4 +46,4 @@ def test_a_long_list_is_never_in_memory() -> None:
         page.add(one)
     assert page.entries() == list(range(40, 50))
     assert page.total == 50_000
-    assert page.most <= 2 * 50 + SPARE
+    assert page.most <= 2 * 50 + SPARE_ENTRIES

@@ -222,7 +222,7 @@ def test_pings_and_subscriptions_are_timed_too() -> None:
 
 
 def test_times_of_packets_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packet_watch, "WAITING_MOST", 2)
+    monkeypatch.setattr(packet_watch, "UNANSWERED_MOST", 2)
     seen, _ = watch()
     seen.received([message("a", 1, number) for number in (1, 2, 3)], 1.0)
     found = seen.sent(wire(5, *(AckRun(PacketKind.PUBACK, [number]) for number in (1, 2, 3))), 2.0)

@@ -53,7 +53,7 @@ async def test_clients_are_left_in_peace_when_nobody_wants_it_any_more(
     monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
     """It is stopped, or nobody renews it; while somebody does, it goes on."""
-    monkeypatch.setattr(controlclients, "HEARD", 0.01)
+    monkeypatch.setattr(controlclients, "PROGRESS_REPORT_S", 0.01)
     monkeypatch.setattr(controlclients, "KICK_RENEWAL_TIMEOUT", 0.1)
     fake = FakeControl()
     clients = [FakeClient(fake.account.services, f"c{number}") for number in range(100)]
@@ -76,7 +76,7 @@ async def anext_all(items: AsyncIterator[Any]) -> list[Any]:
 
 
 async def test_who_has_clients_kicked_slowly_hears_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controlclients, "HEARD", 0.01)
+    monkeypatch.setattr(controlclients, "PROGRESS_REPORT_S", 0.01)
     control = FakeControl()
     for name in ("one", "two"):
         FakeClient(control.account.services, name)

@@ -23,6 +23,7 @@ from mqtt_nats.lifecycle.lease import Lease
 from mqtt_nats.lifecycle.readiness import Readiness
 from mqtt_nats.messages.copies import Copies
 from mqtt_nats.observability.counters import Counters
+from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.sessions.services import Services
@@ -105,7 +106,7 @@ class FakeDurable:
     def __init__(self, inflight: int, queued: int) -> None:
         self.inflight, self.queued = {one: object() for one in range(inflight)}, [None] * queued
         self.releases: dict[int, object] = {}
-        self.allocated: dict[int, int] = {}
+        self.identifiers = AllocatedIdentifiers({}, {}, set())
 
 
 @stands_for(DurableDelivery)
@@ -215,7 +216,7 @@ async def test_a_snapshot_is_not_changed_by_what_is_counted_later(account: FakeA
 async def test_other_tasks_run_while_many_clients_are_summed_up(
     account: FakeAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SLICE", 2)
+    monkeypatch.setattr(module, "CLIENTS_PER_TURN", 2)
     connect(account, *(FakeCounted(FakeTransient(1, 0)) for _ in range(5)))
     turns = 0
 

@@ -41,7 +41,7 @@ def published(seen: Watching) -> int:
 
 def test_it_ends_by_itself(gateway: InProcess, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long somebody looks: it is not begun again by who goes on asking for it."""
-    monkeypatch.setattr(tracing, "RENEWED", 0.1)
+    monkeypatch.setattr(tracing, "TRACE_RENEWAL_S", 0.1)
     asked = 0
 
     def counted(*given: Any) -> None:
@@ -64,7 +64,7 @@ def test_it_ends_by_itself(gateway: InProcess, nats_server: NatsServer, monkeypa
 
 def test_events_of_a_second(gateway: InProcess, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is more is counted."""
-    monkeypatch.setattr(control_trace, "WAITING_MOST", 10)
+    monkeypatch.setattr(control_trace, "EVENTS_WAITING_MOST", 10)
     monkeypatch.setattr(control_trace, "EVENTS_PER_SECOND", 2.0)
     with watching(nats_server, "flood/#") as seen, Raw5.open(gateway.port, "c-flood") as client:
         sent = 0

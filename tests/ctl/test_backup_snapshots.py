@@ -76,7 +76,7 @@ async def _save(
     """Fill a stream, and save it while ``change`` changes it."""
     # One chunk on its way at a time, so that nats-server waits for us in the middle of the snapshot.
     monkeypatch.setattr(snapshot, "CHUNK", 16384)
-    monkeypatch.setattr(snapshot, "WINDOW", 16384)
+    monkeypatch.setattr(snapshot, "UNACKNOWLEDGED_BYTES", 16384)
     await call(inbox, f"STREAM.CREATE.{stream}", load_definition(stream))
     for number in range(RECORDS):
         await publish(inbox, f"{STREAMS[stream]}.{number}", os.urandom(20_000))

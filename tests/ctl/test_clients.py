@@ -160,7 +160,7 @@ def test_kicking_where_a_gateway_does_not_answer(
 
 def test_kicking_that_is_stopped(fleet: Fleet, several: list[Raw5], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command: the gateways do not go on by themselves; until then they are told to."""
-    monkeypatch.setattr(clients, "RENEWED", 0.1)
+    monkeypatch.setattr(clients, "KICK_RENEWAL_S", 0.1)
     told: list[dict[str, Any]] = []
 
     def note(inbox: RequestInbox, what: str, arguments: dict[str, Any]) -> None:

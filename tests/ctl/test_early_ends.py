@@ -97,7 +97,7 @@ class FakeText:
     def part(self, found: Part) -> list[str]:
         return [str(one) for one in found["numbers"]]
 
-    def end(self, found: Part) -> list[str]:
+    def footer(self, found: Part) -> list[str]:
         return []
 
 

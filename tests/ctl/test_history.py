@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mqtt_nats.observability.history import STEP
+from mqtt_nats.observability.history import POINT_INTERVAL_S
 from tests.ctl.conftest import Fleet
 from tests.harness.waiting import eventually
 
@@ -17,7 +17,7 @@ def test_history(fleet: Fleet) -> None:
         found: dict[str, Any] = fleet.json("history")
         return found if all(one["points"] for one in found["gateways"]) else None
 
-    found = eventually(points, 6 * STEP, what="points of both gateways")
+    found = eventually(points, 6 * POINT_INTERVAL_S, what="points of both gateways")
     assert found is not None
     assert [one["gateway"] for one in found["gateways"]] == sorted(fleet.ids)
     point = found["gateways"][0]["points"][-1]

@@ -86,8 +86,8 @@ def test_the_first_part_comes_before_the_rest_is_read(url: str, monkeypatch: pyt
         async with aclosing(parts(inbox, Listing())) as some:
             return [one["client"] for one in (await anext(some))["sessions"]]
 
-    assert on_nats(url, first) == WRITTEN[: records.FIRST]
-    assert read == records.FIRST
+    assert on_nats(url, first) == WRITTEN[: records.FIRST_PART_RECORDS]
+    assert read == records.FIRST_PART_RECORDS
 
 
 def test_no_part_is_long(url: str) -> None:
@@ -145,4 +145,4 @@ def test_the_columns_of_a_later_part_are_not_narrower() -> None:
     assert table.lines([["x", "3"]]) == ["x       3"]
     assert table.lines([["y" * 10, "4"]]) == ["y" * 10 + "  4"]
     assert table.lines([["x", "5"]]) == ["x           5"]
-    assert table.end() == []
+    assert table.footer() == []

@@ -81,8 +81,8 @@ async def fill(inbox: RequestInbox) -> None:
 async def test_each_request_meets_an_election_once(
     nats_factory: NatsFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restoring, "AGAIN", 0.01)
-    monkeypatch.setattr(snapshot, "AGAIN", 0.01)
+    monkeypatch.setattr(restoring, "JETSTREAM_RETRY_S", 0.01)
+    monkeypatch.setattr(snapshot, "REPLACE_RETRY_S", 0.01)
     read: Any = later_records.save
 
     async def later(inbox: RequestInbox, stream: str, *rest: Any) -> Any:
@@ -109,8 +109,8 @@ async def test_each_request_meets_an_election_once(
 
 @pytest.mark.parametrize("error", [NoResponders("one"), RequestTimeout("no reply"), LeaseTaken("lease")])
 async def test_patience_ends(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restoring, "AGAIN", 0.01)
-    monkeypatch.setattr(restoring, "ELECTIONS", 0.05)
+    monkeypatch.setattr(restoring, "JETSTREAM_RETRY_S", 0.01)
+    monkeypatch.setattr(restoring, "LEADERS_KNOWN_MOST_S", 0.05)
     attempts: list[int] = []
 
     async def work() -> None:
@@ -166,7 +166,7 @@ async def test_a_subscription_for_chunks_that_is_announced_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the first chunk is sent again: others would come in another order."""
-    monkeypatch.setattr(snapshot, "AGAIN", 0.001)
+    monkeypatch.setattr(snapshot, "REPLACE_RETRY_S", 0.001)
     (tmp_path / "file").write_bytes(b"0123456789")
     late: Any = FakeInbox(1, 2)
     assert await snapshot._load(late, {"name": "one"}, {}, tmp_path / "file") == {"state": {}}
@@ -174,7 +174,7 @@ async def test_a_subscription_for_chunks_that_is_announced_later(
     gone: Any = FakeInbox(2)
     with pytest.raises(NoResponders):
         await snapshot._load(gone, {"name": "one"}, {}, tmp_path / "file")
-    monkeypatch.setattr(snapshot, "HEARD", 0.01)
+    monkeypatch.setattr(snapshot, "SUBSCRIPTION_KNOWN_S", 0.01)
     never: Any = FakeInbox(*range(1000))
     with pytest.raises(NoResponders):
         await snapshot._load(never, {"name": "one"}, {}, tmp_path / "file")

@@ -184,7 +184,7 @@ def test_clean(fleet: Fleet, away: str) -> None:
 
 def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer without a record, and a record without consumers; what is young, or in use, is left alone."""
-    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    monkeypatch.setattr(orphans, "SECOND_READING_S", 0.0)
     leave(fleet, "c-broken", "broken/x")
     leave(fleet, "c-whole", "whole/x")
     nobody = f"{name_hash('c-nobody')}_AAAAAAAAAAAAAAAAAAAAAA"
@@ -216,7 +216,7 @@ def test_orphans(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_without_consumers_is_whole(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record says that its position speaks for the consumers."""
-    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    monkeypatch.setattr(orphans, "SECOND_READING_S", 0.0)
     leave(fleet, "c-records", "records/x")
     assert listed(fleet, "c-records")[0]["position"] == "consumers"
 
@@ -245,7 +245,7 @@ def test_a_session_is_whole_whose_consumers_have_no_leader(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     """JetStream leaves them out of its list, and may not even say so."""
-    monkeypatch.setattr(orphans, "AGAIN", 0.0)
+    monkeypatch.setattr(orphans, "SECOND_READING_S", 0.0)
     leave(fleet, "c-leaderless", "leaderless/x")
     name = name_hash("c-leaderless")
 

@@ -203,7 +203,7 @@ def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.Mon
 
 
 def test_what_nobody_reads_is_counted_and_not_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "WAITING_MOST", 5)
+    monkeypatch.setattr(tracing, "EVENTS_WAITING_MOST", 5)
 
     async def watch() -> list[Event]:
         async with connected(Settings(nats=(fleet.server.url,))) as inbox:
@@ -241,7 +241,7 @@ def test_names_of_any_size_are_shortened(fleet: Fleet) -> None:
 
 def test_it_goes_on_after_a_reconnect(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks had lost NATS."""
-    monkeypatch.setattr(tracing, "RENEWED", 0.2)
+    monkeypatch.setattr(tracing, "TRACE_RENEWAL_S", 0.2)
 
     async def watch() -> Event:
         async with connected(Settings(nats=(fleet.server.url,))) as inbox:

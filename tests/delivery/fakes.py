@@ -200,7 +200,7 @@ class FakeSlowReceiver:
         self.gates: dict[Filter, Gate] | None = None
         self.fake_ended: list[str] = []
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_ended.append(str(error))
 
 

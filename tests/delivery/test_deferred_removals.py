@@ -25,8 +25,8 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.timers = Timers(monkeypatch)
         self.pass_to = self.timers.pass_to
-        monkeypatch.setattr(lingering, "LINGER", 10.0)
-        monkeypatch.setattr(lingering, "AFTERWARDS", 100.0)
+        monkeypatch.setattr(lingering, "REMOVAL_DELAY_S", 10.0)
+        monkeypatch.setattr(lingering, "AFTER_RELINK_S", 100.0)
         self.services = services = FakeServices()
         self.link, self.gone = services.fake_link, services.fake_dropped
         self.kept = DeferredRemovals(as_services(services))
@@ -59,7 +59,7 @@ def test_records_outlive_their_connection(bench: Bench) -> None:
     """A nats-server that is killed forgets acknowledgements, and the gateway may be killed with it."""
     bench.kept.add(b"=1", IgnoredStore())
     bench.kept.add(b"&reply", IgnoredStore())
-    bench.kept.end()
+    bench.kept.connection_ended()
     bench.pass_to(9)
     assert (bench.gone, bench.link.out) == ([], [])
     bench.pass_to(11)
@@ -76,7 +76,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, when: s
     if when == "before the end":
         bench.services.nats.relinked = 0.0
     bench.pass_to(5)
-    bench.kept.end()
+    bench.kept.connection_ended()
     if when == "after the end":
         bench.services.nats.relinked = 6.0
     bench.link.online = True
@@ -86,7 +86,7 @@ def test_the_next_owner_finds_what_a_server_may_send_again(bench: Bench, when: s
 
 def test_what_is_complete_after_the_end_is_left_to_the_next_owner(bench: Bench) -> None:
     """It may have read the record already."""
-    bench.kept.end()
+    bench.kept.connection_ended()
     bench.kept.add(b"&reply", IgnoredStore())
     bench.pass_to(1000)
     assert bench.link.out == []
@@ -129,9 +129,9 @@ class Group:
         self.services.fake_store.fake_answers = True
         self.services.nats.linked = 0.0
         self.tasks = self.services.tasks.fake_spawned
-        monkeypatch.setattr(lingering, "LINGER", 0.01)
-        monkeypatch.setattr(lingering, "LOOK", 0.01)
-        monkeypatch.setattr(lingering, "AFTERWARDS", 0.0)
+        monkeypatch.setattr(lingering, "REMOVAL_DELAY_S", 0.01)
+        monkeypatch.setattr(lingering, "GROUP_CONSUMER_CHECK_S", 0.01)
+        monkeypatch.setattr(lingering, "AFTER_RELINK_S", 0.0)
         monkeypatch.setattr(lingering, "consumer_info", self._info)
         monkeypatch.setattr(lingering, "get_sequence", self._found)
         self.looks = 0
@@ -162,7 +162,7 @@ class Group:
 async def group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     group = Group(monkeypatch)
     yield group
-    group.kept.end()
+    group.kept.connection_ended()
     for task in group.tasks:
         task.cancel()
     await asyncio.gather(*group.tasks, return_exceptions=True)
@@ -185,7 +185,7 @@ async def test_what_another_member_may_have_on_its_way_stays(
     group: Group, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Where a nats-server may have been killed, the message may be delivered again as if for the first time."""
-    monkeypatch.setattr(lingering, "UNDER_WAY", 0.2)
+    monkeypatch.setattr(lingering, "REDELIVERY_CLAIM_S", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
     ack, confirmed = ACK, 0.0
@@ -231,8 +231,8 @@ async def test_a_record_of_an_older_gateway_outlives_the_next_delivery(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not say how the message is acknowledged."""
-    assert lingering.UNKNOWN > 45
-    monkeypatch.setattr(lingering, "UNKNOWN", 0.2)
+    assert lingering.NO_SUBJECT_CLAIM_S > 45
+    monkeypatch.setattr(lingering, "NO_SUBJECT_CLAIM_S", 0.2)
     loop = asyncio.get_running_loop()
     began = loop.time()
     group.kept.add(assigned(7, b"", 0.0), IgnoredStore())
@@ -257,7 +257,7 @@ async def test_what_is_in_doubt_goes_also_after_the_end_of_the_connection(group:
     group.info = info(4)
     group.kept.add(assigned(7, ACK, 0.0), IgnoredStore())
     await aeventually(lambda: group.looks > 1)
-    group.kept.end()
+    group.kept.connection_ended()
     group.info = info(5)
     await group.removed(b"7")
     await aeventually(lambda: all(task.done() for task in group.tasks))

@@ -269,7 +269,7 @@ async def test_tokens_stand_for_records_and_positions(setup: Setup) -> None:
 
     writer = Writer()
     setup.side.position_writer = cast("None", writer)
-    writer.ledger.take(7, 1)
+    writer.ledger.add_pending(7, 1)
     setup.side.ack(TAKEN + b"7")
     assert writer.ledger.pending == {}
     lingering = [setup.side.lingering]
@@ -381,7 +381,7 @@ def tell(setup: Setup, subject: str, *, pending: int, unacknowledged: int) -> No
 
 async def test_messages_go_on_once_a_quiet_consumer_has_nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer is asked again although no message and no acknowledgement comes: everything waits for it."""
-    monkeypatch.setattr(durable, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(durable, "CONSUMER_STATE_RETRY_S", 0.0)
     setup = Setup("a", "b")
     tell(setup, "b", pending=0, unacknowledged=1)
     setup.bring("a", ID_SPACE + 5, 1)
@@ -399,7 +399,7 @@ async def test_messages_go_on_once_a_quiet_consumer_has_nothing_left(monkeypatch
 
 
 async def test_a_client_that_has_left_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(durable, "CONSUMER_STATE_RETRY_S", 0.0)
     setup = Setup("a", "b")
     tell(setup, "b", pending=1, unacknowledged=0)
     setup.bring("a", ID_SPACE + 5, 1)

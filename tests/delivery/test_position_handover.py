@@ -68,7 +68,7 @@ async def test_the_last_position_is_written_once() -> None:
     services = FakeDeliveryServices()
     client = FakeReceiver(services, v5=V5(pos="position"))
     writer = PositionWriter(as_receiver(client), 5)
-    writer.ledger.take(7, 1)
+    writer.ledger.add_pending(7, 1)
     leave_position(as_receiver(client), cast(DurableDelivery, Side(position_writer=writer)))
     for changed in client.delivery.writers.following():
         changed.write()

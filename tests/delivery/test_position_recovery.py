@@ -14,14 +14,14 @@ from mqtt_nats.backbone.batch import all_done
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import position_recovery as grounding
 from mqtt_nats.delivery.position_recovery import (
-    WINDOW,
+    CLIENT_INFLIGHT_MOST,
     fetch_in_flight,
     limit_in_flight,
     remove_dormant,
     restore_position,
     store_positions_in_consumers,
 )
-from mqtt_nats.delivery.position_writer import FRESH, Fresh, PositionWriter
+from mqtt_nats.delivery.position_writer import OWNERSHIP_PROOF_S, Fresh, PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.messages.terms import TERMS
 from mqtt_nats.protocol.ack_tokens import TAKEN
@@ -58,7 +58,7 @@ class Ports:
     def send(self, data: bytes) -> None:
         pass
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
     def report_waiting(self) -> None:
@@ -135,7 +135,7 @@ async def test_both_hear_that_it_is_complete(qos: int) -> None:
     machine.sources.append(source)
     for sequence in (6, 7):
         machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
-    ledger.take(6, qos)
+    ledger.add_pending(6, qos)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))
     client = as_client(FakeReceiver(FakeDeliveryServices()))
     await fetch_in_flight(client, side)
@@ -163,7 +163,7 @@ async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], du
     machine.sources.append(source)
     machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
     machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
-    ledger.take(6, 2)
+    ledger.add_pending(6, 2)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))
     await fetch_in_flight(as_client(FakeReceiver(FakeDeliveryServices())), side)
     machine.start()
@@ -284,7 +284,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
     position_writer = Keeping(2)
     ports = Ports(position_writer.ledger)
-    machine = DurableSender(WINDOW, ports)
+    machine = DurableSender(CLIENT_INFLIGHT_MOST, ports)
     machine.sources.append(source)
     machine.open = True
     side: Any = Side(machine, DeliveryState.LIVE, position_writer=position_writer)
@@ -292,7 +292,7 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
     for sequence in range(1, 11):
-        position_writer.ledger.take(sequence, 1)
+        position_writer.ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
     side.change(DeliveryEvent.LEFT_READER)
     position_writer.ledger.reached = 10
@@ -304,20 +304,20 @@ async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pyt
         assert [one for one, _, _ in ports.sent] == [*range(1, acknowledged + 4)]
         machine.acknowledged(PUBACK, [packet_id(acknowledged + 1)])
     assert position_writer.ledger.pending == {}
-    assert (machine.limit, machine.on_room) == (WINDOW, None)  # consumers bound it from here on
+    assert (machine.limit, machine.on_room) == (CLIENT_INFLIGHT_MOST, None)  # consumers bound it from here on
 
 
 @pytest.mark.parametrize(("unsent", "limit"), [([], 9), ([6, 7, 8, 9], 5), ([3, 9], 8), (range(1, 10), 3)])
 async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent: list[int], limit: int) -> None:
     """It may have had a larger window [MQTT-4.4.0-1]; the rest of what was taken keeps to that of this one."""
     ledger = SessionPosition()
-    machine = DurableSender(WINDOW, Ports(ledger))
+    machine = DurableSender(CLIENT_INFLIGHT_MOST, Ports(ledger))
     machine.not_sent(unsent)
     source = SubscriptionState(1, 1, 3)
     source.expected = 0
     machine.sources.append(source)
     for sequence in range(1, 10):
-        ledger.take(sequence, 1)
+        ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
     side: Any = Side(machine, position_writer=Keeping(0, ledger))
@@ -386,7 +386,7 @@ async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPat
     link.wire, following = (NatsTransport(link, asyncio.Transport(), asyncio.Protocol()) for _ in range(2))
     timers = Timers(monkeypatch)
     fresh = Fresh(link)
-    timers.pass_to(FRESH * 0.9)
+    timers.pass_to(OWNERSHIP_PROOF_S * 0.9)
     assert fresh
     former, fake.wire = link.wire, None
     assert not fresh
@@ -394,5 +394,5 @@ async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPat
     link.wire = following
     assert not fresh
     link.wire = former
-    timers.pass_to(FRESH * 1.1)
+    timers.pass_to(OWNERSHIP_PROOF_S * 1.1)
     assert not fresh

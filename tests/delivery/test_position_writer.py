@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import position_writer
-from mqtt_nats.delivery.position_writer import AT_ONCE, Fresh, PositionWriter, keep
+from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, Fresh, PositionWriter, write_changed_positions
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.api import ApiError, RequestTimeout
@@ -57,7 +57,7 @@ async def test_the_whole_position_is_written_behind_the_one_before(setup: Setup)
     setup.writer.live = {"two", "one"}
     setup.writer.unsent = [6]
     setup.ledger.reached = 9
-    setup.ledger.take(7, 2)
+    setup.ledger.add_pending(7, 2)
     setup.writer.write()
     ((target, _, payload, _),) = setup.writes
     assert target == b"HPUB %b " % position_subject(setup.client.hash).encode()
@@ -138,9 +138,9 @@ async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
 
 async def test_answers_that_take_long_prove_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """After some attempts it goes on all the same."""
-    monkeypatch.setattr(position_writer, "FRESH", -1.0)
+    monkeypatch.setattr(position_writer, "OWNERSHIP_PROOF_S", -1.0)
     asking = asyncio.create_task(setup.writer.sure())
-    for sequence in range(6, 6 + position_writer.PROOFS):
+    for sequence in range(6, 6 + position_writer.SLOW_PROOFS_MOST):
         await aeventually(lambda: setup.writer._writing is not None)
         setup.answer(sequence)
     assert await asking
@@ -178,7 +178,7 @@ async def test_an_identifier_is_free_after_a_position_without_it(setup: Setup) -
 
 
 async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
-    setup.ledger.take(7, 2)
+    setup.ledger.add_pending(7, 2)
     assert setup.ledger.complete(TAKEN + b"7", packet_id(7))
     setup.writer.write()
     setup.answer(6)
@@ -186,7 +186,7 @@ async def test_a_message_whose_record_owes_pubrel(setup: Setup) -> None:
 
 
 async def test_a_complete_message_is_forgotten(setup: Setup) -> None:
-    setup.ledger.take(7, 1)
+    setup.ledger.add_pending(7, 1)
     setup.ledger.complete(TAKEN + b"7")
     assert setup.ledger.pending == {}
 
@@ -297,11 +297,11 @@ async def test_a_position_that_is_too_large_ends_the_connection(setup: Setup) ->
 
 
 async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(position_writer, "STEPS", 1000)
+    monkeypatch.setattr(position_writer, "WRITE_ROUNDS_PER_S", 1000)
     other = FakeReceiver(setup.services, "other", V5(pos="p"))
     PositionWriter(as_client(other), 0)
     setup.ledger.change()
-    keeping = asyncio.create_task(keep(setup.client.delivery.writers))
+    keeping = asyncio.create_task(write_changed_positions(setup.client.delivery.writers))
     await aeventually(lambda: setup.writes)
     keeping.cancel()
     assert [target for target, *_ in setup.writes] == [b"HPUB %b " % position_subject(setup.client.hash).encode()]
@@ -310,19 +310,19 @@ async def test_changed_positions_are_written_by_and_by(setup: Setup, monkeypatch
 def test_changed_positions_have_their_turn_in_order() -> None:
     """A position that has not changed costs nothing, and one that changes again and again keeps no other waiting."""
     services = FakeDeliveryServices()
-    clients = [FakeReceiver(services, f"c{number}", V5(pos="p")) for number in range(AT_ONCE + 2)]
+    clients = [FakeReceiver(services, f"c{number}", V5(pos="p")) for number in range(POSITIONS_PER_ROUND + 2)]
     writers = clients[0].delivery.writers
     for client in clients:
         client.delivery.writers = writers
     each = [PositionWriter(as_client(client), 0) for client in clients]
     assert writers.following() == []
     for one in each:
-        one.ledger.take(1, 1)
+        one.ledger.add_pending(1, 1)
         one.ledger.done(1)
-    assert writers.following() == each[:AT_ONCE]
-    for one in each[:AT_ONCE]:
+    assert writers.following() == each[:POSITIONS_PER_ROUND]
+    for one in each[:POSITIONS_PER_ROUND]:
         one.ledger.begin()
-    each[0].ledger.take(2, 1)
+    each[0].ledger.add_pending(2, 1)
     each[-1].give_up()
     assert writers.following() == [each[-2], each[0]]
     each[-1].ledger.change()

@@ -74,7 +74,7 @@ class Bench:
 
         async def reattach(*_: object) -> None:
             self.attached += 1
-            self.side.attempts = reconciling.ATTEMPTS
+            self.side.attempts = reconciling.ATTACH_ATTEMPTS
 
         async def patiently(client: object, work: Any) -> Any:
             return await work()
@@ -82,7 +82,7 @@ class Bench:
         monkeypatch.setattr(reconciling, "consumer_info", info)
         monkeypatch.setattr(reconciling, "rebind_consumers", reattach)
         monkeypatch.setattr(reconciling, "retry_until_answered", patiently)
-        monkeypatch.setattr(reconciling, "SETTLE", 0)
+        monkeypatch.setattr(reconciling, "SETTLE_BEFORE_CHECK_S", 0)
 
     @property
     def sent(self) -> list[object]:
@@ -150,8 +150,8 @@ async def test_who_is_not_answered_holds_up_no_others(monkeypatch: pytest.Monkey
     """Its consumer has no leader any more; as many are looked at as may be at the same time."""
     bench = Bench(monkeypatch)
     answered: asyncio.Future[ConsumerInfo] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(patience, "LONGEST", 0.05)
-    monkeypatch.setattr(reconciling, "AT_ONCE", 1)
+    monkeypatch.setattr(patience, "UNANSWERED_PLACE_MOST_S", 0.05)
+    monkeypatch.setattr(reconciling, "SESSIONS_CHECKED_AT_ONCE", 1)
     bench.reconciling = Reconciling(as_services(bench.services), bench.services.registry, SharedFeed())
     asked = 0
 

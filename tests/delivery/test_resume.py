@@ -62,7 +62,7 @@ async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
     side = FakeSide(FakeClient(FakeServices()))
-    found, late = await attaching.take(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
+    found, late = await attaching.attach_moved(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
     assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
 
 
@@ -98,7 +98,7 @@ async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(attaching, "update_consumer", update)
     monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "STEP", 0.001)
+    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
     monkeypatch.setattr(attaching, "EXPIRED", 100.0)
     await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 2)
     assert looks == ["name"]
@@ -134,7 +134,7 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
         return consumer_state(num_ack_pending=found.pop(0))
 
     monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "STEP", 0.001)
+    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
     assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=1000.0)
     assert len(found) == (2 if comes else 0)
 
@@ -196,7 +196,7 @@ async def test_what_is_new_waits_for_what_is_not_back(
     monkeypatch.setattr(resuming, "save_when_room", nothing)
     monkeypatch.setattr(resuming, "write_changed_record", nothing)
     monkeypatch.setattr(resuming, "bring_back", bring_back)
-    monkeypatch.setattr(resuming, "RETURN", 0.04)
+    monkeypatch.setattr(resuming, "PENDING_RETURN_S", 0.04)
     client = FakeReceiver(FakeDeliveryServices())
     side = client.durable_side = DurableDelivery(as_client(client))
     side.begin()

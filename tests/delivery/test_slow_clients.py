@@ -32,7 +32,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_nats.transport.write_buffer import LARGE, PIECE, FlushRound, WriteBuffer
+from mqtt_nats.transport.write_buffer import PIECE, SEPARATE_CHUNK_BYTES, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from tests.delivery.fakes import (
     FakeDelivery,
@@ -106,7 +106,7 @@ def test_what_waits_is_counted() -> None:
 
 
 def test_large_chunks_leave_one_by_one() -> None:
-    chunks = [b"a" * LARGE, b"b" * LARGE, b"c" * 10 * LARGE, b"d"]
+    chunks = [b"a" * SEPARATE_CHUNK_BYTES, b"b" * SEPARATE_CHUNK_BYTES, b"c" * 10 * SEPARATE_CHUNK_BYTES, b"d"]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
     write_buffer = WriteBuffer(FlushRound(later.append), 1 << 30)
@@ -121,20 +121,24 @@ def test_large_chunks_leave_one_by_one() -> None:
         write_buffer.write(chunk)
     later.pop()()
     assert [id(data) for data in written] == [id(chunk) for chunk in chunks[:2]], "they are copied"
-    assert (write_buffer.clogged, write_buffer.held, write_buffer.chunks) == (True, 12 * LARGE + 1, chunks[2:])
+    assert (write_buffer.clogged, write_buffer.held, write_buffer.chunks) == (
+        True,
+        12 * SEPARATE_CHUNK_BYTES + 1,
+        chunks[2:],
+    )
     write_buffer.unclog()
     assert written[2:] == chunks[2:]
     assert (write_buffer.clogged, write_buffer.held, write_buffer.round.held, write_buffer.chunks) == (False, 0, 0, [])
     written.clear()
-    write_buffer.write(b"a" * LARGE)
+    write_buffer.write(b"a" * SEPARATE_CHUNK_BYTES)
     write_buffer.write(b"b")
     later.pop()()
-    assert written == [b"a" * LARGE + b"b"], "small ones are joined"
+    assert written == [b"a" * SEPARATE_CHUNK_BYTES + b"b"], "small ones are joined"
 
 
 def test_a_connection_that_is_closed_between_large_chunks() -> None:
     """What is to be sent before the end is."""
-    chunks = [b"a" * LARGE, b"b" * LARGE]
+    chunks = [b"a" * SEPARATE_CHUNK_BYTES, b"b" * SEPARATE_CHUNK_BYTES]
     written: list[bytes | bytearray] = []
     later: list[Callable[[], None]] = []
     write_buffer = WriteBuffer(FlushRound(later.append), 1 << 30)
@@ -233,7 +237,7 @@ def test_all_gates_of_a_filter_count() -> None:
     fake.write_buffer.held = 7
     client = as_receiver(fake)
     assert _held(client) == 7 + 2 * (message.size + ENTRY_BYTES)
-    former.end()
+    former.close()
     assert _held(client) == 7 + message.size + ENTRY_BYTES
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.client.connect import HEADED
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.gateway.payload_limits import ADVISED, MOST, USUAL, advice, disagreement, wanted_payload
+from mqtt_nats.gateway.payload_limits import ADVISED, SERVER_PAYLOAD_MOST, USUAL, advice, disagreement, wanted_payload
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.bystanders import Paho
 from tests.harness.nats import NatsServer
@@ -30,8 +30,8 @@ def settings(**given: Any) -> Settings:
         ("64KiB", USUAL),
         ("1MiB", USUAL + HEADED),
         ("2MiB", 2 * USUAL + HEADED),
-        ("64MiB", MOST),
-        ("200MiB", MOST),
+        ("64MiB", SERVER_PAYLOAD_MOST),
+        ("200MiB", SERVER_PAYLOAD_MOST),
     ],
 )
 def test_what_the_embedded_server_takes(size: str, wanted: int) -> None:
@@ -54,8 +54,14 @@ def test_a_listener_with_larger_packets_counts(tmp_path: Path) -> None:
         ({"max_packet_size": "2MiB"}, "max_packet_size is 2,097,152 bytes: nats-server needs max_payload of 2,102,272"),
         ({"max_packet_size": "2MiB", "embedded": True}, ""),
         ({"max_packet_size": ADVISED + 1, "embedded": True}, "max_packet_size is 8,388,609 bytes: nats-server advises"),
-        ({"max_packet_size": MOST, "embedded": True}, "max_packet_size is 67,108,864 bytes, and nats-server takes at"),
-        ({"max_packet_size": MOST}, "max_packet_size is 67,108,864 bytes, and nats-server takes at most 67,108,864"),
+        (
+            {"max_packet_size": SERVER_PAYLOAD_MOST, "embedded": True},
+            "max_packet_size is 67,108,864 bytes, and nats-server takes at",
+        ),
+        (
+            {"max_packet_size": SERVER_PAYLOAD_MOST},
+            "max_packet_size is 67,108,864 bytes, and nats-server takes at most 67,108,864",
+        ),
     ],
 )
 def test_what_check_config_says(given: dict[str, Any], said: str) -> None:

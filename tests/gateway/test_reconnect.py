@@ -122,9 +122,9 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
     """Their consumers, or the stream of PUBRELs, have no leader, and get none."""
     account = FakeAccount()
     services = FakeDeliveryServices()
-    clients = [FakeReceiver(services, f"client {number}") for number in range(recovery.AT_ONCE * 3)]
+    clients = [FakeReceiver(services, f"client {number}") for number in range(recovery.SESSIONS_CHECKED_AT_ONCE * 3)]
     account.registry.clients = services.registry.clients
-    waiting = {client.client_id for client in clients[: recovery.AT_ONCE]}
+    waiting = {client.client_id for client in clients[: recovery.SESSIONS_CHECKED_AT_ONCE]}
     checked: list[str] = []
     stuck, others = asyncio.Event(), asyncio.Event()
 
@@ -132,18 +132,18 @@ async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPa
         if client.client_id in waiting:
             await stuck.wait()
         checked.append(client.client_id)
-        if len(checked) == recovery.AT_ONCE * 2:
+        if len(checked) == recovery.SESSIONS_CHECKED_AT_ONCE * 2:
             others.set()
 
     monkeypatch.setattr(recovery, "_check", check)
-    monkeypatch.setattr(patience, "LONGEST", 0.05)
+    monkeypatch.setattr(patience, "UNANSWERED_PLACE_MOST_S", 0.05)
     recovery._check_all(cast(Account, account))
     tasks = [asyncio.create_task(job) for client in clients for job in client.fake_jobs]
     async with asyncio.timeout(10):
         await others.wait()
         stuck.set()
         await asyncio.gather(*tasks)
-    assert len(checked) == recovery.AT_ONCE * 3
+    assert len(checked) == recovery.SESSIONS_CHECKED_AT_ONCE * 3
 
 
 async def test_a_connection_that_is_lost_is_not_waited_for() -> None:

@@ -13,7 +13,7 @@ from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.server import Powers
 from mqtt_nats.gateway import tenants
 from mqtt_nats.gateway.account import Tenant
-from mqtt_nats.gateway.tenants import FIRST, SELDOM, SOON, Tenants
+from mqtt_nats.gateway.tenants import TENANT_RETRY_FIRST_S, TENANT_RETRY_MOST_S, TENANTS_WAIT_MOST_S, Tenants
 from tests.harness.doubles import stands_for
 
 ATTEMPTS = 8
@@ -68,7 +68,16 @@ async def test_attempts_become_rare_and_each_reason_is_logged_once(
         assert found.refused == {"acme": "no server answers"}
         await enough.wait()
         found.settle()
-    assert waits == [SOON, 2 * SOON, 4 * SOON, 8 * SOON, SELDOM, SELDOM, SELDOM, SELDOM]
+    assert waits == [
+        TENANT_RETRY_FIRST_S,
+        2 * TENANT_RETRY_FIRST_S,
+        4 * TENANT_RETRY_FIRST_S,
+        8 * TENANT_RETRY_FIRST_S,
+        TENANT_RETRY_MOST_S,
+        TENANT_RETRY_MOST_S,
+        TENANT_RETRY_MOST_S,
+        TENANT_RETRY_MOST_S,
+    ]
     assert len(LEFT) == ATTEMPTS
     lines = [one.getMessage() for one in caplog.records if "is not served" in one.getMessage()]
     assert lines[0] == lines[2] == "tenant acme is not served, its clients are refused: no server answers"
@@ -87,8 +96,8 @@ async def test_a_tenant_that_takes_long_delays_nobody(monkeypatch: pytest.Monkey
     async def served(self: Tenants, *_: object) -> None:
         self.served[""] = self.own
 
-    assert FIRST >= 30
-    monkeypatch.setattr(tenants, "FIRST", 0.01)
+    assert TENANTS_WAIT_MOST_S >= 30
+    monkeypatch.setattr(tenants, "TENANTS_WAIT_MOST_S", 0.01)
     monkeypatch.setattr(tenants, "Tenant", FakeTenant)
     monkeypatch.setattr(FakeTenant, "connect", connect)
     monkeypatch.setattr(Tenants, "_open", served)

@@ -281,7 +281,7 @@ def test_notices_stop_and_go_on_after_failures(hooks: Hooks) -> None:
 
 
 async def test_async_notices_come_in_order_and_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "WAITING_MOST", 5)
+    monkeypatch.setattr(chains, "NOTICES_WAITING_MOST", 5)
     tasks: list[asyncio.Task[None]] = []
     hooks = Hooks(lambda work, name: tasks.append(asyncio.get_running_loop().create_task(work)))
     seen: list[tuple[str, int]] = []

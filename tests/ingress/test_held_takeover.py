@@ -58,7 +58,7 @@ class FakeHolder(FakePublisher):
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late records are looked for at once."""
-    monkeypatch.setattr(held_takeover, "LATE", 0.0)
+    monkeypatch.setattr(held_takeover, "FORMER_HOLDS_S", 0.0)
 
 
 async def test_what_earlier_connections_held_is_held() -> None:

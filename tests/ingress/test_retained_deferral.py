@@ -147,7 +147,7 @@ async def test_whose_session_it_is(found: Found, alive: bool, durable: bool, her
 
 async def test_it_waits_until_the_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the connection on which it is let go: the session may have moved while NATS was lost once more."""
-    monkeypatch.setattr(withholding, "RETRY", 0.01)
+    monkeypatch.setattr(withholding, "RECORDS_READ_RETRY_S", 0.01)
     own = record("mine"), 2
     bench = Bench(NoResponders("a test"), own, own, alive=True, durable=True)
     bench.services.fake_link.online = False
@@ -197,7 +197,7 @@ async def test_who_comes_into_doubt_while_another_one_is_looked_for() -> None:
 
 async def test_who_was_here_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the others cannot be read: it may have moved meanwhile."""
-    monkeypatch.setattr(withholding, "RETRY", 0.01)
+    monkeypatch.setattr(withholding, "RECORDS_READ_RETRY_S", 0.01)
     own = record("mine"), 2
     bench = Bench(alive=True, durable=True)
     second = Waiting(Person(**vars(bench.client)))

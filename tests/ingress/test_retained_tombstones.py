@@ -4,7 +4,7 @@
 import pytest
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
-from mqtt_nats.ingress.retained.store import HEARD, RetainedStores, Tombstones, retain
+from mqtt_nats.ingress.retained.store import TOMBSTONE_READ_S, RetainedStores, Tombstones, retain
 from mqtt_nats.pubsub.routing_table import Route
 from mqtt_streams.api import ApiError
 from tests.harness.doubles import Timers
@@ -59,16 +59,16 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
     assert bench.add(7).done  # nobody waits for it
-    bench.pass_to(HEARD / 2)
+    bench.pass_to(TOMBSTONE_READ_S / 2)
     bench.add(8)
     assert bench.gone == 0
-    bench.pass_to(HEARD)
+    bench.pass_to(TOMBSTONE_READ_S)
     assert bench.calls == [b'{"filter":"$MQTT.rmsgs.a","seq":8}']
-    bench.pass_to(HEARD * 1.5)
+    bench.pass_to(TOMBSTONE_READ_S * 1.5)
     assert bench.gone == 2
     bench.add(9)
     assert bench.gone == 2
-    bench.pass_to(HEARD * 3)
+    bench.pass_to(TOMBSTONE_READ_S * 3)
     assert bench.gone == 3
     assert not bench.timers.due
 
@@ -76,9 +76,9 @@ def test_each_stays_until_listeners_have_heard_of_it(bench: Bench) -> None:
 def test_none_is_left_by_a_gateway_that_ends(bench: Bench) -> None:
     bench.add(7)
     bench.add(8)
-    bench.tombstones.end()
+    bench.tombstones.delete_all()
     assert bench.gone == 2
-    bench.pass_to(HEARD * 2)
+    bench.pass_to(TOMBSTONE_READ_S * 2)
     assert bench.gone == 2
     bench.add(9)  # stored while the gateway ends
     assert bench.gone == 3

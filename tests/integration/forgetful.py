@@ -20,6 +20,6 @@ def _say(self: Fanout) -> None:
 
 if __name__ == "__main__":
     vars(tenant)["SEEN_FOR"] = SEEN_FOR / 10
-    vars(inbound)["RECENT"] = inbound.RECENT / 10
+    vars(inbound)["RELEASED_REMEMBERED_S"] = inbound.RELEASED_REMEMBERED_S / 10
     Fanout.rotate = _say  # type: ignore[method-assign]
     main()

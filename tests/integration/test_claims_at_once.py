@@ -113,7 +113,9 @@ def test_clients_whose_quota_is_read_for_long_leave_places_to_others(
         return await totals(store, quota, oldest)
 
     monkeypatch.setattr(QuotaStore, "totals", held)
-    monkeypatch.setattr(retry, "LONGEST", 2 * PATIENCE)  # not by this, which would be five seconds for 128 of them
+    monkeypatch.setattr(
+        retry, "UNANSWERED_PLACE_MOST_S", 2 * PATIENCE
+    )  # not by this, which would be five seconds for 128 of them
     with running(nats_server.url) as inside, ExitStack() as stack:
         (port,) = inside.ports
         devices = [stack.enter_context(Raw(port)) for _ in range(CLAIMED_AT_ONCE + 1)]

@@ -33,9 +33,9 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks at others come soon."""
-    monkeypatch.setattr(company, "EVERY", 0.2)
-    monkeypatch.setattr(company, "SELDOM", 0.2)
-    monkeypatch.setattr(company, "QUIET", 0.5)
+    monkeypatch.setattr(company, "CHECK_IDLE_S", 0.2)
+    monkeypatch.setattr(company, "CHECK_SELDOM_S", 0.2)
+    monkeypatch.setattr(company, "QUIET_BEFORE_USE_S", 0.5)
 
 
 @pytest.fixture

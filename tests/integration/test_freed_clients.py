@@ -27,7 +27,7 @@ CLIENTS = 50
 @pytest.fixture
 async def port(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """The port of a gateway in this process."""
-    monkeypatch.setattr(module, "RELEASE", 1.0)
+    monkeypatch.setattr(module, "ROUTES_RELEASE_S", 1.0)
     stop = anyio.Event()
     ready: asyncio.Future[list[Bound]] = asyncio.get_running_loop().create_future()
     settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))

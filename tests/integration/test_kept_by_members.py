@@ -19,8 +19,8 @@ import pytest
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.client import kept_messages
 from mqtt_nats.client.kept_messages import KeptMessages
-from mqtt_nats.protocol import unsequenced
-from mqtt_nats.sessions.groups.ownership import INEXACT
+from mqtt_nats.protocol import durable_sender
+from mqtt_nats.sessions.groups.ownership import CLOCK_INEXACT_S
 from tests.admin.support import Admin, serving
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw, raw5
@@ -43,7 +43,7 @@ MINUTES: Final = 180.0
 @pytest.fixture
 def inside(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, positions: str) -> Iterator[Inside]:
     """A gateway that can be looked into."""
-    monkeypatch.setattr(unsequenced, "RETAINED_SPACE", SPACE)
+    monkeypatch.setattr(durable_sender, "RETAINED_SPACE", SPACE)
     with running(nats_server.url, session_positions=positions) as found:
         yield found
 
@@ -87,7 +87,7 @@ def _certain(inside: Inside) -> bool:
     """
     account = inside.gateway.account
     assert account is not None
-    return natstime.now() > natstime.converted(account.services.nats.linked) + INEXACT
+    return natstime.now() > natstime.converted(account.services.nats.linked) + CLOCK_INEXACT_S
 
 
 def cases() -> list[Any]:
@@ -120,7 +120,7 @@ def test_an_identifier_in_use_is_passed_over(name: str, inside: Inside, version:
             assert (one.payload[-len(b"%d" % number) :], one.first & DUP) == (b"%d" % number, 0)
             used.add(one.id)
             complete(client, one, qos)
-        assert used == set(range(unsequenced.RETAINED_BASE, unsequenced.RETAINED_BASE + SPACE)) - {kept.id}
+        assert used == set(range(durable_sender.RETAINED_BASE, durable_sender.RETAINED_BASE + SPACE)) - {kept.id}
         assert not client.ping()
     with connect(inside, name, version, present=True) as client:
         again = comes_again(client, kept.id)
@@ -152,7 +152,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which gateways in this process see how long messages are kept; they look often."""
     found = Clock()
     monkeypatch.setattr(KeptMessages.__init__, "__defaults__", (found,))
-    monkeypatch.setattr(kept_messages, "EVERY", 0.1)
+    monkeypatch.setattr(kept_messages, "KEPT_CHECK_S", 0.1)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.delivery.position_writer import FRESH
+from mqtt_nats.delivery.position_writer import OWNERSHIP_PROOF_S
 from mqtt_streams.gateway_subjects import LEFT
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory
@@ -174,7 +174,7 @@ async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
         client = await connect5(name, to=gateway, **OPTIONS)
         await stored.live(name)
     else:
-        await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
+        await asyncio.sleep(OWNERSHIP_PROOF_S * 1.1)  # what is tested is that time passes
     assert "API" not in done.words
     trap.release()
     await over(stored, at.gateway, name)
@@ -199,7 +199,7 @@ async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_se
     trap = proxy.set("answer", "$MQTT.pos.", Action.HOLD)
     client = await connect5(name, to=late, **OPTIONS)
     await asyncio.wait_for(trap.sprung.wait(), 30)
-    await asyncio.sleep(FRESH * 1.1)  # what is tested is that time passes
+    await asyncio.sleep(OWNERSHIP_PROOF_S * 1.1)  # what is tested is that time passes
     trap.release()
 
     async def attached() -> None:

@@ -38,7 +38,7 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 @pytest.fixture
 def inside(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     monkeypatch.setattr(account, "GROWN", 0.2)
-    monkeypatch.setattr(account, "LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(account, "STREAMS_CHECK_S", 0.1)
     with running(server.url) as found:
         yield found
 

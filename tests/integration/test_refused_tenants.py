@@ -93,8 +93,8 @@ def test_a_changed_stream_of_one_tenant(
     server: NatsServer, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Everybody else is served. Its clients are told so at each listener, until it is served, without a new start."""
-    monkeypatch.setattr(tenants, "SOON", 0.2)
-    monkeypatch.setattr(tenants, "SELDOM", 0.2)
+    monkeypatch.setattr(tenants, "TENANT_RETRY_FIRST_S", 0.2)
+    monkeypatch.setattr(tenants, "TENANT_RETRY_MOST_S", 0.2)
     caplog.set_level(logging.INFO)
     spoil(server, "acme")
     with running(**given(server, **more)) as found:

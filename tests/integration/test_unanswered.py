@@ -74,7 +74,7 @@ def test_what_a_quiet_consumer_has_left(own: Inside, fail: Fail) -> None:
         side = side_of(own, "quiet")
         (binding,) = side.bindings.values()
         errors = fail(durable, "consumer_info")
-        own.call(lambda: side.look(binding.source, 1 << 40))
+        own.call(lambda: side.request_state(binding.source, 1 << 40))
         eventually(lambda: own.call(lambda: binding.source.clear) == 1 << 40, PATIENCE)
         assert not errors
         client.ping()

@@ -33,8 +33,8 @@ class Setup:
         self.found = list(found)
         self.deadlines: list[tuple[int, bool]] = []
         """Epoch of each timer that is set, and whether it fires."""
-        monkeypatch.setattr(unconfirmed, "PAUSE", 0.001)
-        monkeypatch.setattr(unconfirmed, "SETTLING", 0.01)
+        monkeypatch.setattr(unconfirmed, "RETRY_PAUSE_S", 0.001)
+        monkeypatch.setattr(unconfirmed, "RECORD_STORED_MOST_S", 0.01)
         monkeypatch.setattr(
             unconfirmed, "set_deadline", lambda client, at: self.deadlines.append((client.epoch, at is not None))
         )

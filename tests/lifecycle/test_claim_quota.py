@@ -102,8 +102,8 @@ class FakeMovingClaimant(FakeClaimant):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome of a claim is known soon."""
-    monkeypatch.setattr(module, "PAUSE", 0.001)
-    monkeypatch.setattr(module, "SETTLING", 0.01)
+    monkeypatch.setattr(module, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "RECORD_STORED_MOST_S", 0.01)
 
 
 def of_bob() -> V5:

@@ -85,8 +85,8 @@ class Gateway:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer counts for no time, so that each look is a probe."""
-    monkeypatch.setattr(readiness, "EVERY", -1e-9)
-    monkeypatch.setattr(readiness, "SOON", 0.0)
+    monkeypatch.setattr(readiness, "ANSWER_COUNTS_S", -1e-9)
+    monkeypatch.setattr(readiness, "READINESS_CHECK_S", 0.0)
 
 
 def fail(error: Exception, of: str = PURGE) -> Callable[[str], None]:
@@ -145,7 +145,7 @@ async def test_a_probe_changes_nothing() -> None:
 
 async def test_a_lease_that_was_renewed_needs_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe costs a majority of the servers as much as a store."""
-    monkeypatch.setattr(readiness, "EVERY", 60.0)
+    monkeypatch.setattr(readiness, "ANSWER_COUNTS_S", 60.0)
     gateway = Gateway()
     gateway.lease.proven = asyncio.get_running_loop().time()
     async with gateway.kept():
@@ -156,7 +156,7 @@ async def test_a_lease_that_was_renewed_needs_no_probe(monkeypatch: pytest.Monke
 
 
 async def test_a_renewed_lease_ends_what_the_last_probe_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "EVERY", 60.0)
+    monkeypatch.setattr(readiness, "ANSWER_COUNTS_S", 60.0)
     gateway = Gateway()
     gateway.js.before = fail(NoResponders("nobody"))
     async with gateway.kept():

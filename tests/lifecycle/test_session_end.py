@@ -11,7 +11,7 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.hooks.points import SESSION_TERMINATED
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.lifecycle import expiry
-from mqtt_nats.lifecycle.expiry import POSTPONED, end_session, ended_record, expire, is_ended, postpone
+from mqtt_nats.lifecycle.expiry import TIMER_POSTPONED_S, end_session, ended_record, expire, is_ended, postpone
 from mqtt_nats.lifecycle.will import Wills
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash
@@ -147,7 +147,7 @@ async def test_a_record_that_is_removed_by_another_gateway_counts_once(
 
 async def test_a_record_of_a_newer_gateway_is_left_to_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its timer fires again, for whoever can read the record."""
-    monkeypatch.setattr(natstime, "now", lambda: 2e9 - POSTPONED)
+    monkeypatch.setattr(natstime, "now", lambda: 2e9 - TIMER_POSTPONED_S)
     epoch = await world.write(V5(extra={"version": 10_000}))
     await world.expire(epoch)
     assert (world.records, world.settled) == ([RECORD], [])

@@ -70,7 +70,9 @@ async def test_a_timer_without_an_answer_comes_again_soon(
     )
 
 
-@pytest.mark.parametrize(("number", "listed"), [(timers.TOGETHER - 1, 0), (timers.TOGETHER, 1)])
+@pytest.mark.parametrize(
+    ("number", "listed"), [(timers.EXPIRIES_TOGETHER_LEAST - 1, 0), (timers.EXPIRIES_TOGETHER_LEAST, 1)]
+)
 async def test_exchanges_are_listed_for_many_sessions(
     monkeypatch: pytest.MonkeyPatch, number: int, listed: int
 ) -> None:
@@ -130,7 +132,7 @@ async def test_a_gateway_that_gets_no_timer_chooses_whether_it_waits(monkeypatch
         seen.append(seconds)
 
     def watches(gateways: float) -> bool:
-        assert gateways == timers.TAKERS
+        assert gateways == timers.TIMER_TAKERS
         seen.append(choices[0])
         return choices.pop(0)
 
@@ -138,7 +140,7 @@ async def test_a_gateway_that_gets_no_timer_chooses_whether_it_waits(monkeypatch
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(IndexError):
         await taking(FakeTimerStore([[TIMER], [], [], [TIMER]]), watches)
-    assert seen == ["timer", True, False, timers.CHOICE, False, timers.CHOICE, True, "timer"]
+    assert seen == ["timer", True, False, timers.TAKERS_CHOICE_S, False, timers.TAKERS_CHOICE_S, True, "timer"]
 
 
 @coroutine
@@ -175,7 +177,9 @@ class Gateways:
         self._due: list[tuple[float, int, FakeWaitingStore, Coroutine[Any, Any, None]]] = []
         for one in range(number):
             store = FakeWaitingStore()
-            heapq.heappush(self._due, (choices.uniform(0, timers.WAIT), one, store, taking(store, self._watches)))
+            heapq.heappush(
+                self._due, (choices.uniform(0, timers.PULL_WAIT_S), one, store, taking(store, self._watches))
+            )
 
     def _watches(self, gateways: float) -> bool:
         return self._choices.random() * self.estimate < gateways
@@ -211,7 +215,7 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> random.Random:
     return random.Random(7)
 
 
-@pytest.mark.parametrize(("number", "least", "most"), [(1, 1, 1), (timers.TAKERS, 8, 8), (300, 20, 70)])
+@pytest.mark.parametrize(("number", "least", "most"), [(1, 1, 1), (timers.TIMER_TAKERS, 8, 8), (300, 20, 70)])
 async def test_of_many_gateways_some_wait_for_timers(
     choices: random.Random, number: int, least: int, most: int
 ) -> None:
@@ -239,4 +243,4 @@ async def test_another_gateway_waits_soon_after_all_that_waited_are_dead(choices
         assert gateways.waiting
         longest = max(longest, gateways.now - died)
         gateways.kill(lambda number, waits: True)
-    assert longest <= (timers.CHOICE if left == 300 else 15)
+    assert longest <= (timers.TAKERS_CHOICE_S if left == 300 else 15)

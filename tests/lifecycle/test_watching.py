@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mqtt_nats.config.settings import Settings
-from mqtt_nats.lifecycle.lease import CHECKING, KNOWN_S, WATCHING
+from mqtt_nats.lifecycle.lease import KNOWN_S, LEASE_WATCHERS, STREAM_CHECKERS
 from mqtt_streams import stored
 from mqtt_streams.gateways import PREFIX, STREAM, Entry
 from mqtt_streams.generations import GenerationStore, Mark
@@ -17,7 +17,9 @@ from tests.harness.nats import NatsServer
 from tests.lifecycle.test_busy import lease_of
 
 
-@pytest.mark.parametrize(("gateways", "least", "most"), [(1, 1.0, 1.0), (WATCHING, 1.0, 1.0), (1000, 0.003, 0.005)])
+@pytest.mark.parametrize(
+    ("gateways", "least", "most"), [(1, 1.0, 1.0), (LEASE_WATCHERS, 1.0, 1.0), (1000, 0.003, 0.005)]
+)
 def test_a_few_of_many(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, gateways: int, least: float, most: float
 ) -> None:
@@ -43,12 +45,14 @@ def test_a_few_of_many(
         gateway.run(lease.renew())
         monkeypatch.setattr(random, "random", random.Random(7).random)
         times = 20_000
-        looks = sum(lease.watches(WATCHING) for _ in range(times))
+        looks = sum(lease.watches(LEASE_WATCHERS) for _ in range(times))
         assert least <= looks / times <= most
         assert 90 * gateways <= gateway.run(consumers_counted()) <= 110 * gateways  # others create as many
 
 
-@pytest.mark.parametrize(("gateways", "least", "most"), [(1, 100, 100), (CHECKING, 100, 100), (40 * CHECKING, 1, 9)])
+@pytest.mark.parametrize(
+    ("gateways", "least", "most"), [(1, 100, 100), (STREAM_CHECKERS, 100, 100), (40 * STREAM_CHECKERS, 1, 9)]
+)
 def test_the_stream_of_messages_is_checked_by_a_few(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, gateways: int, least: int, most: int
 ) -> None:

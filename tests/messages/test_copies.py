@@ -104,7 +104,7 @@ def test_what_waits_is_bounded(gateway: InProcess, monkeypatch: pytest.MonkeyPat
 def test_too_much_to_look_at(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     suspect(gateway, "busy", *(block(number) for number in range(20)))
     eventually(lambda: gateway.account.copies.stored == 20)
-    monkeypatch.setattr(module, "PAGE", 5)
+    monkeypatch.setattr(module, "PAGE_MESSAGES", 5)
     monkeypatch.setattr(module, "PAGES_MAX", 2)
     suspect(gateway, "busy", block(100))
     eventually(lambda: passed_over(gateway) == 1)
@@ -143,7 +143,7 @@ def test_subjects_with_unclear_copies_are_bounded(gateway: InProcess, monkeypatc
 def test_too_much_to_look_at_for_unclear_copies(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     suspect(gateway, "busy/unclear", *(block(number) for number in range(20)))
     eventually(lambda: gateway.account.copies.stored == 20)
-    monkeypatch.setattr(module, "PAGE", 5)
+    monkeypatch.setattr(module, "PAGE_MESSAGES", 5)
     monkeypatch.setattr(module, "PAGES_MAX", 2)
     doubt(gateway, "busy.unclear", block(100), block(101))
     eventually(lambda: passed_over(gateway) == 2)

@@ -135,7 +135,7 @@ def test_other_stores_have_no_live_copies(scene: Scene) -> None:
 def test_a_live_copy_that_has_arrived_long_ago_is_not_sent_again(scene: Scene) -> None:
     """Its store waits, as without a leader: gateways may have forgotten its id."""
     scene.publish("old")
-    scene.passes(module.ARRIVED + 1)
+    scene.passes(module.COPY_ARRIVED_S + 1)
     scene.publish("new")
     scene.lose()
     assert scene.connect() == ["new"]
@@ -145,10 +145,10 @@ def test_a_live_copy_that_was_sent_again_may_be_lost_again(scene: Scene) -> None
     scene.lose()
     scene.publish("one")
     assert scene.connect() == ["one"]
-    scene.passes(module.ARRIVED - 2)
+    scene.passes(module.COPY_ARRIVED_S - 2)
     scene.lose()
     assert scene.connect() == ["one"]
-    scene.passes(module.ARRIVED + 2)
+    scene.passes(module.COPY_ARRIVED_S + 2)
     scene.lose()
     assert scene.connect() == []
     scene.stored("one")
@@ -156,7 +156,7 @@ def test_a_live_copy_that_was_sent_again_may_be_lost_again(scene: Scene) -> None
     assert scene.copies._again == {}
 
 
-@pytest.mark.parametrize("gap", [module.REMEMBERED - 3, module.REMEMBERED + 3])
+@pytest.mark.parametrize("gap", [module.IDS_REMEMBERED_S - 3, module.IDS_REMEMBERED_S + 3])
 def test_at_qos_2_nothing_is_sent_that_gateways_may_have_had_and_forgotten(scene: Scene, gap: float) -> None:
     """Whatever was published in the gap itself, nobody has had. At QoS 1 a message may come twice, and is not lost."""
     scene.passes(1)
@@ -166,6 +166,6 @@ def test_at_qos_2_nothing_is_sent_that_gateways_may_have_had_and_forgotten(scene
     scene.lose()
     scene.passes(gap)
     scene.publish("three", 2)
-    forgotten = gap > module.REMEMBERED
+    forgotten = gap > module.IDS_REMEMBERED_S
     assert scene.connect() == (["one", "three"] if forgotten else ["one", "two", "three"])
     assert scene.dropped == ([("gap", 1)] if forgotten else [])

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from mqtt_nats.codec import Connect
-from mqtt_nats.mqtt_clients.options import NEVER, PASSWORD_VARIABLE, connect_of, connection_options, server_of
+from mqtt_nats.mqtt_clients.options import EXPIRY_NEVER, PASSWORD_VARIABLE, connect_of, connection_options, server_of
 from mqtt_nats.mqtt_clients.stream import Server, Tls
 
 
@@ -43,7 +43,7 @@ def test_server(words: list[str], server: Server) -> None:
 
 def test_a_session_does_not_expire_unless_it_is_said() -> None:
     _, connect = given("-c", "-i", "one")
-    assert (connect.clean_start, connect.properties) == (False, {"session_expiry_interval": NEVER})
+    assert (connect.clean_start, connect.properties) == (False, {"session_expiry_interval": EXPIRY_NEVER})
     _, connect = given("-c", "-i", "one", "-x", "60")
     assert connect.properties == {"session_expiry_interval": 60}
     assert given("-c", "-i", "one", "-V", "3.1.1")[1].properties is None

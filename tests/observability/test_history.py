@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqtt_nats.observability.history import POINTS, RATES, STEP, History
+from mqtt_nats.observability.history import POINT_INTERVAL_S, POINTS, RATES, History
 
 
 def totals(value: int, dropped: dict[str, int] | None = None, stored: tuple[float, int] = (0.0, 0)) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def test_points_have_the_growth_per_second() -> None:
 def test_an_hour_is_kept() -> None:
     history = History()
     for number in range(POINTS + 50):
-        history.add(number * STEP, totals(number), {})
+        history.add(number * POINT_INTERVAL_S, totals(number), {})
     found = history.since(0)
-    assert len(found) == POINTS == 3600 / STEP
-    assert found[-1]["time"] - found[0]["time"] == 3600 - STEP
+    assert len(found) == POINTS == 3600 / POINT_INTERVAL_S
+    assert found[-1]["time"] - found[0]["time"] == 3600 - POINT_INTERVAL_S

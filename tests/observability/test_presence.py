@@ -14,7 +14,7 @@ from mqtt_nats.codec import Connack, Connect
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.messages.identity import Identity
 from mqtt_nats.observability.presence import Presence
-from mqtt_nats.observability.presence_events import LONGEST, event, level, shortened
+from mqtt_nats.observability.presence_events import TEXT_CHARACTERS_MOST, event, level, shortened
 from mqtt_nats.pubsub.data_path import Path
 from tests.conftest import GatewayFactory
 from tests.harness.fence import fence
@@ -195,6 +195,6 @@ async def test_events_wait_for_nats() -> None:
 
 def test_events_are_small_whatever_clients_call_themselves() -> None:
     found = event("connected", "g", "x" * 60_000, 1, 0.0, {"username": shortened("\0" * 60_000)})
-    assert len(found) < 10 * LONGEST
-    assert orjson.loads(found)["clientid"] == "x" * (LONGEST - 1) + "…"
-    assert shortened("y" * LONGEST) == "y" * LONGEST
+    assert len(found) < 10 * TEXT_CHARACTERS_MOST
+    assert orjson.loads(found)["clientid"] == "x" * (TEXT_CHARACTERS_MOST - 1) + "…"
+    assert shortened("y" * TEXT_CHARACTERS_MOST) == "y" * TEXT_CHARACTERS_MOST

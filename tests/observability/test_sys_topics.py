@@ -69,7 +69,7 @@ async def test_reports_of_many_gateways_are_read_where_a_client_wants_them(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await both_known(pair)
-    monkeypatch.setattr(sys_topics, "FEW", 0)
+    monkeypatch.setattr(sys_topics, "GATEWAYS_READ_MOST", 0)
     first = pair[0].account.ingress.system
     stored = "$SYS/broker/messages/stored"
 
@@ -104,7 +104,7 @@ async def test_only_the_size_of_a_stream_is_wanted_of_many_gateways(
 ) -> None:
     """A gateway that has not read the sizes has no value of the topic, but a client that wants it."""
     await both_known(pair)
-    monkeypatch.setattr(sys_topics, "FEW", 0)
+    monkeypatch.setattr(sys_topics, "GATEWAYS_READ_MOST", 0)
     tick(*pair)
     topic = topic.format(pair[0].account.services.identity.id)
     async with await RawClient.connect(pair[0].port, name) as client:

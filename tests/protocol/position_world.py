@@ -98,7 +98,7 @@ class Gateway:
     def report_no_identifier(self) -> None:
         raise AssertionError("there are many identifiers")
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         raise AssertionError("one source needs no look")
 
     def report_waiting(self) -> None:
@@ -114,7 +114,7 @@ class Gateway:
         qos = self.world.stream[sequence]
         self.machine.reached = sequence
         mark = b"@%d" % sequence
-        self.ledger.take(sequence, qos)
+        self.ledger.add_pending(sequence, qos)
         if self.machine.sent_at_once(self.source, sequence, qos, mark):
             self.world.to_client.append(("publish", packet_id(sequence), sequence, qos, False))
         else:
@@ -129,7 +129,7 @@ class Gateway:
         for step, identifier in self.ledger.stored():
             if step is Step.RELEASE:
                 self.machine.pubrel_stored(identifier)
-                self.machine.keep(identifier, b"%%%d" % identifier)
+                self.machine.keep_identifier(identifier, b"%%%d" % identifier)
             elif step is Step.CONFIRM:
                 self.machine.confirmed(identifier)
             elif step is Step.FREE:
@@ -230,7 +230,7 @@ class World:
         machine.restore_identifiers(ledger.identifiers)
         for identifier, sequence in ledger.released.items():
             machine.owe(identifier, sequence)
-            machine.keep(identifier, b"%%%d" % identifier)
+            machine.keep_identifier(identifier, b"%%%d" % identifier)
         for identifier, sequence in self.records.items():
             machine.pubrel_delivered(identifier, sequence, b"&%d" % identifier)
         machine.sent_perhaps(position.perhaps)

@@ -39,7 +39,7 @@ class Recorder:
     def report_no_identifier(self) -> None:
         self.calls.append(("no identifier",))
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         self.calls.append(("look", sequence))
 
     def report_waiting(self) -> None:

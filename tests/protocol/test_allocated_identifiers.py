@@ -22,7 +22,7 @@ OTHER = (7 + SPACE + SPACE // 2) % SPACE + 1
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have few identifiers, so that they are used again at once."""
     monkeypatch.setattr(durable_sender, "ID_SPACE", SPACE)
-    monkeypatch.setattr(durable_sender, "LATE", SPACE // 2)
+    monkeypatch.setattr(durable_sender, "LATE_AFTER_MESSAGES", SPACE // 2)
 
 
 def allocated(qos: int = 1) -> tuple[DurableSender, Recorder, SubscriptionState]:
@@ -42,7 +42,12 @@ def allocated(qos: int = 1) -> tuple[DurableSender, Recorder, SubscriptionState]
 
 def empty(machine: DurableSender) -> bool:
     """Whether no identifier is allocated, and none is kept for a confirmation."""
-    return not (machine.allocated or machine.used or machine._stored or machine._unconfirmed)
+    return not (
+        machine.identifiers.allocated
+        or machine.identifiers.used
+        or machine.identifiers.stored
+        or machine.identifiers.unconfirmed
+    )
 
 
 def test_an_acknowledged_message_gives_its_identifier_back() -> None:
@@ -52,7 +57,7 @@ def test_an_acknowledged_message_gives_its_identifier_back() -> None:
     assert ports.take() == [("confirm", b"r17", OTHER)]
     machine.confirmed(OTHER)
     assert ports.take() == [("end allocation", 17, OTHER)]
-    assert machine.used == {OTHER: 17}
+    assert machine.identifiers.used == {OTHER: 17}
     machine.allocation_removed(OTHER)
     assert empty(machine)
 
@@ -170,7 +175,7 @@ def test_a_later_connection_completes_a_release() -> None:
     machine, ports = session(one, started=False)
     machine.restore_identifiers({17: OTHER})
     machine.owe(OTHER, 17)
-    machine.keep(OTHER, b"%b")
+    machine.keep_identifier(OTHER, b"%b")
     machine.arrived(one, 17, 2, b"r17", None, 2)
     machine.start()
     assert ports.take() == [("confirm", b"r17", OTHER), ("send", ack_bytes(PUBREL, OTHER))]
@@ -249,7 +254,7 @@ def test_an_identifier_whose_message_was_acknowledged_late_waits_for_the_confirm
     machine.arrived(one, 17, 1, b"r17", None, 2)
     assert ports.take() == [("allocate", 17, OTHER)]
     machine.confirmed(8)
-    assert machine.used == {OTHER: 17}
+    assert machine.identifiers.used == {OTHER: 17}
 
 
 def test_an_identifier_is_free_when_the_late_acknowledgement_is_confirmed() -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.durable_sender import ID_SPACE, RETAINED_BASE, DurableSender, packet_id, retained_id
 from mqtt_nats.protocol.inflight import STORING, SubscriptionState
-from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
 

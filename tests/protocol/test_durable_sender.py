@@ -9,9 +9,8 @@ import pytest
 
 from mqtt_nats.codec import ack_bytes
 from mqtt_nats.protocol.ack_tokens import TAKEN
-from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender, packet_id
+from mqtt_nats.protocol.durable_sender import ID_SPACE, RETAINED_BASE, DurableSender, packet_id, retained_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
-from mqtt_nats.protocol.unsequenced import RETAINED_BASE, retained_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
 
 

@@ -39,7 +39,7 @@ class DurableSession(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # A crash may lose an acknowledgement after which all identifiers were used: each one is late.
-        self.patches = [patch.object(durable, "ID_SPACE", IDS), patch.object(durable, "LATE", -1)]
+        self.patches = [patch.object(durable, "ID_SPACE", IDS), patch.object(durable, "LATE_AFTER_MESSAGES", -1)]
         for each in self.patches:
             each.start()
 
@@ -350,18 +350,18 @@ class DurableSession(RuleBasedStateMachine):
         machine = gateway.machine
         machine.forget_absent()
         self.flow_out()
-        for sequence in list(machine.allocated):
+        for sequence in list(machine.identifiers.allocated):
             assert not machine._beyond(sequence), "a consumer may bring it"
-            del machine.used[machine.allocated.pop(sequence)], world.identifiers[sequence]
-            machine._stored.remove(sequence)
+            del machine.identifiers.used[machine.identifiers.allocated.pop(sequence)], world.identifiers[sequence]
+            machine.identifiers.stored.remove(sequence)
         assert not machine.inflight
         assert not machine.releases
         assert not machine._waiting
         assert not machine._queued
-        assert not machine.allocated
-        assert not machine.used
-        assert not machine._stored
-        assert not machine._unconfirmed
+        assert not machine.identifiers.allocated
+        assert not machine.identifiers.used
+        assert not machine.identifiers.stored
+        assert not machine.identifiers.unconfirmed
         assert not world.identifiers
         assert not world.records
         for consumer in world.consumers.values():

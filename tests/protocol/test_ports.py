@@ -21,7 +21,7 @@ def test_each_operation_can_still_be_called(name: str) -> None:
 
 
 def test_there_are_operations() -> None:
-    assert {"send", "publish", "ack", "store_pubrel", "look", "seek"} <= set(OPERATIONS)
+    assert {"send", "publish", "ack", "store_pubrel", "request_state", "seek"} <= set(OPERATIONS)
 
 
 def test_after_the_end_of_its_connection_a_state_machine_asks_for_nothing() -> None:

@@ -10,8 +10,8 @@ from mqtt_nats.protocol.position import Content, SessionPosition, Step
 def test_pubrel_waits_for_the_write_that_has_it() -> None:
     """A PUBREC that comes during a write waits for the next one: the write under way does not have its PUBREL."""
     position = SessionPosition()
-    position.take(7, 2)
-    position.take(8, 2)
+    position.add_pending(7, 2)
+    position.add_pending(8, 2)
     position.receive(1, 7)
     assert position.urgent
     assert position.begin() == Content(0, {8: 2}, {1: 7}, {})
@@ -35,7 +35,7 @@ def test_a_packet_identifier_is_free_when_a_position_without_its_pubrel_is_store
 
 def test_a_message_whose_pubrel_a_record_owes_is_confirmed_once() -> None:
     position = SessionPosition()
-    position.take(7, 2)
+    position.add_pending(7, 2)
     assert position.complete(TAKEN + b"7", identifier=1)
     assert not position.complete(TAKEN + b"7", identifier=1)
     position.begin()
@@ -46,7 +46,7 @@ def test_one_report_for_all_changes_before_a_write() -> None:
     reports: list[SessionPosition] = []
     position = SessionPosition(reports.append)
     for sequence in (1, 2, 3):
-        position.take(sequence, 1)
+        position.add_pending(sequence, 1)
     position.complete(TAKEN + b"2")
     assert reports == [position]
     assert position.begin() == Content(0, {1: 1, 3: 1}, {}, {})

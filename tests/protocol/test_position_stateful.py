@@ -122,7 +122,7 @@ class Between(RuleBasedStateMachine):
             return
         for delivery in gateway.machine.on_their_way():
             if not delivery.reply.startswith(b"@"):
-                gateway.ledger.take(delivery.sequence, delivery.qos)
+                gateway.ledger.add_pending(delivery.sequence, delivery.qos)
                 delivery.reply = b"@%d" % delivery.sequence
         gateway.source.live = gateway.live = gateway.taking = True
         gateway.source.held |= SubscriptionState.RETURNING

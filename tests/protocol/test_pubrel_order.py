@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqtt_nats.protocol.owed_pubrels import ReleaseOrder
+from mqtt_nats.protocol.release_order import ReleaseOrder
 
 
 @pytest.mark.parametrize(

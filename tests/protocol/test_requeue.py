@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from mqtt_nats.protocol.durable_sender import packet_id
-from mqtt_nats.protocol.requeue import EVER
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, packet_id
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, session, source
 
 
@@ -74,7 +73,7 @@ def test_how_far_a_connection_came_is_not_known_where_nobody_has_left_word() -> 
     """Nor in a stream that begins anew, nor of a subscription that is complete."""
     one, ended = source(), source()
     machine, ports = session(one, ended, started=False)
-    assert machine.most == EVER
+    assert machine.most == SEQUENCE_EVER
     machine.arrived(one, 5, 2, b"", None, 1)
     machine.start()
     assert ports.take() == [("publish", 5, 1, True)]

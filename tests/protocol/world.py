@@ -111,7 +111,7 @@ class Gateway:
     def report_no_identifier(self) -> None:
         self.lacking = True
 
-    def look(self, source: SubscriptionState, sequence: int) -> None:
+    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         name = next(name for name, each in self.sources.items() if each is source)
         self.to_nats.append(("look", (name, sequence)))
 

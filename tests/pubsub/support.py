@@ -64,7 +64,7 @@ class Subscriber(Member):
         self.taken: list[tuple[bytes, int]] = []
         self.guarded: list[tuple[str, bytes, int, int]] = []
 
-    def take(self, message: Message, qos: int) -> None:
+    def send_or_queue(self, message: Message, qos: int) -> None:
         self.taken.append((message.payload, qos))
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:

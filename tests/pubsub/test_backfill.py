@@ -13,7 +13,7 @@ from mqtt_nats.backbone.connect import NatsLinks
 from mqtt_nats.backbone.store_barrier import StoreBarrier
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.pubsub import backfill
-from mqtt_nats.pubsub.backfill import BEFORE, Gaps
+from mqtt_nats.pubsub.backfill import GAP_BEFORE_S, Gaps
 from mqtt_nats.pubsub.beginnings import Beginning
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.interest_propagation import Nodes
@@ -59,7 +59,7 @@ class Gap:
     """A gateway that has lost the connection of its ordinary subscriptions, and the stream."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backfill, "RETRY", 0.0)
+        monkeypatch.setattr(backfill, "BACKFILL_RETRY_S", 0.0)
         services = FakeServices()
         self.js, self.lost, self.other = services.fake_inbox, services.fake_link, FakeLink()
         self.services, self.nats = services, services.nats
@@ -132,9 +132,9 @@ async def test_nothing_waits_or_is_read_without_a_gap(gap: Gap) -> None:
 
 async def test_what_was_missed_comes_before_what_is_new(gap: Gap, monkeypatch: pytest.MonkeyPatch) -> None:
     gap.subscribe("a/b")
-    gap.store(b"0", SINCE - BEFORE - 1)
+    gap.store(b"0", SINCE - GAP_BEFORE_S - 1)
     for number in range(1, 4):
-        gap.store(b"%d" % number, SINCE - BEFORE + number)
+        gap.store(b"%d" % number, SINCE - GAP_BEFORE_S + number)
     gap.store(b"x", topic="another.topic")
     gap.expect()
     gap.bring(b"4")

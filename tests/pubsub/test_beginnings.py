@@ -57,8 +57,8 @@ class Scene:
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr(module, "PAUSE", 0.0)
-    monkeypatch.setattr(module, "RETRY", 0.0)
+    monkeypatch.setattr(module, "SEQUENCE_READ_PAUSE_S", 0.0)
+    monkeypatch.setattr(module, "SEQUENCE_READ_RETRY_S", 0.0)
     found = Scene()
     monkeypatch.setattr(server_clock, "now", lambda: found.now)
     return found
@@ -173,7 +173,7 @@ async def test_beginnings_are_forgotten(scene: Scene) -> None:
     (found,) = one.filters
     scene.bench.table.leave(one)
     assert list(found.beginnings or ()) == [two]
-    scene.now += module.KEPT - 1
+    scene.now += module.BEGINNINGS_KEPT_S - 1
     scene.beginnings.rotate()
     assert found.beginnings
     scene.now += 2
@@ -190,7 +190,7 @@ async def test_the_number_of_questions_that_wait_is_limited(scene: Scene, monkey
         members.append(scene.subscribe(f"{number}", f"a/{number}"))
     (await scene.question(1)).set_result(5)
     await scene.done()
-    assert [scene.beginning(one).last for one in members] == [module.UNKNOWN] * 3 + [5] * 3
+    assert [scene.beginning(one).last for one in members] == [module.SEQUENCE_UNREAD] * 3 + [5] * 3
 
 
 def _noted(scene: Scene, found: Filter) -> tuple[object, int]:

@@ -33,10 +33,10 @@ def test_the_routes_of_one_client_are_bounded_and_those_of_others_stay() -> None
         assert len(table.routes) < 1 + 200 * KIB // len(LONG)
         assert budget.used < 300 * KIB
     assert modest.route(table, key("modest")) is kept
-    greedy.end()
+    greedy.free_all()
     assert list(table.routes) == [key("modest")]
     assert list(table.by_subject.values()) == [kept]
-    modest.end()
+    modest.free_all()
     assert budget.used == 0
     assert not table.by_subject
 
@@ -74,7 +74,7 @@ def test_a_route_that_was_dropped_is_found_anew() -> None:
     first = memory.route(bench.table, key("a/b"))
     assert bench.table.route_of_subject(b"a.b/") is first
     assert bench.table.route_of_subject(b"a.b") is first
-    memory.end()
+    memory.free_all()
     one = Subscriber(bench, "one")
     bench.subscribe(one, "a/b", 0)
     for subject in (b"a.b", b"a.b/"):
@@ -98,7 +98,7 @@ def test_many_topics_that_are_mapped_to_one() -> None:
         assert memory.route(table, key(f"in/{number}")).topic == "out"
     assert len(table.routes) < 110
     assert budget.used < 150 * KIB
-    memory.end()
+    memory.free_all()
     assert not table.routes
     assert table.route_of_subject(b"out") is arriving
     assert list(table._apart.values()) == [[arriving]]
@@ -111,7 +111,7 @@ def test_nothing_is_left_of_topics_that_are_mapped_to_many() -> None:
     for number in range(100):
         assert memory.route(table, key(f"in/{number}")).topic == f"out/{number}"
     assert len(table._apart) == 100
-    memory.end()
+    memory.free_all()
     assert not table.routes
     assert not table._apart
 
@@ -139,7 +139,7 @@ def test_aliases_are_bounded(size: int) -> None:
     assert memory.set_alias(1, b"y" * size), "another topic of the same length takes no more"
     assert memory.aliases is not None
     assert memory.aliases[1] == b"y" * size
-    memory.end()
+    memory.free_all()
     assert budget.kept == 0
 
 

@@ -93,11 +93,13 @@ def test_a_run_is_sent_as_it_came_and_published_one_by_one(count: int) -> None:
 def test_large_packets_are_published_one_by_one(count: int) -> None:
     bench = Bench()
     sender = Subscriber(bench, "sender")
-    payloads = [b"%d" % number * (module.LARGE + 1) for number in range(count)]
+    payloads = [b"%d" % number * (module.PARTS_PACKET_BYTES + 1) for number in range(count)]
     bench.fanout.run(bench.route("a"), run_of(*payloads), sender)
-    expected = b"".join(b"PUB a %d\r\n%b\r\n" % (module.LARGE + 1, payload) for payload in payloads)
+    expected = b"".join(b"PUB a %d\r\n%b\r\n" % (module.PARTS_PACKET_BYTES + 1, payload) for payload in payloads)
     assert b"".join(bench.main.out) == expected
-    assert [len(part) for part in bench.main.out[1::2]] == [module.LARGE + 1] * count, "a payload is copied"
+    assert [len(part) for part in bench.main.out[1::2]] == [module.PARTS_PACKET_BYTES + 1] * count, (
+        "a payload is copied"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])

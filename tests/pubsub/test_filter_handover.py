@@ -23,7 +23,7 @@ class Taker(Subscriber):
         super().__init__(bench, name)
         self.got: list[bytes] = []
 
-    def take(self, message: Message, qos: int) -> None:
+    def send_or_queue(self, message: Message, qos: int) -> None:
         self.got.append(message.payload)
 
     def guard(self, choice: Choice, message: Message, known: bytes = b"") -> None:
@@ -57,7 +57,7 @@ class Change:
     def end(self) -> None:
         assert self.parting is not None
         self.bench.table.unsubscribe(self.taker, self.first.text)
-        self.parting.end()
+        self.parting.filters_ended()
 
     def got(self) -> str:
         return b"".join(self.taker.got).decode()
@@ -158,7 +158,7 @@ def test_this_gateways_own_messages_are_known_by_their_ids() -> None:
     assert change.got() == "ab"
 
 
-@pytest.mark.parametrize("limit", ["MOST", "MOST_KEPT"])
+@pytest.mark.parametrize("limit", ["NOTED_IDS_MOST", "MOST_KEPT"])
 def test_what_is_kept_has_a_limit_beyond_which_it_comes_early(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(module, limit, 2)
     change = Change()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqtt_nats.codec.topics import matches
-from mqtt_nats.pubsub.filter_index import BLOCK, DEPTH, FEW, FilterIndex, OverlapLimit, Overlaps
+from mqtt_nats.pubsub.filter_index import BLOCK, COMPARED_SINGLY_MOST, DEPTH, FilterIndex, OverlapLimit, Overlaps
 
 LEVELS = st.sampled_from(["", "a", "b", "$x", "ab"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -65,7 +65,7 @@ def test_many_filters_that_come_and_go(most: int, seed: int) -> None:
         else:
             index.remove(each)
             present.pop(each, None)
-    for size in (len(present), len(present) // 2, FEW, 0):
+    for size in (len(present), len(present) // 2, COMPARED_SINGLY_MOST, 0):
         while len(present) > size:
             each = numbers.choice(list(present)) if len(present) < 100 else next(iter(present))
             del present[each]
@@ -130,7 +130,7 @@ def test_what_a_match_looks_at_is_bounded(levels: int) -> None:
     assert sorted(index.match("/".join("a" * levels))) == sorted(added)
     places = [place for at in index._places for place in at.values()] + [index._open, index._long]
     assert len(places) <= DEPTH + 2
-    assert all(len(place.values) <= FEW or place.blocks for place in places)
+    assert all(len(place.values) <= COMPARED_SINGLY_MOST or place.blocks for place in places)
     assert sum(len(place.blocks) for place in places) <= len(added) // BLOCK + len(places)
 
 
@@ -173,7 +173,7 @@ def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
     for _ in range(40):
         each = some(numbers, 4)
         fits = all(sum(matches(one, name) for one in [*taken, each]) <= most for name in NAMES if matches(each, name))
-        assert limit.take(each) == fits, (taken, each)
+        assert limit.add_if_fits(each) == fits, (taken, each)
         if fits:
             taken.append(each)
     assert taken
@@ -182,19 +182,19 @@ def test_as_many_as_a_topic_may_match(most: int, seed: int) -> None:
 def test_one_filter_that_covers_many_others() -> None:
     """It overlaps all of them, and no topic matches more than two."""
     limit = OverlapLimit(2)
-    assert all(limit.take(f"site/{number}/+") for number in range(1000))
-    assert limit.take("#")
-    assert not limit.take("site/#")
-    assert not limit.take("site/7/on")
-    assert limit.take("elsewhere/#")
+    assert all(limit.add_if_fits(f"site/{number}/+") for number in range(1000))
+    assert limit.add_if_fits("#")
+    assert not limit.add_if_fits("site/#")
+    assert not limit.add_if_fits("site/7/on")
+    assert limit.add_if_fits("elsewhere/#")
 
 
 def test_what_is_there_already_counts() -> None:
     limit = OverlapLimit(2)
     for each in ("a/+", "+/b", "#"):  # more than may be, as an earlier version let it
         limit.add(each)
-    assert not limit.take("a/b")
-    assert limit.take("b/c")
+    assert not limit.add_if_fits("a/b")
+    assert limit.add_if_fits("b/c")
 
 
 def test_comparisons_for_that_are_bounded() -> None:
@@ -202,7 +202,7 @@ def test_comparisons_for_that_are_bounded() -> None:
     numbers = random.Random(1)
     limit = OverlapLimit(16, 3000)
     nasty = list(dict.fromkeys("/".join(numbers.choices("a+", k=120)) for _ in range(500)))
-    assert sum(map(limit.take, nasty)) == 16
+    assert sum(map(limit.add_if_fits, nasty)) == 16
     assert limit._comparisons < 0
-    assert not limit.take("/".join("a" * 120))
-    assert limit.take("b/+")
+    assert not limit.add_if_fits("/".join("a" * 120))
+    assert limit.add_if_fits("b/+")

@@ -11,7 +11,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.pubsub.interest_propagation import REPEAT, time_to_announcement
+from mqtt_nats.pubsub.interest_propagation import ANNOUNCEMENT_PAUSE_LEAST_S, time_to_announcement
 from mqtt_streams.gateway_subjects import HERE
 from tests.conftest import GatewayFactory
 from tests.harness.fence import fence
@@ -35,7 +35,7 @@ async def test_announcements_of_several_gateways(nats_server: NatsServer, gatewa
     async with AsyncExitStack() as stack:
         stack.push_async_callback(client.close)
         await client.subscribe(HERE.decode(), cb=hear)
-        await asyncio.sleep(REPEATS * 2 * REPEAT)
+        await asyncio.sleep(REPEATS * 2 * ANNOUNCEMENT_PAUSE_LEAST_S)
         assert REPEATS <= len(heard) <= 2 * REPEATS + 1
         assert len(set(heard)) == 1
         answers: list[bytes] = []
@@ -60,6 +60,6 @@ def test_few_gateways_of_many_announce_their_server(monkeypatch: pytest.MonkeyPa
     announced = 0
     for _ in range(rounds):
         times = sorted(time_to_announcement() for _ in range(gateways))
-        assert REPEAT <= times[0] <= times[-1] <= 2 * REPEAT
+        assert ANNOUNCEMENT_PAUSE_LEAST_S <= times[0] <= times[-1] <= 2 * ANNOUNCEMENT_PAUSE_LEAST_S
         announced += sum(each <= times[0] + takes for each in times)
     assert announced / rounds < 3

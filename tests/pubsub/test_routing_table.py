@@ -325,7 +325,7 @@ def test_gate() -> None:
     assert gate.keep_back(zero, small), "one at QoS 0 may be"
     assert gate.keep_back(two, Message(key_of("a"), b"x" * 50, 0))
     assert held == [50 + 3 + ENTRY_BYTES, 80 + 3 + ENTRY_BYTES]
-    assert [len(message.payload) for _, message in gate.end()] == [50, 80]
+    assert [len(message.payload) for _, message in gate.close()] == [50, 80]
     assert sum(held) == gate.waiting_bytes == 0
 
 
@@ -358,7 +358,7 @@ def test_what_comes_in_another_way_is_discarded_from_a_gate() -> None:
     assert later.keep_back(zero, Message(key_of("a"), b"x" * 140, 1), b"4")
     assert (later.dropped, list(later.waiting)) == (1, [])
     gate.discard_stored()
-    assert [message.payload for _, message in gate.end()] == [b"", b""]
+    assert [message.payload for _, message in gate.close()] == [b"", b""]
 
 
 def test_a_gate_opens_when_all_that_it_waits_for_is_over() -> None:
@@ -372,7 +372,7 @@ def test_a_gate_opens_when_all_that_it_waits_for_is_over() -> None:
     gate.hold()
     gate.hold()
     assert (gate.unhold(), gate.former) == (False, former)
-    former.end()
+    former.close()
     assert (gate.unhold(), gate.former) == (True, None), "what has gone is not remembered"
     gate.let_go()
     gate.let_go()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from mqtt_nats.shared_reader import eligibility
 
 if __name__ == "__main__":
-    eligibility.EVERY, eligibility.QUIET = 0.2, 1.0  # type: ignore[misc]
+    eligibility.CHECK_IDLE_S, eligibility.QUIET_BEFORE_USE_S = 0.2, 1.0  # type: ignore[misc]
 
     from mqtt_nats.cli import main
 

@@ -398,7 +398,7 @@ class FakeClient:
         self.taken, self.alive = True, False
         self.fake_ended.append("taken over")
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         self.fake_ended.append(error)
         self.alive = False
 

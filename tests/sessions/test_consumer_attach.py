@@ -12,7 +12,14 @@ from mqtt_nats.codec import MqttError
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import consumer_attach
-from mqtt_nats.sessions.consumer_attach import attach_in_place, attach_pubrels, make_anew, move, outstanding, take
+from mqtt_nats.sessions.consumer_attach import (
+    attach_in_place,
+    attach_moved,
+    attach_pubrels,
+    make_anew,
+    move,
+    outstanding,
+)
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
@@ -57,7 +64,7 @@ class Setup:
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(consumer_attach, "STEP", 0.001)
+    monkeypatch.setattr(consumer_attach, "ATTACH_POLL_S", 0.001)
     return Setup()
 
 
@@ -78,8 +85,8 @@ async def test_a_client_that_listens_to_everything_is_not_waited_for_again(setup
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliverSubjectBusy):
         await move(as_services(setup.services), MESSAGES, CONSUMER)
-    assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO
-    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED - 1
+    assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO_WAIT_S
+    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED_S - 1
 
 
 async def test_there_is_no_such_consumer(setup: Setup) -> None:
@@ -88,7 +95,7 @@ async def test_there_is_no_such_consumer(setup: Setup) -> None:
 
 
 async def test_attached_with_a_deliver_subject_of_its_own(setup: Setup) -> None:
-    info, late = await take(as_side(setup.side), setup.binding)
+    info, late = await attach_moved(as_side(setup.side), setup.binding)
     assert (info.config["deliver_subject"], late) == ("$MQTT.sub.new", False)
 
 
@@ -127,7 +134,7 @@ async def test_made_anew_behind_what_the_client_has(setup: Setup) -> None:
     setup.consumers.clear()
     setup.services.fake_inbox.last[MESSAGES] = 50
     setup.source.last = 30
-    _, late = await take(as_side(setup.side), setup.binding)
+    _, late = await attach_moved(as_side(setup.side), setup.binding)
     assert not late
     assert setup.consumers[NAME]["config"]["opt_start_seq"] == 31
     assert setup.record.cons["key"].start_seq == 31
@@ -147,7 +154,7 @@ async def test_made_anew_from_what_the_client_has_yet_to_acknowledge(setup: Setu
     for sequence in (28, 29, 30):
         machine.arrived(setup.source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
     machine.acknowledged(4, [packet_id(28)])
-    await take(as_side(setup.side), setup.binding)
+    await attach_moved(as_side(setup.side), setup.binding)
     assert setup.consumers[NAME]["config"]["opt_start_seq"] == 29
     sent = len(setup.side.fake_ports.calls)
     machine.arrived(setup.source, 29, 1, b"$JS.ACK.again", None, 1)

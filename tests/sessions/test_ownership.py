@@ -57,7 +57,7 @@ async def test_nats_is_lost_once_more(client: FakeClient) -> None:
 
 
 async def test_the_stream_has_no_leader_for_a_while(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "RETRY", 0.0)
+    monkeypatch.setattr(takeover, "RECORDS_READABLE_RETRY_S", 0.0)
     failures = [RequestTimeout("no answer")] * 2
 
     def fail(subject: str) -> None:
@@ -71,7 +71,7 @@ async def test_the_stream_has_no_leader_for_a_while(client: FakeClient, monkeypa
 
 async def test_the_stream_has_no_leader_for_long(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection goes on; one question is asked for all sessions that wait, until it is answered."""
-    monkeypatch.setattr(takeover, "RETRY", 0.0)
+    monkeypatch.setattr(takeover, "RECORDS_READABLE_RETRY_S", 0.0)
     asked: list[str] = []
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -89,7 +89,7 @@ async def test_the_stream_has_no_leader_for_long(client: FakeClient, monkeypatch
 
 
 async def test_the_client_goes_meanwhile(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(takeover, "RETRY", 0.0)
+    monkeypatch.setattr(takeover, "RECORDS_READABLE_RETRY_S", 0.0)
 
     def fail(subject: str) -> None:
         if client.alive:

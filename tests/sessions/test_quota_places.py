@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from mqtt_nats.sessions.quotas import WAITING_MOST
+from mqtt_nats.sessions.quotas import CLAIMS_WAITING_MOST
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.quotas import note_subject
 from tests.sessions.test_quotas import OTHER, QUOTA, WHO, Bench, record
@@ -106,12 +106,12 @@ async def test_many_claims_that_wait_for_the_same_notes_are_told(monkeypatch: py
     async def admit(quota: str, name: str) -> None:
         await bench.quotas.admit(name, name_hash(name), quota, WHO, lambda: told.append(name))
 
-    names = [f"client {number}" for number in range(WAITING_MOST + 2)]
+    names = [f"client {number}" for number in range(CLAIMS_WAITING_MOST + 2)]
     claims = [asyncio.create_task(admit(QUOTA, name)) for name in names]
     claims.append(asyncio.create_task(admit(OTHER, "other")))
     await asyncio.sleep(0)
-    assert told == names[WAITING_MOST:]
+    assert told == names[CLAIMS_WAITING_MOST:]
     go_on.set()
     await asyncio.gather(*claims)
     await admit(QUOTA, "late")
-    assert told == names[WAITING_MOST:]
+    assert told == names[CLAIMS_WAITING_MOST:]

@@ -122,7 +122,7 @@ async def test_a_write_of_the_owner_while_another_one_is_on_its_way(
     times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is made again: nobody has claimed the session."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
     client = FakeClient(FakeServices())
     await save_record(as_client(client), 0)
     left = [REFUSED] * times

@@ -66,7 +66,7 @@ class PlainSession(Session):
     def deliver(self, choice: Choice, message: Message) -> None:
         """Nothing is delivered."""
 
-    def end(self, error: MqttError) -> None:
+    def end_connection(self, error: MqttError) -> None:
         """The connection stays."""
 
     def close(self) -> None:

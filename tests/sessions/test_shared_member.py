@@ -98,7 +98,7 @@ async def test_what_comes_while_the_gateway_finds_out_what_it_has_missed(
     client.regular_side = FakeRoom(1)
     member = Membership(as_client(client), TEXT, WANTED)
     member.inbox = b"1"
-    monkeypatch.setattr(Membership, "take", lambda self, message, number, qos, reply, arrived=0: taken.append(number))
+    monkeypatch.setattr(Membership, "send_or_assign", lambda self, message, number, *args: taken.append(number))
     reply = b"$JS.ACK.$MQTT_msgs.share_x.1.5.5.1700000000000000000.0"
     member._arrived(b"$MQTT.msgs.topic", reply, b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n", b"x")
     assert taken == ([] if standing else [5])
@@ -189,7 +189,7 @@ class Doubts:
         self.member = Membership(as_client(self.client), TEXT, SharedSubscription(2, False, None, 1))
         self.member.inbox = b"1"
         self.client.shares = {TEXT: self.member}
-        monkeypatch.setattr(Membership, "take", self._take)
+        monkeypatch.setattr(Membership, "send_or_assign", self._take)
         owners = FakeOwners(lambda number: self.owner(number))
         self.client.services.streams.groups = cast(SharedStore, owners)
 
@@ -258,7 +258,7 @@ async def test_what_waits_when_a_member_leaves(monkeypatch: pytest.MonkeyPatch) 
     doubts.arrive(2)
 
     def ends(number: int) -> None:
-        doubts.member.end(all_=True)
+        doubts.member.leave_group(all_=True)
 
     doubts.owner = ends
     await doubts.jobs.pop()
@@ -336,7 +336,7 @@ async def test_an_assignment_whose_earlier_attempt_may_be_stored_yet(
     monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
 ) -> None:
     """The group does not get the message back before that is known: another member would find it assigned."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
 
     def owner(number: int) -> Owner | None:
         stored = not left.owners.fake_under_way
@@ -359,7 +359,7 @@ async def test_an_assignment_whose_earlier_attempt_was_lost(
     monkeypatch: pytest.MonkeyPatch, error: ApiError, alive: bool
 ) -> None:
     """It is made again while it is in time and the client is there; else the group gets the message back."""
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
     left = Left(monkeypatch)
     left.client.alive = alive
     left.owners.fake_under_way = 1

@@ -135,7 +135,7 @@ async def test_a_session_that_ends_with_its_connection_leaves_afterwards(client:
 async def test_nobody_answers_then(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is done again: nobody else would do it."""
     await subscribe(client)
-    monkeypatch.setattr(retry, "PAUSE", 0.0)
+    monkeypatch.setattr(retry, "RETRY_PAUSE_S", 0.0)
     failures = 3
 
     def fail(subject: str) -> None:
@@ -274,8 +274,8 @@ async def test_slow_members_get_more_time(client: FakeClient, monkeypatch: pytes
     await subscribe(client)
     assert client.shares is not None
     client.shares[TEXT].held.add(b"$JS.ACK.one")
-    monkeypatch.setattr(shared_subscribe, "STEP", 0.0)
-    monkeypatch.setattr(shared_subscribe, "PROGRESS", -1.0)
+    monkeypatch.setattr(shared_subscribe, "LOOK_AFTER_ROUND_S", 0.0)
+    monkeypatch.setattr(shared_subscribe, "PROGRESS_REQUEST_S", -1.0)
     looking = asyncio.create_task(look_after(as_services(client.services)))
     await aeventually(lambda: b"PUB $JS.ACK.one 4\r\n+WPI\r\n" in client.services.fake_link.out)
     looking.cancel()

@@ -116,7 +116,7 @@ async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_o
 
 async def test_a_new_leader_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends lower than before, and not any more at the second look."""
-    monkeypatch.setattr(message_stream, "CATCH_UP", 0.0)
+    monkeypatch.setattr(message_stream, "LEADER_CATCH_UP_S", 0.0)
     services = FakeServices()
     found = await looked(services)
     client = session(services, "client", found.id)

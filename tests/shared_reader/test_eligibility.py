@@ -90,16 +90,16 @@ async def test_always_does_not_look() -> None:
     await setup.support.begin()
     assert setup.live.allowed
     assert setup.services.fake_inbox.asked == []
-    await setup.support.keep()  # there is nothing to keep
+    await setup.support.check_regularly()  # there is nothing to keep
 
 
 async def test_the_listener_of_nats_server_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions go back at once, by an advisory; the reader is used again after a while."""
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", -1.0)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", -1.0)
     setup = Setup()
     await setup.support.begin()
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
     try:
         setup.listener(bound=True)
         setup.services.fake_link.fake_bring(CREATED)
@@ -112,13 +112,13 @@ async def test_the_listener_of_nats_server_comes_and_goes(monkeypatch: pytest.Mo
 
 async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others look when JetStream tells of a consumer."""
-    for seconds in ("EVERY", "SELDOM"):
+    for seconds in ("CHECK_IDLE_S", "CHECK_SELDOM_S"):
         monkeypatch.setattr(eligibility, seconds, 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", 0.0)
     setup = Setup()
     inbox, choices = setup.services.fake_inbox, setup.lease.fake_choices
     await setup.support.begin()
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
 
     async def chosen(times: int) -> None:
         before = choices.count(LISTENER)
@@ -140,12 +140,12 @@ async def test_a_few_of_many_look_for_the_listener(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
     setup = Setup()
     setup.listener(bound=True)
     await setup.support.begin()
     setup.services.fake_inbox.consumers[RETAINED].clear()
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
     try:
         looks = len(setup.services.fake_inbox.asked)
         await aeventually(lambda: len(setup.services.fake_inbox.asked) > looks + 4)
@@ -155,7 +155,7 @@ async def test_the_reader_is_not_used_again_at_once(monkeypatch: pytest.MonkeyPa
 
 
 async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
     setup = Setup()
     await setup.support.begin()
     failures: list[str] = []
@@ -165,7 +165,7 @@ async def test_without_an_answer_nothing_changes(monkeypatch: pytest.MonkeyPatch
         raise RequestTimeout("no answer")
 
     setup.services.fake_inbox.before = fail
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
     try:
         await aeventually(lambda: len(failures) > 1)
         assert setup.live.allowed
@@ -179,7 +179,7 @@ async def test_after_a_reconnect_it_is_looked_at_at_once() -> None:
     setup.services.nats.reconnect.renew(Phase.REQUESTS)
     assert setup.services.fake_link.fake_renewed == [(b"1", CREATED)]
     setup.listener(bound=True)
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
     try:
         await aeventually(lambda: not setup.live.allowed)
     finally:
@@ -216,15 +216,15 @@ async def test_owners_are_looked_at_once_nats_server_has_the_subscription(
 
 
 async def test_the_listener_of_nats_server_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligibility, "EVERY", 0.01)
-    monkeypatch.setattr(eligibility, "QUIET", 0.0)
+    monkeypatch.setattr(eligibility, "CHECK_IDLE_S", 0.01)
+    monkeypatch.setattr(eligibility, "QUIET_BEFORE_USE_S", 0.0)
     setup = Setup()
 
     def all_are_heard() -> bool:
         return setup.claims.hears_all
 
     await setup.support.begin()
-    keeping = asyncio.create_task(setup.support.keep())
+    keeping = asyncio.create_task(setup.support.check_regularly())
     try:
         await aeventually(lambda: not all_are_heard())
         setup.listener(bound=True)

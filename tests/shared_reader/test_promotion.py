@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.backbone.batch import AT_ONCE
+from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.shared_reader import promotion as joining
@@ -16,17 +16,17 @@ from mqtt_streams.messages import subscription_consumer
 def test_the_next_begins_when_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "JOINING_MOST", 3)
     begun: list[Any] = []
-    turns = PromotionLimit(lambda client: begun.append(client) if turns.take(client, 1) else None)
+    turns = PromotionLimit(lambda client: begun.append(client) if turns.begin_or_wait(client, 1) else None)
     clients: list[Any] = ["a", "b", "c", "d", "e", "f"]
     for client in clients:
-        turns.take(client, 1)
+        turns.begin_or_wait(client, 1)
     assert [client in turns for client in clients] == [True, True, True, False, False, False]
-    turns.end("d")  # type: ignore[arg-type]  # it has gone while it waited
+    turns.end_promotion("d")  # type: ignore[arg-type]  # it has gone while it waited
     assert begun == []
-    turns.end("a")  # type: ignore[arg-type]
-    turns.end("a")  # type: ignore[arg-type]
+    turns.end_promotion("a")  # type: ignore[arg-type]
+    turns.end_promotion("a")  # type: ignore[arg-type]
     assert begun == ["e"]
-    turns.end("e")  # type: ignore[arg-type]
+    turns.end_promotion("e")  # type: ignore[arg-type]
     assert begun == ["e", "f"]
 
 
@@ -45,21 +45,21 @@ def test_a_promotion_that_cannot_begin_does_not_keep_others_from_theirs(
     turns = PromotionLimit(begin)
     clients: list[Any] = ["a", "b", "c"]
     for client in clients:
-        turns.take(client, 1)
-    turns.end(clients[0])
+        turns.begin_or_wait(client, 1)
+    turns.end_promotion(clients[0])
     assert begun == ["c"]
     assert "b: its promotion did not begin" in caplog.text
 
 
 def test_one_that_asks_for_much_counts_for_what_it_asks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "JOINING_MOST", AT_ONCE)
+    monkeypatch.setattr(joining, "JOINING_MOST", BATCH_REQUESTS_MOST)
     turns = PromotionLimit(lambda client: None)
     many: Any = "many"
     one: Any = "one"
-    assert turns.take(many, 10 * AT_ONCE)
-    assert not turns.take(one, 1)
-    turns.end(many)
-    assert turns.take(one, 1)
+    assert turns.begin_or_wait(many, 10 * BATCH_REQUESTS_MOST)
+    assert not turns.begin_or_wait(one, 1)
+    turns.end_promotion(many)
+    assert turns.begin_or_wait(one, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from mqtt_nats.backbone.inbox import RequestInbox
 from mqtt_nats.sessions.message_stream import StreamHead
 from mqtt_nats.shared_reader import reader as reading
 from mqtt_nats.shared_reader.filters import FILTERS_MOST, FilterSet
-from mqtt_nats.shared_reader.reader import CHANGE_PAUSE, LEAST, MOST, NARROWING, SAMPLE, SharedReader
+from mqtt_nats.shared_reader.reader import (
+    CHANGE_PAUSE,
+    FILTERED_FRACTION,
+    NARROWING_PAUSE_LEAST_S,
+    SAMPLE_MESSAGES,
+    UNFILTERED_FRACTION,
+    SharedReader,
+)
 from mqtt_streams.api import Reply, RequestTimeout
 from mqtt_streams.messages import PREFIX
 from tests.harness.doubles import stands_for
@@ -111,18 +118,18 @@ async def test_what_is_wanted_decides() -> None:
     one = Reading("a")
     assert (await one.ready()).done()
     assert one.read == ["a"]
-    await one.stored(SAMPLE, int(SAMPLE * MOST))
+    await one.stored(SAMPLE_MESSAGES, int(SAMPLE_MESSAGES * UNFILTERED_FRACTION))
     assert one.read == ["a"], "not more than that"
-    await one.stored(SAMPLE, SAMPLE)
+    await one.stored(SAMPLE_MESSAGES, SAMPLE_MESSAGES)
     assert one.read == [">"]
-    await one.stored(SAMPLE, int(SAMPLE * (LEAST + MOST) / 2))
+    await one.stored(SAMPLE_MESSAGES, int(SAMPLE_MESSAGES * (FILTERED_FRACTION + UNFILTERED_FRACTION) / 2))
     assert one.read == [">"]
-    await one.stored(SAMPLE - 1, 0)
+    await one.stored(SAMPLE_MESSAGES - 1, 0)
     assert one.read == [">"], "too few to say"
-    await one.stored(1, int(SAMPLE * LEAST))
+    await one.stored(1, int(SAMPLE_MESSAGES * FILTERED_FRACTION))
     assert one.read == ["a"]
     one.want()
-    await one.stored(SAMPLE, 0)
+    await one.stored(SAMPLE_MESSAGES, 0)
     assert one.read == ["$MQTT"]
     one.want("b")
     assert (await one.ready()).done()
@@ -135,7 +142,7 @@ async def test_fewer_filters_that_are_not_answered() -> None:
     one = Reading("a")
     await one.ready()
     one.want()
-    await one.stored(SAMPLE, 0, unanswered=True)
+    await one.stored(SAMPLE_MESSAGES, 0, unanswered=True)
     assert one.read == ["$MQTT"]
     one.want("a")
     assert (await one.ready()).done()
@@ -172,10 +179,10 @@ async def test_who_has_gone_is_no_reason_to_choose() -> None:
 async def test_a_change_of_mind_is_tried_again(how: str) -> None:
     one = Reading("a")
     await one.ready()
-    await one.stored(SAMPLE, SAMPLE, **{how: True})
+    await one.stored(SAMPLE_MESSAGES, SAMPLE_MESSAGES, **{how: True})
     await one.keep()
     assert one.read == [">"]
-    await one.stored(SAMPLE, 0, **{how: True})
+    await one.stored(SAMPLE_MESSAGES, 0, **{how: True})
     await one.keep()
     assert one.read == ["a"]
 
@@ -193,9 +200,9 @@ async def test_a_reader_that_is_made_again() -> None:
 @pytest.mark.sources
 async def test_a_reader_whose_server_may_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without heartbeats after an election it is made again soon; heartbeats in between do not end the suspicion."""
-    monkeypatch.setattr(reading, "SILENCE", 60.0)
+    monkeypatch.setattr(reading, "READER_SILENCE_S", 60.0)
     monkeypatch.setattr(reading, "HEARTBEAT", 0.01)
-    monkeypatch.setattr(reading, "SUSPICIOUS", 0.1)
+    monkeypatch.setattr(reading, "SUSPICIOUS_SILENCE_S", 0.1)
     one = Reading("a")
     loop = asyncio.get_running_loop()
     running = asyncio.create_task(one.reader.run())
@@ -218,18 +225,18 @@ async def test_filters_of_those_that_have_gone(monkeypatch: pytest.MonkeyPatch) 
     one = Reading("a", "b")
     await one.ready()
     one.want("a")
-    await one.stored(SAMPLE, 100, 200)
+    await one.stored(SAMPLE_MESSAGES, 100, 200)
     assert one.read == ["a", "b"]
-    await one.stored(SAMPLE, 100, 201)
+    await one.stored(SAMPLE_MESSAGES, 100, 201)
     assert one.read == ["a"]
     one.want("c")
     assert (await one.ready()).done()
-    await one.stored(SAMPLE, 0, 100)
+    await one.stored(SAMPLE_MESSAGES, 0, 100)
     one.want("d")
-    await one.stored(SAMPLE, 0, 100)
+    await one.stored(SAMPLE_MESSAGES, 0, 100)
     assert one.read == ["c"]
-    monkeypatch.setattr(one.reader, "_narrowed", one.reader._narrowed - NARROWING)
-    await one.stored(SAMPLE, 0, 100)
+    monkeypatch.setattr(one.reader, "_narrowed", one.reader._narrowed - NARROWING_PAUSE_LEAST_S)
+    await one.stored(SAMPLE_MESSAGES, 0, 100)
     assert one.read == ["d"]
 
 

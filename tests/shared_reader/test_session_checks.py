@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.shared_reader import session_checks
-from mqtt_nats.shared_reader.promotion import RENEWAL, ReaderSession
+from mqtt_nats.shared_reader.promotion import DORMANT_RENEWAL_S, ReaderSession
 from mqtt_nats.shared_reader.session_checks import CROWD_MOST, EVERY, REFUSED, keep_up, look
 from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
@@ -183,7 +183,7 @@ async def test_dormant_consumers_are_renewed_in_time(setup: Setup, monkeypatch: 
         jobs[name].fake_jobs.pop().close()
     again = [[client.client_id for client in setup.live.renewals.due(at)] for at in (now + 1, now + 1001)]
     assert again == [["busy", "three"], ["later"]]
-    assert [client.client_id for client in setup.live.renewals.due(now + RENEWAL + 1)] == renewed
+    assert [client.client_id for client in setup.live.renewals.due(now + DORMANT_RENEWAL_S + 1)] == renewed
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -224,7 +224,7 @@ async def test_a_renewal_that_fails(setup: Setup, monkeypatch: pytest.MonkeyPatc
         setup.live.renewals.put(setup.session(name).client, now - 1)
     setup.look()
     assert [client.client_id for client in setup.live.renewals.due(now + 1)] == ["one"]
-    assert [client.client_id for client in setup.live.renewals.due(now + RENEWAL + 1)] == ["failing"]
+    assert [client.client_id for client in setup.live.renewals.due(now + DORMANT_RENEWAL_S + 1)] == ["failing"]
 
 
 async def test_a_look_that_fails_is_not_the_last(

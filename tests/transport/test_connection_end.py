@@ -40,7 +40,7 @@ class Recorder:
 
 @pytest.mark.parametrize("size", [1024, 128 * 1024, WRITE_HIGH_WATER + 1024 * 1024])
 async def test_a_client_that_does_not_read_cannot_stay(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(module, "LINGER", 0.1)
+    monkeypatch.setattr(module, "CLOSE_LINGER_S", 0.1)
     loop = asyncio.get_running_loop()
     recorder = Recorder()
     ours, theirs = socket.socketpair()

@@ -40,7 +40,7 @@ def test_what_waits_is_bounded() -> None:
     assert connection.holds == Hold.ORDER
     assert len(packets) <= WAITING_BYTES_MOST // 1000
     waiting.add([publish(1)])
-    assert waiting.take() == [*packets, publish(1)]
+    assert waiting.take_packets() == [*packets, publish(1)]
     assert not connection.holds
 
 
@@ -62,7 +62,7 @@ def test_pings_can_be_taken_out() -> None:
     waiting.add([publish(1), PingReq(), Disconnect(), PingReq()])
     assert waiting.pings() == [PingReq(), PingReq()]
     assert waiting.pings() == []
-    assert waiting.take() == [publish(1), Disconnect()]
+    assert waiting.take_packets() == [publish(1), Disconnect()]
 
 
 def test_requests() -> None:
@@ -90,5 +90,5 @@ def test_nothing_is_handled_behind_a_violation() -> None:
     waiting.fail(ProtocolError("later"))
     waiting.add([Disconnect()])
     assert waiting.error is error
-    assert waiting.take() == [publish(1)]
+    assert waiting.take_packets() == [publish(1)]
     assert not waiting.gone

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from mqtt_nats.backbone.inbox import RequestInbox
     from mqtt_nats.ctl.backup.directory import SafeFile
 
-ROUNDS: Final = 200
+READ_ROUNDS_MOST: Final = 200
 """Times that a stream is read to its end: each time with what has come meanwhile."""
 
-AT_ONCE: Final = 64
+STORES_UNDER_WAY_MOST: Final = 64
 """Records that are stored without an answer to the ones before."""
 
 STORE_S: Final = 30.0
@@ -53,7 +53,7 @@ async def save(inbox: RequestInbox, stream: str, subject: str, after: int, file:
         StartupError: records come faster than they can be read.
     """
     count, at = 0, after
-    for _ in range(ROUNDS):
+    for _ in range(READ_ROUNDS_MOST):
         state = (await call(inbox, f"STREAM.INFO.{stream}"))["state"]
         if int(state["last_seq"]) <= at:
             return count
@@ -109,11 +109,11 @@ class _Stores:
         """Sequence of the last record that is stored."""
 
     async def add(self, subject: str, payload: bytes, block: bytes) -> None:
-        if len(self._under_way) == AT_ONCE:
+        if len(self._under_way) == STORES_UNDER_WAY_MOST:
             self.last = await self._under_way.popleft()
         self._under_way.append(asyncio.create_task(publish(self._inbox, subject, payload, block)))
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         while self._under_way:
             self.last = await self._under_way.popleft()
 
@@ -144,7 +144,7 @@ async def load(inbox: RequestInbox, stream: str, records: Iterator[StoredMessage
                 continue  # nats-server before 2.15 has more in a snapshot than at its beginning
             block = aged(stream, record.headers, (now - record.time_ns) // _NS)
             if block is None:
-                await stores.end()
+                await stores.finish()
                 await stored.purge(inbox, stream, record.subject)
                 continue
             while exact and at < record.seq - 1:
@@ -154,7 +154,7 @@ async def load(inbox: RequestInbox, stream: str, records: Iterator[StoredMessage
                 block = headers.START + replaces + (block.removeprefix(headers.START) or headers.END)
             await stores.add(record.subject, record.payload, block)
             at = record.seq
-        await stores.end()
+        await stores.finish()
     finally:
         stores.cancel()
     if exact and stores.last not in (0, at):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 RENEW: Final = 5.0
 """Seconds between two renewals of a pause."""
 
-PATIENCE: Final = 90.0
+CONNECTIONS_END_MOST_S: Final = 90.0
 """Seconds in which every gateway has ended its connections."""
 
-STEP: Final = 0.25
+GATEWAYS_POLL_S: Final = 0.25
 """Seconds between two looks whether gateways still run."""
 
 
@@ -110,12 +110,12 @@ async def _gateways_ended(inbox: RequestInbox, tell: Callable[[str], None]) -> N
     running = await _running(inbox)
     if running:
         tell(f"waiting for {len(running)} gateways to disconnect their clients")
-    until = asyncio.get_running_loop().time() + PATIENCE
+    until = asyncio.get_running_loop().time() + CONNECTIONS_END_MOST_S
     while running:
         if asyncio.get_running_loop().time() > until:
             names = ", ".join(f"{one.identity} (version {one.info.get('version', 'unknown')})" for one in running)
             raise StartupError(f"gateways go on: {names}; stop them, and try again")
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(GATEWAYS_POLL_S)
         running = await _running(inbox)
 
 

@@ -42,10 +42,10 @@ PROBE: Final = "MQTT_restore_probe"
 WITHOUT_CLIENTS: Final = (GATEWAYS, SHARED)
 """Streams in which gateways store something before any client comes."""
 
-ELECTIONS: Final = 60.0
+LEADERS_KNOWN_MOST_S: Final = 60.0
 """Seconds in which every stream has a leader that all servers know."""
 
-AGAIN: Final = 0.5
+JETSTREAM_RETRY_S: Final = 0.5
 """Seconds between two attempts at what JetStream has not answered."""
 
 
@@ -116,9 +116,9 @@ async def _insist(work: Callable[[], Awaitable[None]]) -> None:
     A leader may be missing, or other servers may not know yet of the subscriptions of a stream that was just made.
 
     Raises:
-        StartupError: it has failed for `ELECTIONS` seconds.
+        StartupError: it has failed for `LEADERS_KNOWN_MOST_S`.
     """
-    until = asyncio.get_running_loop().time() + ELECTIONS
+    until = asyncio.get_running_loop().time() + LEADERS_KNOWN_MOST_S
     while True:
         try:
             return await work()
@@ -126,7 +126,7 @@ async def _insist(work: Callable[[], Awaitable[None]]) -> None:
             if asyncio.get_running_loop().time() > until:
                 text = " ".join(str(error).split())
                 raise StartupError(f"JetStream does not answer any more ({text}): run the restore again") from None
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(JETSTREAM_RETRY_S)
 
 
 def _chosen(manifest: Manifest, names: tuple[str, ...]) -> list[SavedStream]:

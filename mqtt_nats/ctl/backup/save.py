@@ -57,10 +57,10 @@ ORDER: Final = (BANS, RETAINED, WILLS, TIMERS, QOS2IN, MESSAGES, OUT, POSITIONS,
 WHOLE: Final = (MESSAGES, OUT)
 """Streams whose messages are never replaced, so that a snapshot has all of them."""
 
-ATTEMPTS: Final = 5
+SNAPSHOT_ATTEMPTS: Final = 5
 """Attempts at a snapshot that breaks off, as when the leader of the stream changes."""
 
-WAIT: Final = 2.0
+SNAPSHOT_RETRY_S: Final = 2.0
 """Seconds between two of them."""
 
 
@@ -133,9 +133,9 @@ async def _streams(
 
 
 async def _snapshot(inbox: RequestInbox, directory: Path, stream: str) -> SavedStream:
-    for attempt in range(ATTEMPTS):
+    for attempt in range(SNAPSHOT_ATTEMPTS):
         if attempt:
-            await asyncio.sleep(WAIT)
+            await asyncio.sleep(SNAPSHOT_RETRY_S)
         with writing(directory, f"{stream.removeprefix('$')}.snapshot") as file:
             try:
                 answer = await snapshot.save(inbox, stream, file)

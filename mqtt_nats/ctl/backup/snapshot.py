@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 CHUNK: Final = 128 * 1024
 """Bytes of a chunk, where `max_payload` allows it."""
 
-WINDOW: Final = 8 * CHUNK
+UNACKNOWLEDGED_BYTES: Final = 8 * CHUNK
 """Bytes that may be on their way without an acknowledgement."""
 
-CHUNKS_AT_ONCE: Final = WINDOW // CHUNK
+CHUNKS_AT_ONCE: Final = UNACKNOWLEDGED_BYTES // CHUNK
 
-SILENCE: Final = 30.0
+TRANSFER_SILENCE_MOST_S: Final = 30.0
 """Seconds without an answer or a chunk after which a transfer has failed."""
 
-LAST: Final = 600.0
+STREAM_MADE_MOST_S: Final = 600.0
 """Seconds in which nats-server makes the stream of the chunks."""
 
-REMOVED: Final = 30.0
+FILES_REMOVED_MOST_S: Final = 30.0
 """Seconds in which nats-server has removed the files of a stream that was deleted."""
 
-AGAIN: Final = 0.2
+REPLACE_RETRY_S: Final = 0.2
 """Seconds between two attempts to replace a stream that a gateway has made, or that is still being removed."""
 
-HEARD: Final = 4.0
+SUBSCRIPTION_KNOWN_S: Final = 4.0
 """Seconds in which all servers know of the subscription for chunks; nats-server waits 5 seconds for the first one."""
 
 _THERE: Final = (
@@ -125,18 +125,20 @@ async def save(inbox: RequestInbox, stream: str, file: SafeFile) -> dict[str, An
         "no_consumers": False,
         "jsck": True,
         "chunk_size": min(CHUNK, link.max_payload),
-        "window_size": WINDOW,
+        "window_size": UNACKNOWLEDGED_BYTES,
     }
     try:
-        asked = inbox.request(f"{inbox.api_prefix}.STREAM.SNAPSHOT.{stream}", orjson.dumps(body), timeout=LAST)
+        asked = inbox.request(
+            f"{inbox.api_prefix}.STREAM.SNAPSHOT.{stream}", orjson.dumps(body), timeout=STREAM_MADE_MOST_S
+        )
         answer = decode((await asked).payload)
         while not arrivals.done.done():
             arrivals.heard.clear()
             try:
-                async with asyncio.timeout(SILENCE):
+                async with asyncio.timeout(TRANSFER_SILENCE_MOST_S):
                     await arrivals.heard.wait()
             except TimeoutError:
-                raise Incomplete(f"no chunk for {SILENCE:g} s") from None
+                raise Incomplete(f"no chunk for {TRANSFER_SILENCE_MOST_S:g} s") from None
         await arrivals.done
         return answer
     finally:
@@ -151,7 +153,7 @@ async def load(inbox: RequestInbox, config: dict[str, Any], state: dict[str, Any
         ApiError, NoResponders, RequestTimeout: JetStream refuses, or does not answer.
         StartupError: the file cannot be read.
     """
-    until = asyncio.get_running_loop().time() + REMOVED
+    until = asyncio.get_running_loop().time() + FILES_REMOVED_MOST_S
     while True:
         await remove(inbox, config["name"])
         try:
@@ -160,7 +162,7 @@ async def load(inbox: RequestInbox, config: dict[str, Any], state: dict[str, Any
             # A gateway that did not know of the pause yet has made the stream, or its files are still being removed.
             if error.err_code not in _THERE or asyncio.get_running_loop().time() > until:
                 raise
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(REPLACE_RETRY_S)
 
 
 async def remove(inbox: RequestInbox, stream: str) -> None:
@@ -175,7 +177,9 @@ async def remove(inbox: RequestInbox, stream: str) -> None:
 async def _load(inbox: RequestInbox, config: dict[str, Any], state: dict[str, Any], path: Path) -> dict[str, Any]:
     body = orjson.dumps({"config": config, "state": state})
     subject = f"{inbox.api_prefix}.STREAM.RESTORE.{config['name']}"
-    target = str(decode((await inbox.request(subject, body, timeout=SILENCE)).payload)["deliver_subject"])
+    target = str(
+        decode((await inbox.request(subject, body, timeout=TRANSFER_SILENCE_MOST_S)).payload)["deliver_subject"]
+    )
     sent: deque[asyncio.Task[None]] = deque()
     try:
         chunks = pieces(path, min(CHUNK, inbox.link.max_payload))
@@ -192,12 +196,12 @@ async def _load(inbox: RequestInbox, config: dict[str, Any], state: dict[str, An
     finally:
         for one in sent:
             one.cancel()
-    return decode((await inbox.request(target, timeout=LAST)).payload)
+    return decode((await inbox.request(target, timeout=STREAM_MADE_MOST_S)).payload)
 
 
 async def _send_first(inbox: RequestInbox, target: str, piece: bytes) -> None:
     """Send the first chunk: in a cluster, another server may announce its subscription later than its answer."""
-    until = asyncio.get_running_loop().time() + HEARD
+    until = asyncio.get_running_loop().time() + SUBSCRIPTION_KNOWN_S
     while True:
         try:
             await _send(inbox, target, piece)
@@ -205,13 +209,13 @@ async def _send_first(inbox: RequestInbox, target: str, piece: bytes) -> None:
         except NoResponders:
             if asyncio.get_running_loop().time() > until:
                 raise
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(REPLACE_RETRY_S)
 
 
 async def _send(inbox: RequestInbox, target: str, piece: bytes) -> None:
     try:
-        answer = await inbox.request(target, piece, timeout=SILENCE)
+        answer = await inbox.request(target, piece, timeout=TRANSFER_SILENCE_MOST_S)
     except RequestTimeout:
-        raise RequestTimeout(f"nats-server takes no more of the snapshot for {SILENCE:g} s") from None
+        raise RequestTimeout(f"nats-server takes no more of the snapshot for {TRANSFER_SILENCE_MOST_S:g} s") from None
     if answer.payload:
         decode(answer.payload)

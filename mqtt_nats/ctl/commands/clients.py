@@ -17,7 +17,7 @@ from mqtt_nats.ctl.gateway_requests import Answers, ask, missing, tell
 from mqtt_nats.ctl.tables import ago, cell, quantity, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Length, Paged, Pattern, Refused, Verb
 
-RENEWED: Final = 5.0
+KICK_RENEWAL_S: Final = 5.0
 """Seconds between two renewals of a disconnection in progress at the gateways."""
 
 
@@ -210,7 +210,7 @@ async def _kick(inbox: RequestInbox, asked: Kicked) -> Answers:
 
 async def _renew(inbox: RequestInbox, name: str) -> None:
     while True:
-        await asyncio.sleep(RENEWED)
+        await asyncio.sleep(KICK_RENEWAL_S)
         tell(inbox, "kicking", {"kick": name})
 
 

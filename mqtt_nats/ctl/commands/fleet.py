@@ -15,7 +15,7 @@ from mqtt_nats.control.list_page import ListPage
 from mqtt_nats.ctl.gateway_requests import ask, chosen, have_done, missing
 from mqtt_nats.ctl.tables import cell, quantity, rest, table
 from mqtt_nats.ctl.verb import Arguments, Paged, Refused, Verb
-from mqtt_nats.observability.history import STEP
+from mqtt_nats.observability.history import POINT_INTERVAL_S
 from mqtt_streams.fleet import FleetStore, Wish
 from mqtt_streams.gateway_subjects import RELOAD
 
@@ -89,7 +89,7 @@ async def history(inbox: RequestInbox, asked: Since) -> dict[str, Any]:
     for one in answers.items:
         found[one["gateway"]].append({name: value for name, value in one.items() if name != "gateway"})
     gateways = [{"gateway": name, "points": points} for name, points in found.items()]
-    return {"step": STEP, "gateways": gateways, "silent": answers.silent}
+    return {"step": POINT_INTERVAL_S, "gateways": gateways, "silent": answers.silent}
 
 
 def shown_history(found: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.sessions import STREAM as SESSIONS
 from mqtt_streams.stored import records_in
 
-STEP: Final = 0.5
+DRAIN_POLL_S: Final = 0.5
 """Seconds between two requests for the state of a draining gateway."""
 
 LEAST: Final = "subs, queued, unstored, memory, loop lag, slow, up, dropped"
@@ -314,7 +314,7 @@ async def drain(inbox: RequestInbox, asked: Drained) -> dict[str, Any]:
     left = total = int(begun["connections"])
     ended = False
     while not ended and time.monotonic() < deadline:
-        await asyncio.sleep(STEP)
+        await asyncio.sleep(DRAIN_POLL_S)
         there = {str(one["id"]): one for one in await present(inbox)}
         if asked.gateway in there:
             left = int(there[asked.gateway]["connections"])

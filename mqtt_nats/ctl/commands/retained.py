@@ -21,7 +21,7 @@ from mqtt_nats.ctl.verb import TEXT_LENGTH, Arguments, Paged, Refused, Verb
 from mqtt_streams.retained import RetainedStore
 from mqtt_streams.subjects import filter_to_subjects, subject_to_topic, topic_to_subject
 
-AT_ONCE: Final = 100
+TOPICS_PER_REQUEST: Final = 100
 """Number of topics in one request to a gateway."""
 
 
@@ -154,8 +154,8 @@ async def delete(inbox: RequestInbox, asked: Deleted) -> dict[str, Any]:
     if not topics:
         raise Refused(f"nothing is retained on {plain(asked.topic)}: `mqtt-nats ctl retained list` shows what is", 404)
     if not asked.dry_run:
-        for start in range(0, len(topics), AT_ONCE):
-            some = topics[start : start + AT_ONCE]
+        for start in range(0, len(topics), TOPICS_PER_REQUEST):
+            some = topics[start : start + TOPICS_PER_REQUEST]
             await ask_one(inbox, "unretain", {"topics": some})
             progress(start + len(some), len(topics))
     return {"topics": topics, "dry_run": asked.dry_run}

@@ -20,7 +20,6 @@ from mqtt_nats.control.selection import CONNECTED, RECONNECTED
 from mqtt_nats.ctl.backlog import Load, Waiting, Waits
 from mqtt_nats.ctl.gateway_requests import ask, ask_one, known, progress
 from mqtt_nats.ctl.orphans import find, remove
-from mqtt_nats.ctl.records import AT_ONCE as LOOKS
 from mqtt_nats.ctl.records import (
     PART,
     Entry,
@@ -33,12 +32,13 @@ from mqtt_nats.ctl.records import (
     records,
     records_of,
 )
+from mqtt_nats.ctl.records import RECORD_REQUESTS_MOST as LOOKS
 from mqtt_nats.ctl.tables import Table, ago, cell, rest, sheet, span, table
 from mqtt_nats.ctl.verb import Arguments, Paged, Parts, Pattern, Refused, Verb, collected
 from mqtt_streams.sessions import second_sid
 from mqtt_streams.subjects import subject_to_filter
 
-AT_ONCE: Final = 32
+SESSIONS_PER_REQUEST: Final = 32
 """Number of sessions in one request to a gateway to end them."""
 
 RETURNED: Final = frozenset((CONNECTED, RECONNECTED))
@@ -280,10 +280,10 @@ class ListText:
         self._shown += len(found["sessions"])
         return self._table.lines([_row(one, self._now) for one in found["sessions"]])
 
-    def end(self, found: dict[str, Any]) -> list[str]:
+    def footer(self, found: dict[str, Any]) -> list[str]:
         """Return the lines below the table."""
         silent = [f"gateway {one} has not answered: its clients are listed as not connected" for one in found["silent"]]
-        return [*self._table.end(), *silent, *rest(self._shown, found["total"])]
+        return [*self._table.footer(), *silent, *rest(self._shown, found["total"])]
 
 
 def _row(one: dict[str, Any], now: float) -> list[str]:
@@ -436,8 +436,8 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
     if asked.dry_run:
         return {**result, "sessions": names, "consumers": [name for _, name in consumers]}
     total = len(names) + len(consumers)
-    for start in range(0, len(names), AT_ONCE):
-        some = names[start : start + AT_ONCE]
+    for start in range(0, len(names), SESSIONS_PER_REQUEST):
+        some = names[start : start + SESSIONS_PER_REQUEST]
         at = {name: written.get(name, 0) for name in some}
         for done in await ask_one(inbox, "sessions.end", {"clients": some, "written": at}):
             if done["why"]:

@@ -18,7 +18,7 @@ from mqtt_nats.base.logs import plain
 from mqtt_nats.ctl.commands.topics import checked
 from mqtt_nats.ctl.gateway_requests import ask, tell
 
-RENEWED: Final = 5.0
+TRACE_RENEWAL_S: Final = 5.0
 """Seconds between two renewals of the trace at the gateways."""
 
 ORDERED: Final = 0.25
@@ -27,10 +27,10 @@ ORDERED: Final = 0.25
 LASTS_MOST: Final = 3600.0
 """Longest duration of a trace in seconds; gateways end it then too."""
 
-WAITING_MOST: Final = 10_000
+EVENTS_WAITING_MOST: Final = 10_000
 """Most events that wait for the viewer; further events are dropped and counted."""
 
-REMEMBERED: Final = 10_000
+MESSAGES_TIMED_MOST: Final = 10_000
 """Most messages whose times are stored for durations; beyond it all are dropped."""
 
 SAID: Final = {
@@ -78,7 +78,7 @@ class Durations:
             event["answers"] = "publish" if kind == "delivered" else "delivery"
 
     def _note(self, known: dict[Any, float], key: Any, at: float) -> None:
-        if len(known) >= REMEMBERED:
+        if len(known) >= MESSAGES_TIMED_MOST:
             known.clear()
         known[key] = at
 
@@ -101,7 +101,7 @@ async def trace(
     def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         page = orjson.loads(payload)
         gateway, events = page["id"], page["events"]
-        room = max(WAITING_MOST - waiting.qsize(), 0)
+        room = max(EVENTS_WAITING_MOST - waiting.qsize(), 0)
         missed = lost.pop(gateway, 0) + page["lost"] + len(events[room:])
         for event in events[:room]:
             waiting.put_nowait({"gateway": gateway, **event})
@@ -161,11 +161,11 @@ async def _renew(inbox: RequestInbox, question: dict[str, Any], sid: bytes, wait
     link = inbox.link
     wire = link.wire
     while True:
-        await asyncio.sleep(RENEWED)
+        await asyncio.sleep(TRACE_RENEWAL_S)
         if link.online and link.wire is not wire:
             wire = link.wire
             link.renew(sid, question["to"].encode())
-        if waiting.qsize() < WAITING_MOST:
+        if waiting.qsize() < EVENTS_WAITING_MOST:
             tell(inbox, "trace", question)
 
 

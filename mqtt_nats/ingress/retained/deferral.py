@@ -29,11 +29,11 @@ log = logging.getLogger("mqtt_nats.broker")
 PASSING: Final = TRANSIENT | {STREAM_NOT_FOUND}
 """JetStream errors after which a record is read again: also of a deleted stream, which is created again."""
 
-RETRY: Final = 0.5
+RECORDS_READ_RETRY_S: Final = 0.5
 """Seconds between two reads of session records where JetStream does not answer."""
 
 
-AT_ONCE: Final = 64
+RECORDS_READ_AT_ONCE: Final = 64
 """Records that are read at the same time."""
 
 
@@ -86,12 +86,12 @@ async def _look(stores: RetainedStores, doubted: set[Publisher]) -> None:
         except Exception:
             log.exception("retained messages could not be stored")
         here.clear()  # a client that was here may have moved before the other records can be read
-        await asyncio.sleep(RETRY)
+        await asyncio.sleep(RECORDS_READ_RETRY_S)
     stores.end_withholding()
     dropped: set[PendingStore] = {one for one in stores.storing if not _may(here, one)}
     stores.services.nats.store.let_go(dropped)
     for operation in dropped:
-        stores.end(operation)
+        stores.store_ended(operation)
     for client in [client for client, is_here in here.items() if not is_here]:
         log.info("%s: this gateway does not store its retained message", client)
         if client.alive and here[client] is None:
@@ -108,7 +108,7 @@ def _may(here: dict[Publisher, bool | None], operation: PendingStore) -> bool:
 
 async def _read(doubted: set[Publisher], here: dict[Publisher, bool | None]) -> None:
     """Read the session records of clients; the results go into ``here``."""
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(RECORDS_READ_AT_ONCE)
 
     async def read(client: Publisher) -> None:
         async with limit:

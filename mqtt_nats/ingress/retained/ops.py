@@ -36,7 +36,7 @@ class RetainedOp(PendingStore):
     def stored(self, ack: bytes) -> None:
         """Finish the store; a tombstone is removed by the gateway that has stored it."""
         stores = self.stores
-        stores.end(self)
+        stores.store_ended(self)
         if self.tombstone:
             stores.tombstones.add(self.tombstone, sequence(ack), self.parent, ack)
         elif self.parent is not None:
@@ -55,7 +55,7 @@ class RetainedOp(PendingStore):
 
         A message that a newer one has overtaken is as good as stored and replaced.
         """
-        self.stores.end(self)
+        self.stores.store_ended(self)
         parent = self.parent
         if error is OVERTAKEN:
             if parent is not None:

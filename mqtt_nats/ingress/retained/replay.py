@@ -20,7 +20,7 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.ingress.retained.waiting_copies import WaitingCopies, let_copies_pass
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.observability.sys_topics import of_system
-from mqtt_nats.protocol.unsequenced import retained_id
+from mqtt_nats.protocol.durable_sender import retained_id
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice
@@ -53,14 +53,14 @@ ROOM_MOST: Final = 0.1
 EARLY_LEAST: Final = 64 * 1024
 
 # Filters of one client whose retained messages are read and sent at the same time: each has two pages in memory.
-AT_ONCE: Final = 4
+FILTERS_REPLAYED_AT_ONCE: Final = 4
 
 # Number of a client's filters with unfinished replays above which its next SUBSCRIBE waits, and most seconds for that:
 # acknowledgements may stand behind packets that wait for it.
 REPLAYS_MOST: Final = 64
 REPLAYS_WAIT_S: Final = 2.0
 # Part of `max_unread_bytes` from which pages are small, and are not read ahead.
-CROWDED: Final = 0.25
+SMALL_PAGES_PART: Final = 0.25
 
 # Bytes of new messages that are kept back for a subscription while retained messages are sent. All gates count for
 # `max_unread_bytes`.
@@ -174,7 +174,7 @@ class Replay:
     @property
     def _crowded(self) -> bool:
         """Whether so much waits in memory for clients that pages have to be small."""
-        return self.client.path.round.held > self.client.services.settings.max_unread_bytes * CROWDED
+        return self.client.path.round.held > self.client.services.settings.max_unread_bytes * SMALL_PAGES_PART
 
     @property
     def source(self) -> SubscriptionState | None:
@@ -405,7 +405,7 @@ def drop_gates(client: Publisher) -> None:
     """Discard what gates have kept back for a client whose connection has ended."""
     for present in (client.gates or {}).values():
         for gate in present.chain():
-            gate.end()
+            gate.close()
 
 
 def drop_gate(client: Publisher, topic_filter: str) -> None:
@@ -414,7 +414,7 @@ def drop_gate(client: Publisher, topic_filter: str) -> None:
         if found.text == topic_filter:
             present = client.forget_gate(found)
             for gate in present.chain() if present is not None else ():
-                gate.end()
+                gate.close()
                 gate.let_go()
             return
 
@@ -429,7 +429,7 @@ def close_gate(client: Publisher, gate: Gate) -> None:
     if gate.dropped:
         client.path.round.drop(gate.dropped)
         log.debug("%s: %d messages that came while retained messages were sent were dropped", client, gate.dropped)
-    for choice, message in gate.end():
+    for choice, message in gate.close():
         if client.alive:
             client.deliver(choice, message)
     gate.let_go()
@@ -466,7 +466,7 @@ class _Turns:
 
     def __init__(self, hold: Callable[[int], None]) -> None:
         """``hold`` counts the bytes of pages in memory, negative when they are sent."""
-        self.places = asyncio.Semaphore(AT_ONCE)
+        self.places = asyncio.Semaphore(FILTERS_REPLAYED_AT_ONCE)
         self.bytes = 0
         """Bytes of the pages in memory."""
         self._hold = hold

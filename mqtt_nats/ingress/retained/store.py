@@ -33,7 +33,7 @@ log = logging.getLogger("mqtt_nats.broker")
 ORPHANED: Final = b"Nats-TTL:60s\r\n"
 """TTL of a tombstone, in case its gateway dies before it removes the tombstone."""
 
-HEARD: Final = 1.0
+TOMBSTONE_READ_S: Final = 1.0
 """Seconds after which every listener has read a tombstone."""
 
 
@@ -87,10 +87,10 @@ class Tombstones:
             return
         loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_later(HEARD, self._flush)
-        self._waiting.append((loop.time() + HEARD, removal))
+            loop.call_later(TOMBSTONE_READ_S, self._flush)
+        self._waiting.append((loop.time() + TOMBSTONE_READ_S, removal))
 
-    def end(self) -> None:
+    def delete_all(self) -> None:
         """Delete all tombstones, and later ones at once: the gateway ends."""
         self._ended = True
         while self._waiting:
@@ -140,7 +140,7 @@ class RetainedStores:
         """Note the store of a retained message."""
         self.storing.add(operation)
 
-    def end(self, operation: PendingStore) -> None:
+    def store_ended(self, operation: PendingStore) -> None:
         """Note that the store of a retained message has ended."""
         self.storing.discard(operation)
         self._stored.set()

@@ -93,7 +93,7 @@ def end_share(client: Session, member: Membership) -> None:
 
     The caller writes the session record, which then names the messages of a durable session.
     """
-    member.end(all_=False)
+    member.leave_group(all_=False)
     if not member.unfinished():
         return
     _ended_shares(client).add(member)

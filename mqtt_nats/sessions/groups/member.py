@@ -37,7 +37,7 @@ from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.pubsub.shared_filters import parse_shared
-from mqtt_nats.sessions.groups.ownership import INEXACT, NAK, OwnershipChecks, answer, confirmed_at, room_of
+from mqtt_nats.sessions.groups.ownership import CLOCK_INEXACT_S, NAK, OwnershipChecks, answer, confirmed_at, room_of
 from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.record import claimed, leave_groups, stored_part, take_back
 from mqtt_streams.api import ApiError
@@ -63,7 +63,7 @@ PULL_MOST: Final = 32
 PULL_NS: Final = 30_000_000_000
 """Nanoseconds after which a request for messages expires at the consumer and is made again."""
 
-OVERDUE: Final = 40.0
+PULL_OVERDUE_S: Final = 40.0
 """Seconds after which a request that was neither served nor ended counts as lost."""
 
 
@@ -203,7 +203,7 @@ class Membership:
         self.asked = 0
         self.ask()
 
-    def end(self, *, all_: bool) -> None:
+    def leave_group(self, *, all_: bool) -> None:
         """Leave the group: give back unsent messages, with ``all_`` also unacknowledged ones, for other members."""
         client = self.client
         services = client.services
@@ -277,7 +277,7 @@ class Membership:
             elif doubtful or self.doubtful.waiting:
                 self.doubtful.add(message, ack.stream_seq, qos, reply, doubtful)
             else:
-                self.take(message, ack.stream_seq, qos, reply)
+                self.send_or_assign(message, ack.stream_seq, qos, reply)
             self.ask()
 
     def _doubtful(self, ack: Ack) -> bool:
@@ -289,7 +289,7 @@ class Membership:
         """
         if self.client.consumers is not None:
             return ack.delivered > 1
-        since = natstime.converted(self.client.services.nats.linked) + INEXACT
+        since = natstime.converted(self.client.services.nats.linked) + CLOCK_INEXACT_S
         return ack.delivered > 1 or ack.timestamp_ns < since * 1e9
 
     async def owner(self, number: int, message: Stored) -> Owner | None:
@@ -297,7 +297,7 @@ class Membership:
         groups = self.client.services.streams.groups
         return await groups.owner(self.group, number, int(message.stamp))
 
-    def take(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
+    def send_or_assign(self, message: Stored, number: int, qos: int, reply: bytes, arrived: int = 0) -> None:
         """Send a message of the group's consumer, or first store whose it is.
 
         ``arrived``: when it came (nanoseconds since 1970), 0 = now.
@@ -338,7 +338,7 @@ class Membership:
             try:
                 client.regular_side.publish(qos, b"", b"", late, token, message.size)
             except QuotaExceeded as error:
-                client.end(error)
+                client.end_connection(error)
 
     async def _restore(self) -> None:
         """Create the group's consumer again, which was deleted, unless the member has left."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NAK: Final = b"-NAK"
 
-INEXACT: Final = 1.0
+CLOCK_INEXACT_S: Final = 1.0
 """Most seconds by which the gateway's estimate of nats-server's time may be wrong."""
 
 
@@ -82,7 +82,7 @@ class OwnershipChecks:
             elif natstime.now() * 1e9 - one.arrived > IN_TIME_NS:
                 continue  # JetStream may deliver the message to another member before this one has sent it
             elif place_of(client):
-                member.take(one.message, one.number, one.qos, one.reply, one.arrived)
+                member.send_or_assign(one.message, one.number, one.qos, one.reply, one.arrived)
                 services.path.round.start()
             else:
                 answer(services, one.reply, NAK)
@@ -102,7 +102,7 @@ def confirmed_at(services: Services, reply: bytes, arrived: int) -> float:
     since 1970) before the last election or reconnect, after which the group may have had it delivered again.
     """
     ack = parse_ack(reply)
-    since = natstime.converted(services.nats.linked) + INEXACT
+    since = natstime.converted(services.nats.linked) + CLOCK_INEXACT_S
     return 0.0 if ack is None or ack.delivered > 1 or arrived < since * 1e9 else services.clock.now
 
 

@@ -21,7 +21,7 @@ from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.groups.ended_shares import end_share, members_of
-from mqtt_nats.sessions.groups.member import OVERDUE, Membership
+from mqtt_nats.sessions.groups.member import PULL_OVERDUE_S, Membership
 from mqtt_nats.sessions.groups.ownership import answer
 from mqtt_nats.sessions.message_stream import mark
 from mqtt_nats.sessions.record import claimed, discard_session, leave_groups, save_record
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-PROGRESS: Final = 10.0
+PROGRESS_REQUEST_S: Final = 10.0
 """Seconds between two requests for more time (``+WPI``): a third of the AckWait after which messages go to others."""
 
-VOUCHED: Final = 0.2
+LEADER_VOUCHED_S: Final = 0.2
 """Seconds from the election of a leader until members have asked it for more time for what they have."""
 
 EXPIRING: Final = 0.3
@@ -57,7 +57,7 @@ EXPIRING: Final = 0.3
 RESTORE_PAUSES: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds after each refusal of the former AckWait."""
 
-STEP: Final = 1.0
+LOOK_AFTER_ROUND_S: Final = 1.0
 """Seconds between two rounds of `look_after`."""
 
 
@@ -154,7 +154,7 @@ def acknowledged(client: Session) -> None:
 def detach(client: Session) -> None:
     """Give back QoS 1 messages that a client has not acknowledged, at the end of its connection (section 4.8.2)."""
     for member in members_of(client):
-        member.end(all_=True)
+        member.leave_group(all_=True)
 
 
 async def leave_at_end(client: Session) -> bool:
@@ -359,13 +359,13 @@ async def look_after(services: Services) -> None:
     loop = asyncio.get_running_loop()
     told = loop.time()
     while True:
-        await asyncio.sleep(STEP)
-        progress = loop.time() - told > PROGRESS
+        await asyncio.sleep(LOOK_AFTER_ROUND_S)
+        progress = loop.time() - told > PROGRESS_REQUEST_S
         if progress:
             told = loop.time()
         for client in [one for one in services.registry.sharing if one.here]:
             for member in (client.shares or {}).values():
-                if loop.time() - member.since > OVERDUE:
+                if loop.time() - member.since > PULL_OVERDUE_S:
                     member.ask_again()
                 else:
                     member.ask()
@@ -400,7 +400,7 @@ def ask_groups_again(services: Services, groups: set[str]) -> None:
 
 async def _return_lost(services: Services, held: dict[str, int]) -> None:
     """Have groups deliver messages again that no member has; ``held``: number of those at members here, by group."""
-    await asyncio.sleep(VOUCHED)  # members at other gateways have asked for more time, too
+    await asyncio.sleep(LEADER_VOUCHED_S)  # members at other gateways have asked for more time, too
     await in_turn([partial(_expire, services, group, most) for group, most in held.items()])
 
 

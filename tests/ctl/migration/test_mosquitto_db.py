@@ -12,7 +12,7 @@ import pytest
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import Subscription
-from mqtt_nats.ctl.migration.transfer.mosquitto_db import MAGIC, NEVER, Database, read_sessions
+from mqtt_nats.ctl.migration.transfer.mosquitto_db import EXPIRY_NEVER, MAGIC, Database, read_sessions
 
 Order = Literal["little", "big"]
 
@@ -33,7 +33,7 @@ class Writer:
     def _number(self, value: int) -> bytes:
         return value.to_bytes(8, self._order)
 
-    def client(self, client_id: str, interval: int = NEVER, end: int = 0) -> None:
+    def client(self, client_id: str, interval: int = EXPIRY_NEVER, end: int = 0) -> None:
         head = self._number(end) + struct.pack(">IHHHH4x", interval, 0, len(client_id), 1883, 0)
         self._chunk(6, head + client_id.encode())
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.codec import Subscription
-from mqtt_nats.ctl.migration.transfer.mosquitto_db import NEVER, Database, Session, Waiting
+from mqtt_nats.ctl.migration.transfer.mosquitto_db import EXPIRY_NEVER, Database, Session, Waiting
 from mqtt_nats.ctl.migration.transfer.mqtt_client import Broker, connected
 from mqtt_nats.ctl.migration.transfer.publisher import Carried, Publisher
 
@@ -214,7 +214,7 @@ class _Making:
                 self._carried.lose(f"session {client_id!r}: {error}")
 
     async def _make(self, client_id: str, session: Session, broker: Broker) -> None:
-        expiry = NEVER if session.expiry is None else session.expiry
+        expiry = EXPIRY_NEVER if session.expiry is None else session.expiry
         async with connected(broker, 5, client_id, clean=False, expiry=expiry) as connection:
             if connection.present:
                 self._carried.kept(1)

@@ -25,7 +25,7 @@ from mqtt_nats.ctl.migration.findings import read_lines
 MAGIC: Final = b"\x00\xb5\x00mosquitto db"
 VERSIONS: Final = (5, 6)
 
-NEVER: Final = 0xFFFF_FFFF
+EXPIRY_NEVER: Final = 0xFFFF_FFFF
 """Session expiry interval of a session that does not end; 3.1.1 clients have it."""
 
 _STORED: Final = 2
@@ -234,10 +234,10 @@ class _Reading:
                 if left <= 0:
                     self._found.expire()
                     continue
-                message = _expiring(message, min(left, NEVER))
+                message = _expiring(message, min(left, EXPIRY_NEVER))
             self._found.messages.append(Waiting(message, stored.user, self._waiting[identity]))
         for client_id, (end, interval) in self._ends.items():
-            if interval != NEVER:
+            if interval != EXPIRY_NEVER:
                 left = int.from_bytes(end, order) - self._now
                 self._found.sessions[client_id].end_after(left if 0 < left < interval else interval)
         for (client_id, why), count in self._refused.items():

@@ -13,7 +13,7 @@ from mqtt_nats.ctl.migration.transfer.mqtt_client import MqttConnection
 from mqtt_nats.mqtt_clients.errors import reason_text
 from mqtt_streams.headers import FOR, PUB
 
-WINDOW: Final = 100
+UNACKNOWLEDGED_MOST: Final = 100
 """Most messages that the gateway has not acknowledged."""
 
 _KEPT: Final = (
@@ -66,7 +66,7 @@ class Carried:
 
 
 class Publisher:
-    """Publishes messages, so many at the same time as `WINDOW` says."""
+    """Publishes messages, so many at the same time as `UNACKNOWLEDGED_MOST` says."""
 
     def __init__(self, connection: MqttConnection, carried: Carried) -> None:
         self._connection = connection
@@ -84,8 +84,12 @@ class Publisher:
         await self.publish(Publish(1, False, False, message.key, 0, message.payload, given), retain=False)
 
     async def publish(self, message: Publish, retain: bool) -> None:
-        """Publish a message with its QoS and properties, when fewer than `WINDOW` wait; raises StartupError."""
-        while len(self._waiting) >= WINDOW:
+        """Publish a message with its QoS and properties when fewer than `UNACKNOWLEDGED_MOST` wait.
+
+        Raises:
+            StartupError: the connection has ended.
+        """
+        while len(self._waiting) >= UNACKNOWLEDGED_MOST:
             await self._answer()
         topic = message.key[2:].decode("utf-8", "replace")
         packet_id = 0

@@ -28,10 +28,10 @@ from mqtt_nats.mqtt_clients.errors import reason_text
 QUIET_S: Final = 3.0
 """Seconds without a retained message after which none comes any more."""
 
-AT_ONCE: Final = 100
+TOPICS_FETCHED_TOGETHER: Final = 100
 """Most topics whose messages are fetched together."""
 
-AGAIN: Final = 10
+TOPICS_FETCHED_AGAIN: Final = 10
 """The same for topics whose message did not come at first: fewer than any broker queues."""
 
 
@@ -56,7 +56,7 @@ async def carry_retained(
     async with connected_newest(old) as source, connected(new, 5) as target:
         publisher = Publisher(target, carried)
         reader = _Fetcher(source)
-        for size in (AT_ONCE, AGAIN):
+        for size in (TOPICS_FETCHED_TOGETHER, TOPICS_FETCHED_AGAIN):
             keys = sorted(missing)
             for at in range(0, len(keys), size):
                 async for message in reader.fetch(keys[at : at + size]):
