@@ -34,10 +34,7 @@ from mqtt_streams.messages import STREAM as MESSAGES
 WINDOW: Final = 20
 """Messages in flight to a client (`max_inflight`)."""
 
-WAITING: Final = 200
-"""Messages that wait for each slow client when it connects."""
-
-SETTLE_S: Final = 5.0
+SETTLE_S = 5.0
 """Seconds until all windows are full, and before that for positions and consumers."""
 
 TOPIC: Final = "bench/slow/000000/set"
@@ -97,15 +94,15 @@ def _clients(count: int) -> list[Client]:
     return [Client(f"slow{number:06}", f"bench/slow/{number:06}/+", 1, clean=False) for number in range(count)]
 
 
-def _publish(broker: peers.Running, clients: int) -> None:
-    """Publish `WAITING` messages for each session."""
+def _publish(broker: peers.Running, clients: int, each: int) -> None:
+    """Publish so many messages for each session."""
     layout = Layout(TOPIC, 128, 1, None)
     digits = layout.template.index(b"000000")
     loop = Loop()
     try:
         (greeting,) = connect_all(loop, (peers.HOST, broker.port), [Client("sender")], timeout=CROWD_TIMEOUT)
         sender, template, sent = Sender(greeting), bytearray(layout.template), 0
-        until, total = time.monotonic() + CROWD_TIMEOUT, clients * WAITING
+        until, total = time.monotonic() + CROWD_TIMEOUT, clients * each
         while sender.acked < total:
             while sent < min(total, sender.acked + WINDOW):
                 template[digits : digits + 6] = b"%06d" % (sent % clients)
@@ -146,13 +143,18 @@ async def _consumers(broker: peers.Running) -> int:
         await client.close()
 
 
-def measure(clients: int, seconds: float, ours: str) -> Row:
-    """Measure one row; ``ours`` is the command that starts our gateway."""
+def measure(clients: int, waiting: int, seconds: float, ours: str) -> Row:
+    """Measure one row.
+
+    Args:
+        waiting: messages that wait for each slow client when it connects.
+        ours: the command that starts our gateway.
+    """
     command = f"{ours} --shared-reader always --max-inflight {WINDOW} {shlex.join(UNLIMITED)}"
     with peers.running("ours", command) as broker:
         make_absent([broker.port], _clients(clients))
         time.sleep(SETTLE_S)
-        _publish(broker, clients)
+        _publish(broker, clients, waiting)
         pids = _processes(broker)
         loop = Loop()
         try:
@@ -215,13 +217,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slow", description=__doc__)
     parser.add_argument("--clients", default="1000,5000", metavar="N[,N]", help="rows (%(default)s)")
+    parser.add_argument("--waiting", type=int, default=100, metavar="N", help="messages for each (%(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="that are measured (%(default)s)")
     parser.add_argument("--ours", default=peers.OURS_COMMAND, metavar="COMMAND", help="default: %(default)s")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the table as a part of this page")
     options = parser.parse_args(arguments)
     rows = []
     for number in map(int, options.clients.split(",")):
-        rows.append(measure(number, options.seconds, options.ours))
+        rows.append(measure(number, options.waiting, options.seconds, options.ours))
         print(rows[-1], flush=True)
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = shlex.join(["python", "-m", "benchmarks.slow", *given]).replace(str(Path.cwd()), "$PWD")

@@ -224,7 +224,7 @@ def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -
 
 
 async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> None:
-    """Wake a stalled session: attach its consumers, collect the messages that were given up, and go on."""
+    """Wake a stalled session: fetch the messages that were given up, or have its consumers bring them, and go on."""
     by_reader = bool(side.dormant) and len(side.dormant) == len(side.bindings) and client.delivery.feed.admit()
     if not await (_fetch_given_up if by_reader else _attach_consumers)(client, side) or not client.alive:
         return
@@ -250,6 +250,8 @@ async def _fetch_given_up(client: Receiver, side: DurableDelivery) -> bool:
     if not await position_writer.flush():
         position_writer.end_if_moved()
         return False
+    for one in side.dormant:  # until `go_on`: NATS may be lost meanwhile, and the session may move
+        one.source.hold(SubscriptionState.RETURNING)
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
     return True
 

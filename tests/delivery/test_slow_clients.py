@@ -12,7 +12,7 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.codec import PINGRESP, ack_bytes
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.delivery.receiver import DeliveryServices
+from mqtt_nats.delivery.receiver import DeliveryServices, Receiver, SharedFeed
 from mqtt_nats.delivery.slow_clients import (
     LONGEST,
     SlowClient,
@@ -27,6 +27,7 @@ from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases
 from mqtt_nats.protocol import inflight
+from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
@@ -433,6 +434,66 @@ async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(mon
     bench.ports.take()
     await stalling._wake(as_receiver(client), side, stall)
     assert bench.ports.take() == [("publish", 2, 1, True), ("publish", 3, 1, True)]
+
+
+class Feed(SharedFeed):
+    """Notes the sessions that readers serve from now on, and whether their messages are kept back then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fake_served: list[int] = []
+
+    def admit(self) -> bool:
+        return True
+
+    def go_on(self, client: Receiver, side: DurableDelivery) -> None:
+        self.fake_served += [one.source.held for one in side.dormant]
+
+
+class Writer:
+    """In place of the writer of a session's position."""
+
+    def __init__(self, *, moved: bool) -> None:
+        self.fake_moved, self.fake_ended = moved, False
+
+    async def flush(self) -> bool:
+        return not self.fake_moved
+
+    def end_if_moved(self) -> None:
+        self.fake_ended = True
+
+
+@pytest.mark.parametrize("moved", [False, True])
+async def test_who_reads_again_goes_on_with_readers(monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
+    """The consumers stay dormant; nothing is sent when the session has another owner by now."""
+    bench = Bench()
+    machine, one = bench.machine, bench.source
+    one.live = True
+    binding = ConsumerBinding("a", ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10), one)
+    machine.stop_sending()
+
+    async def fetch(client: object, side: Any) -> None:
+        machine.arrived(one, 2, 2, TAKEN + b"2", None, 1)
+
+    monkeypatch.setattr(stalling, "fetch_in_flight", fetch)
+    for name in ("ask_again", "limit_in_flight"):
+        monkeypatch.setattr(stalling, name, lambda *_: None)
+    client = FakeReceiver(FakeDeliveryServices())
+    client.delivery.feed = feed = Feed()
+    stall, writer = SlowClient(), Writer(moved=moved)
+    side: Any = Side(
+        machine,
+        DeliveryState.WAKING,
+        bindings={"name": binding},
+        stall=stall,
+        client=client,
+        position_writer=writer,
+    )
+    bench.ports.take()
+    await stalling._wake(as_receiver(client), side, stall)
+    assert (side.state, writer.fake_ended) == ((DeliveryState.WAKING, True) if moved else (DeliveryState.PLAIN, False))
+    assert feed.fake_served == ([] if moved else [SubscriptionState.RETURNING])
+    assert machine.crowd == (not moved), "kept back until the session is known to be this gateway's"
 
 
 def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:

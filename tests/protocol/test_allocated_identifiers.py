@@ -13,6 +13,9 @@ from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
+pytestmark = pytest.mark.sources
+"""Compiled code does not see constants that a test replaces."""
+
 SPACE = 10
 OTHER = (7 + SPACE + SPACE // 2) % SPACE + 1
 """What the message of sequence 17 gets while that of 7 has identifier 8."""
