@@ -223,14 +223,10 @@ async def test_a_restore_that_is_killed(
             await publisher.deliver_all("bulk", [os.urandom(50_000) for _ in range(200)], 1)
     await succeed("backup", server.url, tmp_path / "saved")
     async with await nats.connect(server.url) as client:
-        js = client.jetstream()
+        deletions = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.DELETED.$MQTT_msgs")
+        await client.flush()
         process = await begin("restore", server.url, tmp_path / "saved", "--replace")
-
-        async def incomplete() -> bool:
-            names = {one.config.name for one in await js.streams_info()}
-            return "$MQTT_msgs" not in names
-
-        await aeventually(incomplete, PATIENCE)
+        await deletions.next_msg(PATIENCE)
         process.kill()
         await process.wait()
         await aeventually(lambda: "paused: " in gateway.log, PATIENCE)
