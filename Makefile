@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 COPY := $(CURDIR)/build/compiled
 COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 
-.PHONY: run test-unit test test-short test-long test-soak test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-short test-all test-both test-long test-soak test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
 # The first start runs the sources, and compiles them for the next one where there is a C compiler; MQTT_NATS_BUILD=pure runs the sources.
@@ -34,6 +34,13 @@ test-short: $(VENV)/.bytecode
 # The rest of what CI runs. tests/harness/durations.py says which tests these are.
 test-long: $(VENV)/.bytecode
 	$(BIN)/python -m pytest $(FILES) -m "long and not soak" $(PYTEST_ARGS)
+
+# What CI runs: both parts at once, so that no process is idle at the end of the first, and one Spark session serves all.
+test-all: $(VENV)/.test
+	+@$(MAKE) --no-print-directory --keep-going --jobs=2 lint test-both
+
+test-both: $(VENV)/.bytecode
+	$(BIN)/python -m pytest $(FILES) -m "not soak" $(PYTEST_ARGS)
 
 # Tests that start no process: no nats-server, no gateway, no other program. A test that starts one fails.
 test-unit: $(VENV)/.test
