@@ -79,7 +79,7 @@ class AllocatedIdentifiers:
         return 0
 
     def report_once(self, sequence: int) -> bool:
-        """Whether it is to be reported that a message waits for an identifier: it was not reported last."""
+        """Return whether a message that waits for an identifier has to be reported: the last report was another one's."""
         new = self._reported != sequence
         self._reported = sequence
         return new

@@ -459,6 +459,7 @@ class SharedReaderSessions(SharedFeed):
         member = self._member(client) if side.dormant else None
         if member is None or side.position_writer is None:
             return
+        member.end_joining()  # left by a catch-up reader that has ended before it handed the session over
         side.change(DeliveryEvent.JOINED)
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)

@@ -191,10 +191,13 @@ def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytes
     member = member_of(FakeServices(), "c", "a")
     monkeypatch.setattr(member.side, "position_writer", FakeKeeper())
     room.members[member.client] = member
+    # A former reader was ended, as its client did not read, while it waited for the shared reader's filters.
+    member.begin_joining(Promotion([], 5))
     (binding,) = member.side.bindings.values()
     binding.go_on(10)
     if lost:
         room.registry.unchecked.add(member.client)
     SharedReaderSessions.go_on(cast("SharedReaderSessions", room), member.client, member.side)
     assert member.side.live
+    assert member.joining is None, "the former reader would end the handover of the new one"
     assert bool(binding.source.held) is lost
