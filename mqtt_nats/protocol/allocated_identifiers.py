@@ -79,7 +79,7 @@ class AllocatedIdentifiers:
         return 0
 
     def report_once(self, sequence: int) -> bool:
-        """Return whether a message that waits for an identifier has to be reported: the last report was another one's."""
+        """Return whether a message that waits for an identifier has to be reported: it was not the last one."""
         new = self._reported != sequence
         self._reported = sequence
         return new
