@@ -529,8 +529,7 @@ class AckedPublisher(PendingStores):
             elif token in self.pending:
                 self._end(token, op)
                 op.stored(b'{"seq":%d}' % stored[key])
-        if self.link.online:
-            self._resume(MESSAGES)
+        self._probe(outage)  # the stream has answered questions, which does not tell that it stores
 
     async def _fence(self, frame: bytes) -> None:
         """Wait until the stream of ``frame`` has handled what was sent to it on this connection before.

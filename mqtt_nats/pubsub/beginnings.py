@@ -47,7 +47,7 @@ class Beginning:
     """Beginning of subscriptions that were made in the same moment.
 
     Args:
-        gaps: number of gaps until now, with one that is open: SUBACK waits for its end.
+        gaps: number of gaps until now.
     """
 
     __slots__ = ("_gaps", "at", "exact", "last")
@@ -61,8 +61,13 @@ class Beginning:
         self.exact = False
         """Whether every message up to `last` is older than the subscriptions, or has come."""
 
-    def read(self, last: int, gaps: int) -> None:
-        """Set the last sequence of the stream; ``gaps``: number of gaps until now."""
+    def read(self, last: int, gaps: int | None) -> None:
+        """Set the last sequence of the stream.
+
+        Args:
+            gaps: number of gaps until now; None = one is not repaired yet, and the repair may read messages up to
+                `last` that were stored after the subscription.
+        """
         self.last, self.exact = last, gaps == self._gaps
 
     def doubt(self) -> None:
@@ -122,8 +127,9 @@ class Beginnings:
                     await asyncio.sleep(SEQUENCE_READ_RETRY_S)
                     await self._nats.online.wait()
                     continue
+                gaps = self._nats.lost_count if self._nats.steady else None
                 for one in some:
-                    one.read(last, self._nats.lost_count)
+                    one.read(last, gaps)
                 await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
         finally:
             self._reading = False

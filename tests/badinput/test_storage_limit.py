@@ -148,7 +148,7 @@ async def test_another_stream_is_full(
         assert bystander.subscribe(("other", 1)) == [1]
         await limited(js, stream, 100)
         if stream == "$MQTT_rmsgs":
-            await aeventually(lambda: f"changed stream {stream}" in local.log)
+            await aeventually(lambda: f"changed stream {stream}" in local.log, PATIENCE)  # seen twice a minute
         publisher.send(publish("other/x", bytes(1000), qos=qos, flags=retain))
         if retain and qos == 2:
             publisher.expect(raw.PUBREC)
@@ -171,7 +171,8 @@ async def test_no_room_for_sessions(
     with Raw.connected(local.port, "bystander", clean=False) as bystander:
         assert bystander.subscribe(("t", 1)) == [1]
         if reader == "always":
-            await live(js, "bystander")
+            async with await nats.connect(server.url) as client:
+                await live(client, "bystander")
         await limited(js, "$MQTT_sess", 600)
         with Raw(local.port) as client:
             client.send(connect("x" * 600, clean=False))

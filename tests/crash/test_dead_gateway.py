@@ -202,7 +202,7 @@ async def test_gateway_that_was_taken_for_dead(cluster: tuple[NatsServer, list[G
     durable = await connect(first, "durable", clean=False, session_expiry_interval=300)
     await durable.subscribe("durable", qos=1)
     control = await nats.connect(server.url)
-    name = (await live(control.jetstream(), "durable")).gateway
+    name = (await live(control, "durable")).gateway
     await control.request(LEFT + name, b"nobody", timeout=SOON)  # under the name that it has now
     await control.close()
 

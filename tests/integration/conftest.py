@@ -16,6 +16,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from mqtt_nats.codec import Will
+from mqtt_streams.gateway_subjects import ASK
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position
 from mqtt_streams.positions import decode as decode_position
@@ -121,13 +122,31 @@ async def position(js: JetStreamContext, client_id: str) -> Position:
     return decode_position(message.data or b"") or Position("")
 
 
-async def live(js: JetStreamContext, client_id: str, count: int = 1) -> Position:
-    """Wait until so many consumers of a session lie dormant, as the shared reader brings what they would."""
+async def catching_up(client: NatsClient, client_id: str) -> bool:
+    """Whether a reader of its own brings a connected session what the shared reader has passed; by its gateway."""
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    try:
+        question = {"ask": "connected", "clients": [client_id], "loads": True}
+        await client.publish(ASK.decode(), orjson.dumps(question), reply=inbox)
+        while True:
+            answer = orjson.loads((await answers.next_msg(5)).data)
+            if answer["items"]:
+                return answer["items"][0]["taken"] is not None
+    except nats.errors.TimeoutError:
+        raise AssertionError(f"no gateway says that {client_id} is connected") from None
+    finally:
+        await answers.unsubscribe()
+
+
+async def live(client: NatsClient, client_id: str, count: int = 1) -> Position:
+    """Wait until the shared reader brings a connected session the messages of so many subscriptions."""
     found: list[Position] = []
 
     async def speaks() -> None:
-        at = await position(js, client_id)
+        at = await position(client.jetstream(), client_id)
         assert (len(at.live), at.clean) == (count, False)
+        assert not await catching_up(client, client_id)
         found.append(at)
 
     await until(speaks)
@@ -200,7 +219,7 @@ class Stored:
 
     async def live(self, client_id: str, count: int = 1) -> Position:
         """As :func:`live`."""
-        return await live(self.js, client_id, count)
+        return await live(self.nats, client_id, count)
 
     async def settled(self, client_id: str, *, inflight: int = 0, owed: int = 0) -> None:
         """As :func:`settled`."""

@@ -105,13 +105,20 @@ async def test_when_a_gap_begins_meanwhile_the_clock_decides_up_to_the_sequence(
     assert beginning.covers(6, 0.0)
 
 
-async def test_in_a_gap_the_sequence_decides(scene: Scene) -> None:
-    """SUBACK waits for the end of the gap, and so does the answer."""
-    scene.nats.lost(as_link(scene.services.fake_link))
+@pytest.mark.parametrize("repaired", [False, True])
+async def test_in_a_gap_the_clock_decides_up_to_the_sequence(scene: Scene, repaired: bool) -> None:
+    """SUBACK comes before the gap is repaired, and the repair reads what was stored after SUBACK."""
+    link = as_link(scene.services.fake_link)
+    scene.nats.lost(link)
     member = scene.subscribe("one")
+    if repaired:
+        del scene.nats.gaps[link]
+        scene.nats.begin_repair()
     (await scene.question(1)).set_result(5)
     await scene.done()
-    assert [scene.beginning(member).covers(sequence, 2000.0) for sequence in (5, 6)] == [False, True]
+    beginning = scene.beginning(member)
+    assert [beginning.covers(5, born) for born in (999.0, 1001.0)] == [False, True]
+    assert beginning.covers(6, 0.0)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
