@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -16,7 +16,7 @@ from mqtt_nats.base.errors import StartupError
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.ctl.backup import later_records, save, snapshot
 from mqtt_nats.ctl.backup import restore as restoring
-from mqtt_nats.ctl.backup.restore import Wanted, _insist, restore
+from mqtt_nats.ctl.backup.restore import Wanted, _insist, _wait_for_replicas, restore
 from mqtt_nats.ctl.nats_connection import connected
 from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout, call, publish
 from mqtt_streams.definitions import load_definition
@@ -179,3 +179,44 @@ async def test_a_subscription_for_chunks_that_is_announced_later(
     with pytest.raises(NoResponders):
         await snapshot._load(never, {"name": "one"}, {}, tmp_path / "file")
     assert never.fake_attempts > 1
+
+
+def _led(*replicas: dict[str, Any], leader: str = "one") -> dict[str, Any]:
+    return {"cluster": {"leader": leader, "replicas": list(replicas)}}
+
+
+CURRENT = {"name": "two", "current": True}
+BEHIND = {"name": "three", "current": False, "lag": 5}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([{}], []),
+        ([_led(CURRENT, CURRENT)], []),
+        ([_led(CURRENT, BEHIND | {"offline": True})], []),
+        ([_led(CURRENT, BEHIND), _led(CURRENT, BEHIND | {"current": True}), _led(CURRENT, CURRENT)], []),
+        ([_led(leader=""), _led(CURRENT)], []),
+        ([_led(CURRENT, BEHIND), _led(CURRENT, BEHIND)], ["the replicas on three are behind"]),
+        ([_led(leader=""), _led(leader="")], ["it has no leader"]),
+    ],
+    ids=["alone", "current", "a server does not run", "two rounds", "an election", "one stays behind", "no leader"],
+)
+async def test_a_restore_ends_when_the_replicas_have_all(
+    monkeypatch: pytest.MonkeyPatch, answers: list[dict[str, Any]], told: list[str]
+) -> None:
+    """Sessions are read from any replica, and consumers are led on any server."""
+    left = list(answers)
+
+    async def call_next(inbox: RequestInbox, subject: str) -> dict[str, Any]:
+        assert subject == "STREAM.INFO.$MQTT_sess"
+        return left.pop(0)
+
+    monkeypatch.setattr(restoring, "call", call_next)
+    monkeypatch.setattr(restoring, "JETSTREAM_RETRY_S", 0.01)
+    if told:
+        monkeypatch.setattr(restoring, "REPLICA_WAIT_MOST_S", 0.0)
+    lines: list[str] = []
+    await _wait_for_replicas(cast("RequestInbox", None), "$MQTT_sess", lines.append)
+    assert lines == [f"$MQTT_sess: {one}; clients may miss stored messages until that ends" for one in told]
+    assert left == []

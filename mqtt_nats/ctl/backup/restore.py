@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +47,10 @@ LEADERS_KNOWN_MOST_S: Final = 60.0
 """Seconds in which every stream has a leader that all servers know."""
 
 JETSTREAM_RETRY_S: Final = 0.5
-"""Seconds between two attempts at what JetStream has not answered."""
+"""Seconds between two attempts at what JetStream has not answered, and between two looks at replicas."""
+
+REPLICA_WAIT_MOST_S: Final = 60.0
+"""Seconds to wait for replicas that come no closer to their leader."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ async def restore(inbox: RequestInbox, wanted: Wanted, tell: Callable[[str], Non
             tell(f"{one.name}: {one.state.messages:,} messages, {one.state.consumers:,} consumers")
         for work in _last_works(inbox, manifest, wanted, streams):
             await _insist(work)
+        for one in streams:
+            await _wait_for_replicas(inbox, one.name, tell)
         await _insist(lambda: pause.put("ended"))
     return streams
 
@@ -217,6 +223,40 @@ async def _restore(inbox: RequestInbox, directory: Path, saved: SavedStream, con
     if later is not None:
         await later_records.load(inbox, saved.name, later_records.read(directory / later.name))
         await call(inbox, f"STREAM.UPDATE.{saved.name}", config)
+
+
+async def _wait_for_replicas(inbox: RequestInbox, stream: str, tell: Callable[[str], None]) -> None:
+    """Wait until every replica whose server runs has all messages of a restored stream.
+
+    nats-server restores a stream on one server; the others copy it afterwards. Until then a read from such a replica
+    finds nothing, and a consumer that is led there does not bring what the replica copies.
+    """
+    loop = asyncio.get_running_loop()
+    until, least = loop.time() + REPLICA_WAIT_MOST_S, inf
+    while True:
+        try:
+            lags = _lags(await call(inbox, f"STREAM.INFO.{stream}"))
+        except (NoResponders, RequestTimeout):
+            lags = None
+        if lags is not None and not lags:
+            return
+        now, lag = loop.time(), inf if lags is None else sum(lags.values())
+        if lag < least:
+            until, least = now + REPLICA_WAIT_MOST_S, lag
+        if now > until:
+            behind = "it has no leader" if lags is None else f"the replicas on {', '.join(sorted(lags))} are behind"
+            tell(f"{stream}: {behind}; clients may miss stored messages until that ends")
+            return
+        await asyncio.sleep(JETSTREAM_RETRY_S)
+
+
+def _lags(info: dict[str, Any]) -> dict[str, int] | None:
+    """Return the operations that replicas lack, by server; None = there is no leader that could say it."""
+    cluster = info.get("cluster") or {}
+    if cluster and not cluster.get("leader"):
+        return None
+    running = [one for one in cluster.get("replicas") or () if not one.get("offline")]
+    return {one["name"]: int(one.get("lag", 0)) for one in running if not one.get("current") or one.get("lag")}
 
 
 def _verify(saved: SavedStream, restored: dict[str, Any]) -> None:
