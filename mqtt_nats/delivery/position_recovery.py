@@ -304,8 +304,8 @@ def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
     assert record.v5 is not None
     settled = max((until for _, until in record.v5.was.values()), default=0)
     names = {one.durable_name for one in record.cons.values()}
-    whole = valid == SEQUENCE_EVER and settled <= position.reached
-    return whole and bool(names) and names.issubset(position.live)
+    settled_before = settled <= min(position.reached, valid)
+    return settled_before and bool(names) and names.issubset(position.live)
 
 
 def continue_in_stream(client: Receiver, side: DurableDelivery) -> None:

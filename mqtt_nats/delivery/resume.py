@@ -210,7 +210,7 @@ def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str], *, in_r
         in_records: the session has no consumers, and is to have none.
     """
     _, v5 = claimed(client.record)
-    left = denied or v5.draining or v5.replay or side.replaced is not None or v5.consumerless != in_records
+    left = denied or v5.draining or v5.replay or v5.consumerless != in_records
     # Only a consumer says how many messages exceed the limit.
     unlimited = client.services.settings.max_backlog is None
     return unlimited and not left and client.delivery.feed.admit()
