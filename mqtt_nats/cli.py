@@ -298,6 +298,7 @@ def main() -> None:
     if error is not None:
         first = first_error(error)
         assert isinstance(first, StartupError)
+        logging.shutdown()  # what the log still has to say comes before the reason, which is the last line
         for line in first.problems:
             click.echo(f"mqtt-nats: {line}", err=True)
         sys.exit(1)
