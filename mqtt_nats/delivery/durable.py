@@ -17,6 +17,7 @@ from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending_stores import IgnoredStore
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
+from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
 from mqtt_nats.delivery.draining import (
     finish,
@@ -30,7 +31,7 @@ from mqtt_nats.delivery.draining import (
 from mqtt_nats.delivery.position_recovery import CLIENT_INFLIGHT_MOST
 from mqtt_nats.delivery.position_writer import PositionWriter, begin_position
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
-from mqtt_nats.delivery.slow_clients import SlowClient, pass_over
+from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.delivery.states import DeliveryEvent, StatefulDelivery
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.messages.publish_encoder import encode_publish

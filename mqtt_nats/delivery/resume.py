@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.batch import BATCH_REQUESTS_MOST, in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import QuotaExceeded
+from mqtt_nats.delivery.backlog_limit import limit_backlog
 from mqtt_nats.delivery.draining import (
     finish,
     finished,
@@ -211,9 +212,7 @@ def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str], *, in_r
     """
     _, v5 = claimed(client.record)
     left = denied or v5.draining or v5.replay or v5.consumerless != in_records
-    # Only a consumer says how many messages exceed the limit.
-    unlimited = client.services.settings.max_backlog is None
-    return unlimited and not left and client.delivery.feed.admit()
+    return not left and client.delivery.feed.admit()
 
 
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
@@ -279,6 +278,7 @@ async def _start(
     machine = side.machine
     limit_in_flight(side)
     side.start()
+    await limit_backlog(client, side)
     client.delivery.feed.go_on(client, side)
     if claimed(client.record)[1].consumerless and any(not one.removed for one in side.dormant):
         await remove_dormant(client, side)

@@ -19,6 +19,7 @@ from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
+from mqtt_nats.delivery.backlog_limit import limit_backlog
 from mqtt_nats.delivery.draining import note_redelivered
 from mqtt_nats.delivery.position_recovery import (
     end_shared_delivery,
@@ -34,14 +35,12 @@ from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.consumers import BACKSTOP_S, consumer_info, parse_ack
-from mqtt_streams.messages import STREAM as MESSAGES
+from mqtt_streams.consumers import BACKSTOP_S
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import DeliveryServices, Receiver
-    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -53,10 +52,6 @@ LONGEST: Final = BACKSTOP_S / 2
 
 LOOK_MOST: Final = 50_000
 """Packets that are examined in one turn of the event loop, so that other clients do not wait."""
-
-
-SENT_MOST: Final = 10_000
-"""Most messages that a dead gateway may have sent and that are sent again instead of being passed over."""
 
 
 class SlowClient:
@@ -253,6 +248,7 @@ async def _fetch_given_up(client: Receiver, side: DurableDelivery) -> bool:
     for one in side.dormant:  # until `go_on`: NATS may be lost meanwhile, and the session may move
         one.source.hold(SubscriptionState.RETURNING)
     await retry_until_answered(client, partial(fetch_in_flight, client, side))
+    await limit_backlog(client, side)
     return True
 
 
@@ -312,51 +308,3 @@ def relieve(delivery: DeliveryServices) -> None:
             return
         unread -= held
         client.end_connection(QuotaExceeded("the client does not take its messages, and max_unread_bytes is exceeded"))
-
-
-# -- too much for an absent client -----------------------------------------------------------------
-
-
-async def pass_over(side: DurableDelivery, binding: ConsumerBinding) -> None:
-    """Have the oldest messages of a consumer passed over if more than `max_backlog` wait; called before it is attached.
-
-    Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not say how many messages wait.
-    """
-    client = side.client
-    services = client.services
-    most = services.settings.max_backlog
-    if most is None or binding.source.ended or side.state is DeliveryState.REATTACHING:
-        return
-    info = await consumer_info(services.nats.inbox, MESSAGES, binding.consumer.durable_name)
-    left = 0 if info is None else info.num_pending - most
-    sid = binding.sid
-    if left <= 0 or sid not in services.nats.link.handlers:
-        return
-    handler = side.arrival(binding)  # the present handler may be one of an earlier attempt to pass over
-    log.warning("%s: one subscription exceeds max_backlog: its oldest %d messages are not sent", client, left)
-    source, machine = binding.source, side.machine
-    sent = SENT_MOST
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        nonlocal left, sent
-        ack = parse_ack(reply)
-        if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
-            handler(subject, reply, headers, payload)  # the client may have the message, or one before it is lost
-            return
-        left -= 1
-        if not left:
-            binding.end_passing()
-            if sid in services.nats.link.handlers:
-                services.nats.link.handlers[sid] = handler
-        if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
-            sent -= 1
-            handler(subject, reply, headers, payload)
-            return
-        source.await_delivery(ack.consumer_seq + 1)
-        source.began(ack.consumer_seq, True)
-        machine.passed_over(source, ack.stream_seq, 1, reply)
-        services.counters.pass_over()
-
-    binding.begin_passing()
-    services.nats.link.handlers[sid] = arrived

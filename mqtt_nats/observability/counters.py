@@ -127,9 +127,9 @@ class Counters:
         """Count the end of an accepted connection; ``cause`` is one of `DISCONNECTS`."""
         self.disconnects[cause] += 1
 
-    def pass_over(self) -> None:
-        """Count a message that is not sent to a session because too many wait."""
-        self.passed_over += 1
+    def pass_over(self, count: int = 1) -> None:
+        """Count messages that are not sent to a session because too many wait."""
+        self.passed_over += count
 
     def not_retain(self) -> None:
         """Count a message that is not retained because of a limit."""

@@ -883,6 +883,11 @@ class DurableSender:
         self._perhaps = last
         self._wary = True
 
+    @property
+    def perhaps_sent(self) -> int:
+        """Last sequence that an earlier connection may have sent of messages that come as first deliveries."""
+        return self._perhaps
+
     def perhaps(self, sequence: int) -> bool:
         """Whether an earlier connection may have sent a message that comes as a first delivery."""
         return sequence <= self._perhaps

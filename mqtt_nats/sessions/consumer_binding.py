@@ -50,6 +50,7 @@ class ConsumerBinding:
         "passing",
         "redelivering",
         "removed",
+        "resent",
         "sid",
         "since",
         "source",
@@ -94,6 +95,8 @@ class ConsumerBinding:
         """Whether the consumer was removed, or is being removed, since the session's position replaces it."""
         self.since = 0
         """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
+        self.resent = 0
+        """Stream sequence up to which messages are given although `since` passes them: they may have been sent."""
         self.gone = (1, 0)
         """First and last stream sequence between which messages were pending when the consumer was attached."""
 
@@ -158,12 +161,16 @@ class ConsumerBinding:
     def become_live(self, since: int) -> None:
         """Take the messages after stream sequence ``since`` from the shared reader; the consumer lies dormant."""
         self.sid = b""
-        self.since = since
+        self.since, self.resent = since, 0
         self.source.become_live(since)
 
     def catch_up_to(self, since: int) -> None:
         """Take the messages after stream sequence ``since`` from the shared reader: those before have come."""
         self.since = max(self.since, since)
+
+    def pass_over(self, sent: int, until: int) -> None:
+        """Take no message up to stream sequence ``until`` from readers, except up to ``sent``: they may be sent already."""
+        self.resent, self.since = sent, max(self.since, until)
 
     def remove(self) -> None:
         """Note that the consumer is being removed: the session's position replaces it."""

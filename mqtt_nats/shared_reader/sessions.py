@@ -261,7 +261,9 @@ class SharedReaderSessions(SharedFeed):
         if sources is not None and (owner is None or owner.source not in sources):
             return
         machine.read_to(sequence)
-        if owner is None or not owner.source.live or sequence <= owner.since or (own and client.bridge):
+        if owner is None or not owner.source.live or (own and client.bridge):
+            return
+        if owner.resent < sequence <= owner.since:
             return
         qos = min(message.qos, granted)
         position_writer.ledger.add_pending(sequence, qos)

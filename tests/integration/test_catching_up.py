@@ -83,7 +83,7 @@ async def test_what_was_missed_is_read_without_its_consumers(
     await publish(publisher, range(MANY), f"{name}/a/b", qos=qos)
     last = await stored.last_sequence()
     client = await connect(name, clean=False)
-    at = await stored.live(name, 2)
+    at = await stored.live(name, 2, own=True)
     assert at.reached < last - MANY // 2
     got = await take(client, MANY)
     assert [int(one.payload) for one in got] == [*range(MANY)]
@@ -115,7 +115,7 @@ async def test_a_session_goes_on_elsewhere_in_the_middle(
     again = range(MANY, MANY + 300)
     await publish(publisher, again, name, qos=2)
     client = await connect(name, clean=False, to=near)
-    await stored.live(name)
+    await stored.live(name, own=True)
     before = await take(client, MANY + 100)
     assert [int(one.payload) for one in before] == [*range(MANY + 100)]
     reached = [one for one in before if one.qos == 2]
@@ -162,7 +162,7 @@ async def test_large_messages(connect: Connector, name: str, stored: Stored) -> 
     for payload in large:
         await publisher.deliver(name, payload, 1)
     client = await connect(name, clean=False)
-    await stored.live(name)
+    await stored.live(name, own=True)
     await take(client, 1200)
     assert [one.payload for one in await take(client, 40)] == large
     await client.quiet()

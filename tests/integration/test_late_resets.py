@@ -30,10 +30,12 @@ WAITS = 0.3
 RESET = "$JS.API.CONSUMER.RESET.$MQTT_msgs."
 
 
-@pytest.fixture
-async def late(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
-    """One whose words may be held up, and whose consumers bring what a session has missed: they are set first."""
-    gateway = gateway_factory(proxy.url, "--gateway-lease", "60", "--max-backlog", "1000000", start=False)
+@pytest.fixture(params=["always"])
+async def late(
+    proxy: NatsProxy, gateway_factory: GatewayFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Gateway]:
+    """One whose words may be held up; with the parameter "never" consumers bring everything, and they are set first."""
+    gateway = gateway_factory(proxy.url, "--gateway-lease", "60", "--shared-reader", request.param, start=False)
     await asyncio.to_thread(gateway.start)
     yield gateway
     await asyncio.to_thread(gateway.term)
@@ -100,6 +102,7 @@ async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     await take_all(client, stored, name, PAYLOADS, WINDOW)
 
 
+@pytest.mark.parametrize("late", ["never"], indirect=True)
 @pytest.mark.parametrize("killed", [False, True], ids=["left", "killed"])
 async def test_a_gateway_that_goes_on_with_a_session_sets_its_consumers_late(
     connect5: Connector5,
@@ -185,6 +188,7 @@ async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
     await take_all(client, stored, name, PAYLOADS, 0)
 
 
+@pytest.mark.parametrize("late", ["never"], indirect=True)
 async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_sets_consumers(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
