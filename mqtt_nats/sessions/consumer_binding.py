@@ -169,7 +169,7 @@ class ConsumerBinding:
         self.since = max(self.since, since)
 
     def pass_over(self, sent: int, until: int) -> None:
-        """Take no message up to stream sequence ``until`` from readers, except up to ``sent``: they may be sent already."""
+        """Take no message up to stream sequence ``until`` from readers; those up to ``sent`` may have been sent."""
         self.resent, self.since = sent, max(self.since, until)
 
     def remove(self) -> None:

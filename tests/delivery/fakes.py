@@ -85,6 +85,7 @@ class FakeDeliverySettings(FakeSettings):
     def __init__(self) -> None:
         self.stall_time = 1e9
         self.max_unread_bytes = 1 << 40
+        self.max_backlog: int | None = None
 
 
 @stands_for(Services)

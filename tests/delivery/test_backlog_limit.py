@@ -14,7 +14,9 @@ from tests.sessions.fakes import FakeSide, as_side, consumer_state
 class BacklogSettings(FakeDeliverySettings):
     """At most six messages may wait for a session."""
 
-    max_backlog = 6
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_backlog = 6
 
 
 class Bench:
