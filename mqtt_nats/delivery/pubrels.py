@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.protocol.durable_sender import retained_id
 from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
@@ -168,7 +167,7 @@ async def gone(client: Receiver, side: DurableDelivery, found: HalfWay | None) -
     for sequence in lost:
         side.machine.suspect(sequence, sequence)
     replaced = [-one for one in found.sequences if one < 0 and not await _comes(client, -one)]
-    others = {retained_id(sequence) for sequence in replaced} - _owned(side.machine)
+    others = {side.machine.retained_identifier(sequence) for sequence in replaced} - _owned(side.machine)
     return [side.machine.identifier_of(sequence) for sequence in lost] + sorted(others)
 
 

@@ -13,6 +13,7 @@ Why: docs/internals/protocol.md#packet-identifiers.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 from mqtt_nats.protocol.inflight import Delivery, Release
@@ -37,7 +38,7 @@ class AllocatedIdentifiers:
         self._releases = releases
         self._asked = asked
         self.allocated: dict[int, int] = {}
-        """Allocated packet identifier by stream sequence of the message."""
+        """Allocated packet identifier by stream sequence of the message; negative: a retained message."""
         self.used: dict[int, int] = {}
         """Sequence by packet identifier: of allocations that have not ended in the stored position, and of messages
         whose acknowledgement JetStream has yet to confirm. These identifiers are in use, whatever is in flight."""
@@ -58,21 +59,22 @@ class AllocatedIdentifiers:
         """Whether an identifier cannot be given to a message now."""
         return identifier in self._inflight or identifier in self._releases or identifier in self.used
 
-    def allocate(self, sequence: int, space: int) -> int:
+    def allocate(self, sequence: int, space: range, reserved: Set[int] = frozenset()) -> int:
         """Allocate a free identifier to a message; 0 = there is none, or too many are allocated.
 
         The search begins half of the identifiers away: those were not used lately, and are not needed soon.
 
         Args:
-            sequence: stream sequence of the message.
-            space: number of identifiers that follow from sequences.
+            sequence: stream sequence of the message; negative of a retained message.
+            space: the identifiers that follow from sequences.
+            reserved: identifiers that must not be allocated.
         """
         if len(self.allocated) >= ALLOCATED_MOST:
             return 0
-        start = sequence + space // 2
-        for step in range(space):
-            identifier = (start + step) % space + 1
-            if not self.in_use(identifier) and identifier not in self._asked:
+        start = abs(sequence) + len(space) // 2
+        for step in range(len(space)):
+            identifier = space[(start + step) % len(space)]
+            if not (self.in_use(identifier) or identifier in self._asked or identifier in reserved):
                 self.allocated[sequence] = identifier
                 self.used[identifier] = sequence
                 return identifier

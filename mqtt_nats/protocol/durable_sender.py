@@ -270,6 +270,10 @@ class DurableSender:
         """Return the packet identifier of a message: the allocated one, or the one that follows from its sequence."""
         return self.identifiers.allocated.get(sequence) or sequence % ID_SPACE + 1
 
+    def retained_identifier(self, sequence: int) -> int:
+        """Return the packet identifier of a retained message: as :meth:`identifier_of`."""
+        return self.identifiers.allocated.get(-sequence) or retained_id(sequence)
+
     def begun_with(self, sequence: int) -> bool:
         """Whether this connection has taken a message for the client, and the message is not complete."""
         release = self.releases.get(self.identifier_of(sequence))
@@ -376,11 +380,7 @@ class DurableSender:
             first = self.others[0]
             if first.id in self.releases and self._give_way(first.id):
                 continue
-            if (
-                first.id in self.inflight
-                or first.id in self.releases
-                or (first.qos == 2 and first.id in self._suspects.asked)
-            ):
+            if not self._other_identified(first):
                 break
             self._send(self.others.popleft())
         waiting = self._waiting
@@ -461,7 +461,7 @@ class DurableSender:
 
     def replay(self, source: SubscriptionState, sequence: int, qos: int, body: Any, dup: bool) -> None:
         """Send a retained message at QoS 1 or 2, once there is a place in the window."""
-        identifier = retained_id(sequence)
+        identifier = self.retained_identifier(sequence)
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and dup and release.source in (None, source):
             release.replay_for(source)  # a copy for another subscription would be another message
@@ -481,7 +481,7 @@ class DurableSender:
         for _ in range(RETAINED_SPACE):
             self._last_allocated = (self._last_allocated + 1) % RETAINED_SPACE
             identifier = RETAINED_BASE + self._last_allocated
-            taken = identifier in self.inflight or identifier in self.releases or identifier in self._suspects.asked
+            taken = self.identifiers.in_use(identifier) or identifier in self._suspects.asked
             free = not (taken or identifier in self.reserved or identifier in others)
             if free and self._recorded.get(identifier) != sequence:
                 self.reserved.add(identifier)
@@ -614,8 +614,7 @@ class DurableSender:
             if delivery.sequence > 0:
                 self._confirm(delivery)
             else:
-                for reply in delivery.replies():
-                    self.ports.ack(reply)
+                self._drop(delivery)
         else:
             delivery.store_pubrel()
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
@@ -654,8 +653,11 @@ class DurableSender:
         sequence = delivery.sequence
         if sequence > 0:
             delivery.source.done.append(sequence)
-        elif delivery.reply and delivery.qos == 1:
-            delivery.source.settle(delivery.reply)
+        elif delivery.qos == 1:
+            if delivery.reply:
+                delivery.source.settle(delivery.reply)
+            elif sequence in self.identifiers.allocated:
+                self._end_use(delivery.id)
         self._report_drained(delivery)
 
     def _drop(self, delivery: Delivery) -> None:
@@ -824,12 +826,36 @@ class DurableSender:
             return free and sequence in identifiers.stored
         if not identifiers.in_use(delivery.id):
             return True
-        identifier = identifiers.allocate(sequence, ID_SPACE)
+        return self._allocate(delivery, range(1, ID_SPACE + 1))
+
+    def _other_identified(self, delivery: Delivery) -> bool:
+        """As :meth:`_identified`, for a retained or shared message.
+
+        The identifier of a shared message is its own. A further copy of a retained message waits for the first one: an
+        allocation has its sequence alone.
+        """
+        identifiers, sequence, identifier = self.identifiers, delivery.sequence, delivery.id
+        if delivery.qos == 2 and identifier in self._suspects.asked:
+            return False
+        present, release = self.inflight.get(identifier), self.releases.get(identifier)
+        if sequence in identifiers.allocated:
+            return present is None and release is None and sequence in identifiers.stored
+        if not identifiers.in_use(identifier):
+            return True
+        same = present is not None and present.sequence == sequence
+        same = same or (release is not None and release.sequence == -sequence)
+        space = range(RETAINED_BASE, RETAINED_BASE + RETAINED_SPACE)
+        return not same and identifier not in self.reserved and self._allocate(delivery, space)
+
+    def _allocate(self, delivery: Delivery, space: range) -> bool:
+        """Allocate an identifier to a message; whether the message may be sent."""
+        sequence = delivery.sequence
+        identifier = self.identifiers.allocate(sequence, space, self.reserved)
         if identifier:
             delivery.identify(identifier)
             self.ports.allocate(sequence, identifier)
-            return sequence in identifiers.stored
-        if identifiers.report_once(sequence):
+            return sequence in self.identifiers.stored
+        if self.identifiers.report_once(sequence):
             self.ports.report_no_identifier()
         return False
 
@@ -863,10 +889,15 @@ class DurableSender:
         forgotten that it delivered a message, and deliver it later.
         """
         found = []
+        others = {one.sequence for one in self.others}
         for sequence, identifier in list(self.identifiers.allocated.items()):
+            if sequence < 0 and (sequence in others or min(self.cursors.values(), default=SEQUENCE_EVER) <= -sequence):
+                continue  # a retained message that waits, or that a replay may bring again
             delivery = self.inflight.get(identifier) or self._queued.get(sequence)
             release = self.releases.get(identifier)
-            here = sequence in (delivery and delivery.sequence, release and release.sequence)
+            here = (delivery is not None and delivery.sequence == sequence) or (
+                release is not None and release.sequence == abs(sequence)
+            )
             if not here and identifier not in self.identifiers.unconfirmed and self._beyond(sequence):
                 self._end_use(identifier)
                 found.append((sequence, identifier))

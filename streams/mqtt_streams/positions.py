@@ -34,7 +34,8 @@ class Position:
     as far as known, of messages taken or delivered but never sent. `gateway`: gateway that wrote the position.
     `most`: in a clean position, last sequence that was sent, however often later ones were delivered; -1 = not known.
     `present`: those of `live` that may exist, in a session whose consumers are removed. `identifiers`: packet
-    identifiers by sequence of messages that have another one than follows from their sequence.
+    identifiers by sequence of messages that have another one than follows from their sequence; of retained messages,
+    whose sequences are those of their own stream, the sequence is negative.
     """
 
     id: str
@@ -104,7 +105,7 @@ def decode(data: bytes) -> Position | None:
         *position.pending,
         *position.released.values(),
         *position.unsent,
-        *position.identifiers,
+        *(abs(one) if type(one) is int else None for one in position.identifiers),
         position.most + 1 if type(position.most) is int else None,
     ]
     identifiers: list[Any] = [*position.released, *position.identifiers.values()]

@@ -6,7 +6,14 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
-from mqtt_nats.protocol.durable_sender import ID_SPACE, RETAINED_BASE, DurableSender, packet_id, retained_id
+from mqtt_nats.protocol.durable_sender import (
+    ID_SPACE,
+    RETAINED_BASE,
+    RETAINED_SPACE,
+    DurableSender,
+    packet_id,
+    retained_id,
+)
 from mqtt_nats.protocol.inflight import STORING, SubscriptionState
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, Recorder, session, source
 
@@ -273,16 +280,67 @@ def test_the_identifier_of_a_pubrel_that_was_owed_is_free_for_another_message() 
     assert machine.allocate_packet_id(4) == first
 
 
-def test_a_retained_message_waits_for_the_identifier_of_another() -> None:
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_retained_message_passes_over_the_identifier_of_another(qos: int) -> None:
+    """It is sent under one that is stored before, and its followers are not held up; so again after a reconnect."""
     one = source()
-    machine, ports = session(one, started=False)
-    machine.owe(retained_id(3), 3)
-    machine.replay(one, 3 + 16384, 2, None, True)
-    machine.start()
-    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(3)))]
-    machine.pubrel_delivered(retained_id(3), 3, b"record")
-    machine.acknowledged(PUBCOMP, [retained_id(3)])
-    assert ports.take() == [("ack", b"record"), ("publish", -3 - 16384, 2, True)]
+    machine, ports = session(one)
+    own, other = retained_id(3), retained_id(3 + RETAINED_SPACE // 2)
+    machine.replay(one, 3, qos, None, False)
+    machine.replay(one, 3 + RETAINED_SPACE, qos, None, False)
+    machine.replay(one, 4, qos, None, False)
+    assert ports.take() == [("publish", -3, qos, False), ("allocate", -3 - RETAINED_SPACE, other)]
+    machine.allocation_stored(other)
+    assert ports.take() == [("publish", -3 - RETAINED_SPACE, qos, False), ("publish", -4, qos, False)]
+    assert machine.retained_identifier(3 + RETAINED_SPACE) == other
+    assert machine.forget_absent() == []
+
+    again, ports_again = session(source(), started=False)
+    again.restore_identifiers({-3 - RETAINED_SPACE: other})
+    again.replayed(again.sources[0], 3)
+    assert again.forget_absent() == [], "its replay may still bring it"
+    for sequence in (3, 3 + RETAINED_SPACE):
+        again.replay(again.sources[0], sequence, qos, None, True)
+    again.start()
+    assert ports_again.take() == [("publish", -3, qos, True), ("publish", -3 - RETAINED_SPACE, qos, True)]
+    assert set(again.inflight) == {own, other}
+
+    if qos == 1:
+        machine.acknowledged(PUBACK, [other])
+    else:
+        machine.acknowledged(PUBREC, [other])
+        machine.pubrel_stored(other)
+        machine.pubrel_delivered(other, 3 + RETAINED_SPACE, b"record")
+        machine.acknowledged(PUBCOMP, [other])
+    assert ("end allocation", -3 - RETAINED_SPACE, other) in ports.take()
+    machine.allocation_removed(other)
+    assert machine.identifiers.allocated == machine.identifiers.used == {}
+    assert machine.identifiers.stored == set()
+
+
+def test_a_further_copy_of_a_retained_message_waits_for_the_first_one() -> None:
+    """An allocation has only its sequence."""
+    one, two = source(), source()
+    machine, ports = session(one, two)
+    for each in (one, two):
+        machine.replay(each, 3, 1, None, False)
+    assert ports.take() == [("publish", -3, 1, False)]
+    machine.acknowledged(PUBACK, [retained_id(3)])
+    assert ports.take() == [("publish", -3, 1, False)]
+
+
+def test_an_allocated_identifier_is_not_given_to_a_group() -> None:
+    one = source()
+    machine, _ = session(one)
+    machine.restore_identifiers({-3: RETAINED_BASE + 1})
+    assert machine.allocate_packet_id(7) == RETAINED_BASE + 2
+
+
+def test_allocations_of_retained_messages_that_do_not_come_again_end() -> None:
+    one = source()
+    machine, _ = session(one)
+    machine.restore_identifiers({-3: RETAINED_BASE + 1})
+    assert machine.forget_absent() == [(-3, RETAINED_BASE + 1)]
 
 
 def released(machine: DurableSender, sequence: int) -> None:

@@ -20,7 +20,6 @@ from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.ingress.retained.waiting_copies import WaitingCopies, let_copies_pass
 from mqtt_nats.messages.message import Stored, encoded_id
 from mqtt_nats.observability.sys_topics import of_system
-from mqtt_nats.protocol.durable_sender import retained_id
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.pubsub.fanout import received
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice
@@ -208,7 +207,7 @@ class Replay:
         if qos and side is not None and source is None:
             qos = 0  # the filter was subscribed again at QoS 0: the remaining messages come at QoS 0, too
         elif qos and side is not None and source is not None:
-            identifier = retained_id(message.seq)
+            identifier = side.machine.retained_identifier(message.seq)
             stamp = b"%d" % message.time_ns
             body = Stored(message.subject, key, message.payload, message.qos, identifier, True, stamp, message.headers)
             side.machine.replay(source, message.seq, qos, body, self.again)
