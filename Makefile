@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 COPY := $(CURDIR)/build/compiled
 COPIED := PYTHONPATH=$(COPY):$(COPY)/streams:$(COPY)/spark
 
-.PHONY: run test-unit test test-short test-all test-both test-long test-soak test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
+.PHONY: run test-unit test test-short test-all test-both test-long test-records test-soak test-compiled wheels lint conformance chaos bench bench-quick bench-full bench-check growth profile report demo kill-spark clients fuzz reference docs locks clean
 
 # nats-server and the gateway on 127.0.0.1:1883, with the dashboard at the address that is printed; Ctrl-C ends all. The shell hands its process over.
 # The first start runs the sources, and compiles them for the next one where there is a C compiler; MQTT_NATS_BUILD=pure runs the sources.
@@ -41,6 +41,12 @@ test-all: $(VENV)/.test
 
 test-both: $(VENV)/.bytecode
 	$(BIN)/python -m pytest $(FILES) -m "not soak" $(PYTEST_ARGS)
+
+# Tests of sessions once more, where positions of sessions are in records and sessions have no consumers.
+test-records: $(VENV)/.test
+	MQTT_NATS_SESSION_POSITIONS=records MQTT_NATS_SHARED_READER=always \
+		$(BIN)/python -m pytest $(FILES) -m "not long and not soak and not consumers" $(PYTEST_ARGS) \
+		$(addprefix tests/,crash delivery integration lifecycle sessions v5)
 
 # Tests that start no process: no nats-server, no gateway, no other program. A test that starts one fails.
 test-unit: $(VENV)/.test

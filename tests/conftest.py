@@ -18,6 +18,7 @@ from mqtt_nats.base.logs import Budgeted
 from tests.harness.durations import is_long, seconds
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer, container_obstacle, make_server
+from tests.harness.positions import needs_consumers
 from tests.harness.process import RUNNING
 from tests.harness.process_guard import ProcessGuard
 
@@ -98,6 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("processes")
         if is_long(item.nodeid) and any(item.iter_markers("processes")):
             item.add_marker("long")
+        if needs_consumers(item.nodeid):
+            item.add_marker("consumers")
     if config.getoption("--unit"):
         others = [item for item in items if any(item.iter_markers("processes")) or any(item.iter_markers("soak"))]
         config.hook.pytest_deselected(items=others)

@@ -15,6 +15,7 @@ import pytest
 from tests.harness import durations
 from tests.harness.durations import LONG, SHORT, is_long, seconds
 from tests.harness.nats import ROOT
+from tests.harness.positions import CONSUMERS, needs_consumers
 
 LIMIT_S = 200.0
 
@@ -94,8 +95,21 @@ def test_no_test_has_the_mark_by_itself() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("fails", "status"), [("", 0), ("test-all", 1)])
-def test_ci_runs_both_parts(tmp_path: Path, fails: str, status: int) -> None:
+def test_what_needs_consumers_is_there() -> None:
+    """`make test-records` runs the rest of the same folders."""
+    tests = collected(*sorted({one.partition("::")[0] for one in CONSUMERS}))
+    names = {name for test in tests for name in (test, test.partition("[")[0], test.partition("::")[0])}
+    assert names >= CONSUMERS
+    assert needs_consumers("tests/integration/test_reconciling.py::test_any[1]")
+    assert not needs_consumers("tests/integration/test_durable.py::test_any")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("fails", "last", "status"),
+    [("", "test-records", 0), ("test-all", "test-all", 1), ("test-records", "test-records", 1)],
+)
+def test_ci_runs_all_parts(tmp_path: Path, fails: str, last: str, status: int) -> None:
     for name in FETCHED:
         (tmp_path / name).symlink_to("/bin/true")
     for name in ("bash", "dirname", "mktemp", "rm"):
@@ -105,5 +119,5 @@ def test_ci_runs_both_parts(tmp_path: Path, fails: str, status: int) -> None:
     environment = {**os.environ, "PATH": str(tmp_path), "FAILS": fails}
     command = [str(tmp_path / "bash"), str(ROOT / ".ci" / "run")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.stdout.splitlines()[-1] == "make test-all", done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == f"make {last}", done.stdout + done.stderr
     assert done.returncode == status
