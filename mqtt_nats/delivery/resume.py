@@ -189,6 +189,7 @@ async def resume(
     given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
+    await limit_backlog(client, side)
     if not client.alive:  # no message is noted as sent to a client that has left
         return idle
     await _start(client, side, bindings, unfinished, given_up)
@@ -278,7 +279,6 @@ async def _start(
     machine = side.machine
     limit_in_flight(side)
     side.start()
-    await limit_backlog(client, side)
     client.delivery.feed.go_on(client, side)
     if claimed(client.record)[1].consumerless and any(not one.removed for one in side.dormant):
         await remove_dormant(client, side)
