@@ -24,7 +24,7 @@ from mqtt_nats.ingress.publish import HEADERS, STATES, checked, route_for
 from mqtt_nats.ingress.publish_properties import ANSWER_LINE, may_answer, restored
 from mqtt_nats.ingress.server_publish import inject, sender_line
 from mqtt_nats.lifecycle.connection_hooks import ask_hooks_about_will
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, decode
 from mqtt_streams.headers import END, REPLY, START, get
 from mqtt_streams.properties import header_lines
 from mqtt_streams.sessions import NewerRecord, PoisonedRecord
@@ -434,13 +434,19 @@ class ZeroOp(PendingStore):
         self.then = then
 
     def stored(self, ack: bytes) -> None:
-        """Publish the will: this gateway has deleted it."""
+        """Publish the will if this gateway has deleted it; JetStream answers how many records it has removed."""
+        if not decode(ack)["purged"]:
+            self._end()
+            return
         _publish(self.wills, self.will, self.then)
         self.wills.services.path.link.kick()
         self.wills.services.path.round.start()
 
     def failed(self, error: ApiError) -> None:
-        """End without a publication: another gateway has deleted the will, or the deletion is refused."""
+        """End without a publication: the deletion is refused."""
+        self._end()
+
+    def _end(self) -> None:
         if self.then is not None:
             self.then.event.set()
 

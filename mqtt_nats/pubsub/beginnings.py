@@ -3,7 +3,8 @@
 
 After a gap of NATS stored messages are delivered that have not come, and some of them may be older than a subscription.
 The sequence is read from the stream's leader when the subscription is made, at once for all subscriptions of a moment.
-SUBACK does not wait for it. Only recent subscriptions are noted: no gap reaches further back.
+SUBACK waits for it only while a gap is not repaired yet: the repair reads messages that are stored after SUBACK, too.
+Only recent subscriptions are noted: no gap reaches further back.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ SEQUENCE_READ_PAUSE_S: Final = 0.05
 SEQUENCE_READ_RETRY_S: Final = 1.0
 """Seconds after which the last sequence is read again when JetStream has not answered."""
 
+SEQUENCE_WAIT_MOST_S: Final = 5.0
+"""Most seconds for which SUBACK waits for the last sequence while a gap is not repaired yet."""
+
 BEGINNINGS_WAITING_MOST: Final = 10_000
 """Maximum number of beginnings that wait for their sequence; of others, the time alone is known."""
 
@@ -47,7 +51,7 @@ class Beginning:
     """Beginning of subscriptions that were made in the same moment.
 
     Args:
-        gaps: number of gaps until now.
+        gaps: number of gaps until now, with one that is not repaired yet: see :meth:`Beginnings.settle`.
     """
 
     __slots__ = ("_gaps", "at", "exact", "last")
@@ -61,13 +65,8 @@ class Beginning:
         self.exact = False
         """Whether every message up to `last` is older than the subscriptions, or has come."""
 
-    def read(self, last: int, gaps: int | None) -> None:
-        """Set the last sequence of the stream.
-
-        Args:
-            gaps: number of gaps until now; None = one is not repaired yet, and the repair may read messages up to
-                `last` that were stored after the subscription.
-        """
+    def read(self, last: int, gaps: int) -> None:
+        """Set the last sequence of the stream; ``gaps``: number of gaps until now."""
         self.last, self.exact = last, gaps == self._gaps
 
     def doubt(self) -> None:
@@ -95,7 +94,9 @@ class Beginnings:
         self._present: Beginning | None = None
         """Beginning of the subscriptions that are made now; None = there is none."""
         self._waiting: deque[Beginning] = deque(maxlen=BEGINNINGS_WAITING_MOST)
-        """Beginnings whose sequence is not known."""
+        """Beginnings whose sequence is not known, and is not being read."""
+        self._under_way: list[Beginning] = []
+        """Beginnings whose sequence is being read."""
         self._reading = False
         self._noted: set[Filter] = set()
 
@@ -117,22 +118,38 @@ class Beginnings:
         """Read the last sequence until no beginning waits for it."""
         try:
             while self._waiting:
-                some = list(self._waiting)
+                some = self._under_way = list(self._waiting)
                 self._waiting.clear()
                 self._present = None  # later subscriptions wait for the next read
                 try:
                     last = await self._last()
                 except (ApiError, NoResponders, RequestTimeout):
                     self._waiting.extendleft(reversed(some))
-                    await asyncio.sleep(SEQUENCE_READ_RETRY_S)
+                    if self._nats.online.is_set():
+                        await asyncio.sleep(SEQUENCE_READ_RETRY_S)
                     await self._nats.online.wait()
                     continue
-                gaps = self._nats.lost_count if self._nats.steady else None
                 for one in some:
-                    one.read(last, gaps)
+                    one.read(last, self._nats.lost_count)
                 await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
         finally:
             self._reading = False
+
+    async def settle(self) -> None:
+        """Wait until the subscriptions that were made so far have their sequence, while a gap is not repaired yet.
+
+        Called before SUBACK. When JetStream does not answer for long, SUBACK leaves, and the clock decides.
+        """
+        if self._nats.steady:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SEQUENCE_WAIT_MOST_S
+        unread = [one for one in (*self._waiting, *self._under_way) if one.last == SEQUENCE_UNREAD]
+        while unread and not self._nats.steady and loop.time() < until:
+            await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
+            unread = [one for one in unread if one.last == SEQUENCE_UNREAD]
+        for one in () if self._nats.steady else unread:
+            one.doubt()
 
     def rotate(self) -> None:
         """Forget beginnings that are too old for any gap; called while there is no gap."""

@@ -105,20 +105,39 @@ async def test_when_a_gap_begins_meanwhile_the_clock_decides_up_to_the_sequence(
     assert beginning.covers(6, 0.0)
 
 
-@pytest.mark.parametrize("repaired", [False, True])
-async def test_in_a_gap_the_clock_decides_up_to_the_sequence(scene: Scene, repaired: bool) -> None:
-    """SUBACK comes before the gap is repaired, and the repair reads what was stored after SUBACK."""
-    link = as_link(scene.services.fake_link)
-    scene.nats.lost(link)
+async def test_in_a_gap_the_sequence_decides(scene: Scene) -> None:
+    """SUBACK waits for the answer."""
+    scene.nats.lost(as_link(scene.services.fake_link))
     member = scene.subscribe("one")
-    if repaired:
-        del scene.nats.gaps[link]
-        scene.nats.begin_repair()
     (await scene.question(1)).set_result(5)
     await scene.done()
-    beginning = scene.beginning(member)
-    assert [beginning.covers(5, born) for born in (999.0, 1001.0)] == [False, True]
-    assert beginning.covers(6, 0.0)
+    assert [scene.beginning(member).covers(sequence, 2000.0) for sequence in (5, 6)] == [False, True]
+
+
+@pytest.mark.parametrize("end", ["read", "repaired", "late", "steady"])
+async def test_suback_waits_while_a_gap_is_not_repaired(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Else a message that is stored after it would count as an older one; when nobody answers, the clock decides."""
+    link = as_link(scene.services.fake_link)
+    if end != "steady":
+        scene.nats.lost(link)
+    member = scene.subscribe("one")
+    question = await scene.question(1)
+    if end == "late":
+        monkeypatch.setattr(module, "SEQUENCE_WAIT_MOST_S", 0.0)
+    settling = asyncio.create_task(scene.beginnings.settle())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert settling.done() == (end in ("late", "steady"))
+    if end == "repaired":
+        del scene.nats.gaps[link]
+    if end != "read":
+        await asyncio.wait_for(settling, 5)
+    question.set_result(5)
+    await asyncio.wait_for(settling, 5)
+    await scene.done()
+    assert [scene.beginning(member).covers(5, born) for born in (999.0, 1001.0)] == [False, end == "late"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
