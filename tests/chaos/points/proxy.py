@@ -177,25 +177,32 @@ class _Pair:
         asked = self._asked.get(subject)
         return Frame("down", verb, subject, data) if asked is None else Frame("answer", verb, asked, data)
 
+    @staticmethod
+    def _write(sink: asyncio.StreamWriter, data: bytes) -> None:
+        """Write; uvloop raises no OSError where the connection was lost meanwhile."""
+        if sink.transport.is_closing():
+            raise ConnectionResetError
+        sink.write(data)
+
     async def _pass(self, frame: Frame, sink: asyncio.StreamWriter) -> None:
         proxy = self.proxy
         trap = proxy.trapped(frame) if frame.subject else None
         if trap is None:
-            sink.write(frame.data)
+            self._write(sink, frame.data)
             return
         trap.frame = frame
         if trap.action is Action.ALTER:
-            sink.write(_altered(frame.data, trap.alter))
+            self._write(sink, _altered(frame.data, trap.alter))
             trap.sprung.set()
             return
         if trap.action is Action.HOLD:
             trap.sprung.set()
             await trap.released()
             if not self.dead:
-                sink.write(frame.data)
+                self._write(sink, frame.data)
             return
         if trap.action is Action.AFTER:
-            sink.write(frame.data)
+            self._write(sink, frame.data)
             if frame.way != "up":
                 await self._until_handled()
         if trap.action is not Action.DROP:
@@ -206,7 +213,7 @@ class _Pair:
         """Let nothing more pass, and wait until the gateway has handled what it was sent."""
         self.proxy.deafen()
         self.handled = asyncio.Event()
-        self.gateway.write(b"PING\r\n")
+        self._write(self.gateway, b"PING\r\n")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.handled.wait(), HANDLED)
 
