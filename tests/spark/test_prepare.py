@@ -109,7 +109,7 @@ def outside() -> dict[str, str]:
     return found | {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(map(str, SOURCE_ROOTS))}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(720)
 def test_the_script_of_the_page_outside_an_activated_environment(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_the_script_of_the_page_outside_an_activated_environment(
     script = tmp_path / "script.py"
     script.write_text(first_script(nats_server.url), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=240
+        [sys.executable, str(script)], cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=340
     )
     assert done.returncode == 0, done.stderr
     assert "|home/lamp" in done.stdout
@@ -131,7 +131,7 @@ def test_the_script_of_the_page_outside_an_activated_environment(
     del environ["PYTHONPATH"]  # the source is installed where the script's interpreter is, and nowhere else
     java.ensure(environ)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240
+        [sys.executable, str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=340
     )
     assert done.returncode != 0
     assert "[DATA_SOURCE_NOT_FOUND]" in done.stderr
