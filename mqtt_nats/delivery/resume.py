@@ -189,9 +189,6 @@ async def resume(
     given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
-    await limit_backlog(client, side)
-    if not client.alive:  # no message is noted as sent to a client that has left
-        return idle
     await _start(client, side, bindings, unfinished, given_up)
     return idle
 
@@ -277,6 +274,9 @@ async def _start(
     ``given_up`` are packet identifiers of messages that do not come again: PUBREL asks the client to give them up.
     """
     machine = side.machine
+    await limit_backlog(client, side)
+    if not client.alive:  # no message is noted as sent to a client that has left
+        return
     limit_in_flight(side)
     side.start()
     client.delivery.feed.go_on(client, side)

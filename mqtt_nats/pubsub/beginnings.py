@@ -140,16 +140,20 @@ class Beginnings:
 
         Called before SUBACK. When JetStream does not answer for long, SUBACK leaves, and the clock decides.
         """
-        if self._nats.steady:
+        if self._repaired():
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + SEQUENCE_WAIT_MOST_S
         unread = [one for one in (*self._waiting, *self._under_way) if one.last == SEQUENCE_UNREAD]
-        while unread and not self._nats.steady and loop.time() < until:
+        while unread and not self._repaired() and loop.time() < until:
             await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
             unread = [one for one in unread if one.last == SEQUENCE_UNREAD]
-        for one in () if self._nats.steady else unread:
+        for one in () if self._repaired() else unread:
             one.doubt()
+
+    def _repaired(self) -> bool:
+        """Whether no gap has to be repaired."""
+        return self._nats.steady
 
     def rotate(self) -> None:
         """Forget beginnings that are too old for any gap; called while there is no gap."""
