@@ -127,6 +127,33 @@ def test_every_bad_setting_has_a_line_with_its_origin(tmp_path: Path) -> None:
         assert any(line.startswith("mqtt-nats: ") and setting in line and origin in line for line in lines), setting
 
 
+ENDS = """
+import logging
+import sys
+import types
+from mqtt_nats.base.errors import StartupError
+from mqtt_nats.cli import main
+
+async def serve(settings, *, on_ready, stop, hangup):
+    for _ in range(50):
+        logging.getLogger("mqtt_nats.nats").warning("the same")
+    raise StartupError("the reason")
+
+sys.modules["mqtt_nats.gateway.gateway"] = module = types.ModuleType("mqtt_nats.gateway.gateway")
+module.serve = serve
+sys.argv = ["mqtt-nats", "serve"]
+main()
+"""
+
+
+def test_the_reason_of_an_end_is_the_last_line() -> None:
+    """The summary of what the log has omitted comes before."""
+    done = subprocess.run([sys.executable, "-c", ENDS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    *_, summary, reason = done.stderr.splitlines()
+    assert "more records of this kind were omitted" in summary
+    assert (done.returncode, reason) == (1, "mqtt-nats: the reason")
+
+
 LOADED = """
 import sys
 from mqtt_nats.cli import main

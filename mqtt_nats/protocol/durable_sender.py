@@ -888,7 +888,9 @@ class DurableSender:
         Called when all pending messages have come again, and now and then: a nats-server that was killed may have
         forgotten that it delivered a message, and deliver it later.
         """
-        found = []
+        found: list[tuple[int, int]] = []
+        if not self.identifiers.allocated:
+            return found
         others = {one.sequence for one in self.others}
         for sequence, identifier in list(self.identifiers.allocated.items()):
             if sequence < 0 and (sequence in others or min(self.cursors.values(), default=SEQUENCE_EVER) <= -sequence):

@@ -95,8 +95,6 @@ class Beginnings:
         """Beginning of the subscriptions that are made now; None = there is none."""
         self._waiting: deque[Beginning] = deque(maxlen=BEGINNINGS_WAITING_MOST)
         """Beginnings whose sequence is not known, and is not being read."""
-        self._under_way: list[Beginning] = []
-        """Beginnings whose sequence is being read."""
         self._reading = False
         self._noted: set[Filter] = set()
 
@@ -118,7 +116,7 @@ class Beginnings:
         """Read the last sequence until no beginning waits for it."""
         try:
             while self._waiting:
-                some = self._under_way = list(self._waiting)
+                some = list(self._waiting)
                 self._waiting.clear()
                 self._present = None  # later subscriptions wait for the next read
                 try:
@@ -135,16 +133,18 @@ class Beginnings:
         finally:
             self._reading = False
 
-    async def settle(self) -> None:
-        """Wait until the subscriptions that were made so far have their sequence, while a gap is not repaired yet.
+    async def settle(self, member: Member) -> None:
+        """Wait until a member's subscriptions have their sequence, while a gap is not repaired yet.
 
-        Called before SUBACK. When JetStream does not answer for long, SUBACK leaves, and the clock decides.
+        Called before SUBACK. When JetStream does not answer for long, SUBACK leaves, and the clock decides. A durable
+        session reads what is stored by itself, and messages at QoS 0 are not stored.
         """
-        if self._repaired():
+        if self._repaired() or member.durable:
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + SEQUENCE_WAIT_MOST_S
-        unread = [one for one in (*self._waiting, *self._under_way) if one.last == SEQUENCE_UNREAD]
+        begun = [(found.beginnings or {}).get(member) for found, qos in member.filters.items() if qos]
+        unread = [one for one in begun if one is not None and one.last == SEQUENCE_UNREAD]
         while unread and not self._repaired() and loop.time() < until:
             await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
             unread = [one for one in unread if one.last == SEQUENCE_UNREAD]

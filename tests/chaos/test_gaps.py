@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.chaos.experiments.gaps import UNDER_WAY, judge
 from tests.chaos.history import Event
 
@@ -54,6 +56,22 @@ def test_what_is_not_promised() -> None:
     assert found(2, 3, 4, 5, more=tuple(publish(2.5, 7))) == {"violations": 0}
     assert found(2, 3, 4, leaves=8 + UNDER_WAY) == {"lost": 1, "violations": 1}
     assert found(2, 3, 4, leaves=7 + UNDER_WAY) == {"violations": 0}
+
+
+@pytest.mark.parametrize(("acked", "leaders_change"), [(0.1, False), (0.1, True), (3.0, False), (3.0, True)])
+def test_what_a_new_leader_may_do(acked: float, leaders_change: bool) -> None:
+    """The second message comes before the first one: only if that was not acknowledged when the second was sent."""
+    events = [
+        event(2, "s", "subscribe", filter="g/#", qos=1),
+        event(3, "s", "subscribed", filter="g/#", qos=1),
+        *publish(4, 1, acked),
+        *publish(5, 2, 4.0),
+        *(event(10, "s", "delivered", of="p", n=n, topic="g/p/0") for n in (2, 1)),
+    ]
+    result = judge(sorted(events, key=lambda one: one.t), leaders_change=leaders_change)
+    excused = leaders_change and acked > 1
+    assert (result.figures["out of order"], result.figures["overtaken"]) == (not excused, excused)
+    assert len(result.violations) == (not excused)
 
 
 def test_a_connection_that_ends() -> None:

@@ -289,7 +289,7 @@ async def test_client_that_falls_behind(connect: Connector, name: str, stored: S
 async def test_limit_of_what_waits_for_an_absent_client(
     connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
 ) -> None:
-    """The consumer that counts what waits delivers nothing before the oldest messages can be passed over."""
+    """No consumer counts what waits, or brings it."""
     client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
     await consumerless(stored, name)
@@ -302,6 +302,7 @@ async def test_limit_of_what_waits_for_an_absent_client(
     client = await connect(name, clean=False, to=limited)
     got = await received(client, 5)
     assert [one.payload for one in got] == payloads[-5:]
+    assert not await stored.session_consumers(name)
     for one in got:
         await client.complete(one)
     await client.quiet()

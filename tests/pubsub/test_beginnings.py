@@ -126,7 +126,7 @@ async def test_suback_waits_while_a_gap_is_not_repaired(
     question = await scene.question(1)
     if end == "late":
         monkeypatch.setattr(module, "SEQUENCE_WAIT_MOST_S", 0.0)
-    settling = asyncio.create_task(scene.beginnings.settle())
+    settling = asyncio.create_task(scene.beginnings.settle(member))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert settling.done() == (end in ("late", "steady"))
@@ -138,6 +138,17 @@ async def test_suback_waits_while_a_gap_is_not_repaired(
     await asyncio.wait_for(settling, 5)
     await scene.done()
     assert [scene.beginning(member).covers(5, born) for born in (999.0, 1001.0)] == [False, end == "late"]
+
+
+async def test_suback_waits_for_no_other_subscription(scene: Scene) -> None:
+    """Neither at QoS 0, nor of a durable session, nor for those of other clients."""
+    scene.nats.lost(as_link(scene.services.fake_link))
+    others = [scene.subscribe("zero", qos=0), scene.subscribe("durable", durable=True)]
+    scene.subscribe("one")
+    for member in others:
+        await asyncio.wait_for(scene.beginnings.settle(member), 1)
+    (await scene.question(1)).set_result(5)
+    await scene.done()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -24,6 +24,8 @@ POSITIONS = st.builds(
     st.lists(SEQUENCES, max_size=5),
     st.text(max_size=10),
     st.integers(-1, 2**63 - 2),
+    st.lists(st.text(max_size=10), max_size=3),
+    st.dictionaries(st.integers(1 - 2**63, 2**63 - 1), st.integers(1, 65535), max_size=3),
 )
 
 GOOD = orjson.loads(Position("a", "b", ["c"], True, 5, {4: 1, 3: 2}, {7: 2}).encode())

@@ -228,8 +228,8 @@ async def _restore(inbox: RequestInbox, directory: Path, saved: SavedStream, con
 async def _wait_for_replicas(inbox: RequestInbox, stream: str, tell: Callable[[str], None]) -> None:
     """Wait until every replica whose server runs has all messages of a restored stream.
 
-    nats-server restores a stream on one server; the others copy it afterwards. Until then a read from such a replica
-    finds nothing, and a consumer that is led there does not bring what the replica copies.
+    nats-server restores a stream on one server; the others copy it afterwards. Until then the death of that server
+    would take with it what has been restored.
     """
     loop = asyncio.get_running_loop()
     until, least = loop.time() + REPLICA_WAIT_MOST_S, inf
@@ -245,7 +245,7 @@ async def _wait_for_replicas(inbox: RequestInbox, stream: str, tell: Callable[[s
             until, least = now + REPLICA_WAIT_MOST_S, lag
         if now > until:
             behind = "it has no leader" if lags is None else f"the replicas on {', '.join(sorted(lags))} are behind"
-            tell(f"{stream}: {behind}; clients may miss stored messages until that ends")
+            tell(f"{stream}: {behind}; until that ends, fewer servers than replicas have what was restored")
             return
         await asyncio.sleep(JETSTREAM_RETRY_S)
 
