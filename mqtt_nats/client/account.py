@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mqtt_nats.observability.presence import Presence
     from mqtt_nats.pubsub.backfill import Gaps
     from mqtt_nats.pubsub.beginnings import Beginnings
+    from mqtt_nats.pubsub.lost_servers import LostServers
     from mqtt_nats.sessions.services import Registry, Services
     from mqtt_nats.sessions.takeover import Claims
 
@@ -58,6 +59,7 @@ class Account:
     copies: Copies
     live_copies: LiveCopies
     gaps: Gaps
+    lost_servers: LostServers
     beginnings: Beginnings
     rules: ClientRules
     accounts: Mapping[str, Account]

@@ -187,7 +187,7 @@ class Subscribing:
             client.in_force()
         if not replays or client.services.nodes.others:
             await retry_until_answered(client, partial(client.services.nodes.fence_filters, client.filters))
-        await client.account.beginnings.settle(client)
+        await client.account.beginnings.settle(client, [gate.found for gate in self.gates.values()])
         denied = {topic_filter for topic_filter, gate in self.gates.items() if gate.found.denied}
         self.lost |= denied
         await _abandon(client, wanted, replays, denied)

@@ -50,6 +50,7 @@ from mqtt_nats.pubsub.beginnings import Beginnings
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
 from mqtt_nats.pubsub.interest_propagation import Nodes
+from mqtt_nats.pubsub.lost_servers import LostServers
 from mqtt_nats.pubsub.routing_table import Table
 from mqtt_nats.pubsub.subject_mapping import parse_mappings
 from mqtt_nats.sessions.groups.subscribe import LateAssignments
@@ -197,7 +198,10 @@ def _account(place: Place, registry: Registry[Client], ingress: Ingress, deliver
     settings, nats, identity = services.settings, services.nats, services.identity
     copies = Copies(nats.link, nats.inbox, nats.store, nats.online, services.tasks.spawn, services.counters.drop)
     services.path.fanout.begin_looking(copies.suspect, copies.doubt)
-    store_barrier = StoreBarrier(nats, services.tasks)  # before the live copies, which leave after its subscriptions
+    # Before the live copies, which leave behind its subscriptions, and behind the name of the lost server.
+    store_barrier = StoreBarrier(nats, services.tasks)
+    gaps = Gaps(nats, services.path, services.nodes, services.head, store_barrier)
+    lost_servers = LostServers(nats, gaps, services.tasks)
     beginnings = Beginnings(nats, services.tasks, lambda: mark(nats).position(nats.inbox))
     services.path.table.call_on_joined(beginnings.begin)
     claims = Claims(nats, services.streams.sessions, identity.domain, identity.id)
@@ -217,7 +221,8 @@ def _account(place: Place, registry: Registry[Client], ingress: Ingress, deliver
         banning=Banning(services),
         copies=copies,
         live_copies=LiveCopies(nats.link, nats.store, services.counters.drop),
-        gaps=Gaps(nats, services.path, services.nodes, services.head, store_barrier),
+        gaps=gaps,
+        lost_servers=lost_servers,
         beginnings=beginnings,
         rules=ClientRules(place.rules),
         accounts=place.accounts,

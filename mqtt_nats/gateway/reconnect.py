@@ -134,6 +134,7 @@ async def _passed(link: NatsConnection) -> bool:
 async def recover_wild(account: Account, link: NatsConnection) -> None:
     """Recover the filters that start with a wildcard."""
     account.services.nodes.renew(link)
+    account.lost_servers.renew(link)
     account.gaps.expect(link)
     account.services.path.table.renew(link)
     if not await _passed(link):

@@ -742,10 +742,21 @@ class DurableSender:
                 # JetStream delivered the record before its PubAck came.
                 release = self.releases[identifier] = Release(sequence)
         if release is None or release.sequence != sequence:
-            self.ports.ack(reply)  # the record of a message that is complete
+            # An earlier connection may store a record late: its message is pending here, and is sent again. The record
+            # is delivered again after AckWait, or the next connection reads it.
+            if self.open and not self._pending(identifier, sequence):
+                self.ports.ack(reply)  # the message is complete
             return
         release.records.append(reply)
         self._finish(identifier, release)
+
+    def _pending(self, identifier: int, sequence: int) -> bool:
+        """Whether the message of a PUBREL record is in flight, or waits to be sent."""
+        delivery = self.inflight.get(identifier)
+        if delivery is not None and abs(delivery.sequence) == sequence:
+            return True
+        own = identifier < RETAINED_BASE and sequence in self._queued
+        return own or any(one.id == identifier and abs(one.sequence) == sequence for one in self.others)
 
     def unrecorded(self) -> dict[int, int]:
         """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -82,11 +83,17 @@ class Gaps:
     def expect(self, link: NatsConnection) -> None:
         """Queue new messages of the subscriptions of ``link`` until missed ones are read; called before renewal."""
         link.renew(self._again[link], AGAIN + b">")
-        if link not in self.nats.gaps:
-            return
-        for found in self.path.table.filters.values():
-            if found.link is link and any(qos and not member.durable for member, qos in found.members.items()):
+        if link in self.nats.gaps:
+            for found in self._regular(link):
                 found.queue(Backlog(BACKLOG_BYTES))
+
+    def _regular(self, link: NatsConnection) -> list[Filter]:
+        """Return the filters of a connection that have regular sessions at QoS 1 or 2."""
+        return [
+            found
+            for found in self.path.table.filters.values()
+            if found.link is link and any(qos and not member.durable for member, qos in found.members.items())
+        ]
 
     async def repair(self, link: NatsConnection) -> None:
         """Deliver the messages that were stored since ``link`` was lost and have not come through ``link``."""
@@ -99,6 +106,54 @@ class Gaps:
                 await Repair(self, link, since).run()
             finally:
                 self.nats.end_repair()
+
+    def suspect(self, link: NatsConnection, since: float, missed: Awaitable[bool]) -> Coroutine[Any, Any, None]:
+        """Queue new messages of ``link``; once the result is awaited, and ``missed`` is true, repair a gap.
+
+        Args:
+            since: Unix time of nats-server in seconds since which messages may have been missed.
+        """
+        if not self._turns[link].locked():  # else a repair is under way, and they wait for it
+            self._queue(link)
+        return self._repair_suspected(link, link.wire, since, missed)
+
+    def _queue(self, link: NatsConnection) -> None:
+        for found in self._regular(link):
+            if found.backlog is None:
+                found.queue(Backlog(BACKLOG_BYTES))
+
+    async def _repair_suspected(
+        self, link: NatsConnection, wire: object, since: float, missed: Awaitable[bool]
+    ) -> None:
+        async with self._turns[link]:
+            self._queue(link)
+            self.nats.begin_repair()
+            try:
+                is_gap = await missed or any(one.backlog and one.backlog.full for one in self._regular(link))
+                if is_gap and link.wire is wire:
+                    for found in self._regular(link):  # what they count as come may be on its way yet
+                        found.doubt_beginnings()
+                    await Repair(self, link, since).run()
+                elif is_gap:  # the connection was lost, too: its repair follows
+                    self.nats.gaps[link] = min(since, self.nats.gaps.get(link, since))
+                elif link.wire is wire:
+                    for found in self._regular(link):
+                        self.let_go(found)
+            finally:
+                self.nats.end_repair()
+
+    def let_go(self, found: Filter) -> None:
+        """Deliver the queued messages of a filter; later messages are delivered as they come."""
+        backlog, path = found.take_backlog(), self.path
+        if backlog is None:
+            return
+        for number, (route, headers, payload, reply) in enumerate(backlog.waiting):
+            current = path.table.route_of_subject(route.subject.encode())
+            group = None if current is None else current.groups.get(found)
+            if current is not None and group is not None:
+                late = backlog.later(number)
+                group = group.without(late) if late else group
+                path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
     def count(self) -> None:
         """Count a message that was missed and is delivered."""
@@ -144,7 +199,7 @@ class Repair:
             elif loop.time() >= patience and any(found.backlog is not None for found in self._missed):
                 log.error("messages of %d filters may have been missed, and come late: %s", len(self._missed), reason)
                 for found in self._missed:
-                    self._let_go(found)
+                    self._gaps.let_go(found)
             else:
                 await asyncio.sleep(BACKFILL_RETRY_S)
 
@@ -165,7 +220,7 @@ class Repair:
         finally:
             self._missed = [found for found in self._missed if (found, found.subjects[0]) in self._places]
             if gaps.delivered > before:
-                text = "%d messages that were published while NATS was not connected are delivered"
+                text = "%d messages that NATS has not brought are delivered"
                 log.info(text, gaps.delivered - before)
 
     async def _first(self) -> int:
@@ -193,7 +248,7 @@ class Repair:
             return
         for bare in found.subjects:
             del self._places[found, bare]
-        self._let_go(found)
+        self._gaps.let_go(found)
 
     async def _read(self, found: Filter, bare: bytes, end: int) -> None:
         """Deliver the messages of a subject up to sequence ``end``: from any replica, then from the leader."""
@@ -237,19 +292,6 @@ class Repair:
         path.fanout.from_nats(found, group, route, message.headers, message.payload, born)
         if sum(path.fanout.sent) > before:
             self._gaps.count()
-
-    def _let_go(self, found: Filter) -> None:
-        """Deliver the queued messages; later messages are delivered as they come."""
-        backlog, path = found.take_backlog(), self._path
-        if backlog is None:
-            return
-        for number, (route, headers, payload, reply) in enumerate(backlog.waiting):
-            current = path.table.route_of_subject(route.subject.encode())
-            group = None if current is None else current.groups.get(found)
-            if current is not None and group is not None:
-                late = backlog.later(number)
-                group = group.without(late) if late else group
-                path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 
 
 class Latecomers:

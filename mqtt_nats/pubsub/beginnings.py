@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
@@ -48,16 +48,13 @@ BEGINNINGS_WAITING_MOST: Final = 10_000
 
 
 class Beginning:
-    """Beginning of subscriptions that were made in the same moment.
-
-    Args:
-        gaps: number of gaps until now, with one that is not repaired yet: see :meth:`Beginnings.settle`.
-    """
+    """Beginning of subscriptions that were made in the same moment."""
 
     __slots__ = ("_gaps", "at", "exact", "last")
 
-    def __init__(self, gaps: int) -> None:
-        self._gaps = gaps
+    def __init__(self) -> None:
+        self._gaps: int | None = None
+        """Number of gaps when the first SUBACK left; None = none has left."""
         self.at = natstime.now()
         """Unix time in seconds, by nats-server's clock."""
         self.last = SEQUENCE_UNREAD
@@ -65,9 +62,17 @@ class Beginning:
         self.exact = False
         """Whether every message up to `last` is older than the subscriptions, or has come."""
 
+    def confirm(self, gaps: int) -> None:
+        """Note that a SUBACK leaves; ``gaps``: number of gaps until now."""
+        if self._gaps is None:
+            self._gaps = gaps
+
     def read(self, last: int, gaps: int) -> None:
-        """Set the last sequence of the stream; ``gaps``: number of gaps until now."""
-        self.last, self.exact = last, gaps == self._gaps
+        """Set the last sequence of the stream; ``gaps``: number of gaps until now.
+
+        What was stored before SUBACK is not owed. Behind a SUBACK messages may have been missed in a gap.
+        """
+        self.last, self.exact = last, self._gaps in (None, gaps)
 
     def doubt(self) -> None:
         """Note that messages up to `last` may have come, and were dropped before they were delivered."""
@@ -102,7 +107,7 @@ class Beginnings:
         """Note that a member's subscription begins now."""
         present = self._present
         if present is None or natstime.now() - present.at > ONE_BEGINNING_S:
-            present = self._present = Beginning(self._nats.lost_count)
+            present = self._present = Beginning()
         found.begin(member, present)
         self._noted.add(found)
         if not qos or member.durable or (self._waiting and self._waiting[-1] is present):
@@ -133,23 +138,26 @@ class Beginnings:
         finally:
             self._reading = False
 
-    async def settle(self, member: Member) -> None:
+    async def settle(self, member: Member, filters: Iterable[Filter]) -> None:
         """Wait until a member's subscriptions have their sequence, while a gap is not repaired yet.
 
         Called before SUBACK. When JetStream does not answer for long, SUBACK leaves, and the clock decides. A durable
         session reads what is stored by itself, and messages at QoS 0 are not stored.
         """
-        if self._repaired() or member.durable:
+        if member.durable:
             return
         loop = asyncio.get_running_loop()
         until = loop.time() + SEQUENCE_WAIT_MOST_S
-        begun = [(found.beginnings or {}).get(member) for found, qos in member.filters.items() if qos]
+        begun = [(found.beginnings or {}).get(member) for found in filters if found.members.get(member)]
         unread = [one for one in begun if one is not None and one.last == SEQUENCE_UNREAD]
         while unread and not self._repaired() and loop.time() < until:
             await asyncio.sleep(SEQUENCE_READ_PAUSE_S)
             unread = [one for one in unread if one.last == SEQUENCE_UNREAD]
-        for one in () if self._repaired() else unread:
-            one.doubt()
+        for one in unread:
+            if self._repaired():
+                one.confirm(self._nats.lost_count)
+            else:
+                one.doubt()
 
     def _repaired(self) -> bool:
         """Whether no gap has to be repaired."""

@@ -85,8 +85,8 @@ class Nodes:
             self._prefixes[link] = prefix = new_inbox()
             self._sids[link] = link.subscribe_raw(prefix + b">", self._answered)
         self._here_sid = nats.link.subscribe_raw(HERE, self._heard)
-        self._echo_sid = nats.link.subscribe_raw(ECHO + _server(nats.link), self._asked, b"echo")
-        self._answer_sid = nats.link.subscribe_raw(HERE, self._answer, _server(nats.link))
+        self._echo_sid = nats.link.subscribe_raw(ECHO + server_id(nats.link), self._asked, b"echo")
+        self._answer_sid = nats.link.subscribe_raw(HERE, self._answer, server_id(nats.link))
         self._inquire()
         nats.reconnect.register(Phase.REQUESTS, partial(self.renew, nats.link))
 
@@ -97,15 +97,15 @@ class Nodes:
             link.renew(self._here_sid, HERE)
             for sid in (self._echo_sid, self._answer_sid):
                 link.unsubscribe_raw(sid)
-            self._echo_sid = link.subscribe_raw(ECHO + _server(link), self._asked, b"echo")
-            self._answer_sid = link.subscribe_raw(HERE, self._answer, _server(link))
+            self._echo_sid = link.subscribe_raw(ECHO + server_id(link), self._asked, b"echo")
+            self._answer_sid = link.subscribe_raw(HERE, self._answer, server_id(link))
             self._inquire()
 
     def tick(self, now: float) -> None:
         """Announce this gateway's server if it is time; called about once a second with loop time in seconds."""
         if now >= self._announced:
             self._postpone(now)
-            self._nats.publish(HERE, _server(self._nats.link))
+            self._nats.publish(HERE, server_id(self._nats.link))
 
     def _postpone(self, now: float) -> None:
         """Announce this gateway's server later: at a random time, so that one of its gateways is the first."""
@@ -148,7 +148,7 @@ class Nodes:
             await self._nats.wild.fence()
 
     def _missing(self, link: NatsConnection) -> set[bytes]:
-        return {*self.others, _server(self._nats.link)} - {_server(link)}
+        return {*self.others, server_id(self._nats.link)} - {server_id(link)}
 
     def _ask(self, link: NatsConnection) -> None:
         echo = self._coming.pop(link)
@@ -192,28 +192,23 @@ class Nodes:
             self._nats.publish(reply, b"")
 
     def _heard(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        if payload == _server(self._nats.link):
+        if payload == server_id(self._nats.link):
             self._postpone(asyncio.get_running_loop().time())
         self._note(payload)
 
     def _answer(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Tell a gateway that has connected of this server; of the gateways of a server one is asked."""
         if reply:
-            self._nats.publish(reply, _server(self._nats.link))
+            self._nats.publish(reply, server_id(self._nats.link))
 
     def _note(self, node: bytes) -> None:
-        if (
-            node.isalnum()
-            and len(node) <= 64
-            and len(self.others) < SERVERS_REMEMBERED_MOST
-            and node != _server(self._nats.link)
-        ):
+        if is_server_id(node) and len(self.others) < SERVERS_REMEMBERED_MOST and node != server_id(self._nats.link):
             self.others.add(node)
 
     def _inquire(self) -> None:
         """Announce this gateway's server, and ask for the others."""
         link = self._nats.link
-        own, reply = _server(link), self._prefixes[link] + b"here"
+        own, reply = server_id(link), self._prefixes[link] + b"here"
         link.out.append(b"PUB %b %b %d\r\n%b\r\n" % (HERE, reply, len(own), own))
         link.kick()
 
@@ -225,6 +220,11 @@ def time_to_announcement() -> float:
     )
 
 
-def _server(link: NatsConnection) -> bytes:
+def server_id(link: NatsConnection) -> bytes:
     """Return the id of the server to which a link is, or was last, connected."""
     return str(link.server.get("server_id", "")).encode()
+
+
+def is_server_id(text: bytes) -> bool:
+    """Return whether a text may be the id of a nats-server."""
+    return text.isalnum() and len(text) <= 64

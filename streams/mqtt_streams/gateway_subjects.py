@@ -46,6 +46,9 @@ HERE: Final = b"$MQTT.gateways.here"
 ECHO: Final = b"$MQTT.gateways.echo."
 """Prefix of a nats-server's id: one gateway on that nats-server answers."""
 
+LOST: Final = b"$MQTT.gateways.lost"
+"""A gateway names the nats-server that it has lost here, and the Unix time in seconds when it last heard the server."""
+
 SETTLE: Final = b"$MQTT.gateways.settle"
 """Question to every gateway, with the asking gateway's token: each answers when its stores of now have ended."""
 

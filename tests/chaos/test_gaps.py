@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.experiments.gaps import UNDER_WAY, judge
+from tests.chaos.experiments.gaps import ON_ITS_WAY, UNDER_WAY, judge
 from tests.chaos.history import Event
 
 SECOND = 1_000_000_000
@@ -58,8 +58,8 @@ def test_what_is_not_promised() -> None:
     assert found(2, 3, 4, leaves=7 + UNDER_WAY) == {"violations": 0}
 
 
-@pytest.mark.parametrize(("acked", "leaders_change"), [(0.1, False), (0.1, True), (3.0, False), (3.0, True)])
-def test_what_a_new_leader_may_do(acked: float, leaders_change: bool) -> None:
+@pytest.mark.parametrize(("acked", "cluster"), [(0.1, False), (0.1, True), (3.0, False), (3.0, True)])
+def test_what_a_new_leader_may_do(acked: float, cluster: bool) -> None:
     """The second message comes before the first one: only if that was not acknowledged when the second was sent."""
     events = [
         event(2, "s", "subscribe", filter="g/#", qos=1),
@@ -68,10 +68,23 @@ def test_what_a_new_leader_may_do(acked: float, leaders_change: bool) -> None:
         *publish(5, 2, 4.0),
         *(event(10, "s", "delivered", of="p", n=n, topic="g/p/0") for n in (2, 1)),
     ]
-    result = judge(sorted(events, key=lambda one: one.t), leaders_change=leaders_change)
-    excused = leaders_change and acked > 1
+    result = judge(sorted(events, key=lambda one: one.t), cluster=cluster)
+    excused = cluster and acked > 1
     assert (result.figures["out of order"], result.figures["overtaken"]) == (not excused, excused)
     assert len(result.violations) == (not excused)
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_what_is_on_its_way_between_two_servers(cluster: bool) -> None:
+    """Only in a cluster may a message come that was acknowledged just before SUBSCRIBE."""
+    events = [
+        *publish(1, 1, 0.5),
+        *publish(1, 2, 3.0 - ON_ITS_WAY),
+        event(4, "s", "subscribe", filter="g/#", qos=1),
+        event(5, "s", "subscribed", filter="g/#", qos=1),
+        *(event(6, "s", "delivered", of="p", n=n, topic="g/p/0") for n in (1, 2)),
+    ]
+    assert judge(sorted(events, key=lambda one: one.t), cluster=cluster).figures["old"] == (1 if cluster else 2)
 
 
 def test_a_connection_that_ends() -> None:

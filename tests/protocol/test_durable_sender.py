@@ -151,6 +151,39 @@ def test_a_record_that_went_away_after_it_was_read() -> None:
     assert not machine.releases
 
 
+@pytest.mark.parametrize("when", ["before the start", "in flight"])
+def test_a_record_that_an_earlier_connection_has_stored_late_is_left(when: str) -> None:
+    """It came after the records were read. Its removal would follow late, too, when the next connection has read it."""
+    one = source()
+    machine, ports = session(one, started=False)
+    if when == "before the start":
+        machine.pubrel_delivered(6, 5, b"late")
+    machine.arrived(one, 5, 2, b"r5", None, 2)
+    machine.start()
+    if when == "in flight":
+        machine.pubrel_delivered(6, 5, b"late")
+    assert ports.take() == [("publish", 5, 2, True)]
+    machine.acknowledged(PUBREC, [6])
+    machine.pubrel_stored(6)
+    machine.pubrel_delivered(6, 5, b"record")
+    machine.confirmed(6)
+    machine.acknowledged(PUBCOMP, [6])
+    assert ("ack", b"record") in ports.take()
+    machine.pubrel_delivered(6, 5, b"late again")  # AckWait has passed
+    assert ports.take() == [("ack", b"late again")]
+
+
+def test_a_late_record_of_a_message_that_waits_for_the_window_is_left() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.limit_window(1)
+    machine.start()
+    machine.arrived(one, 4, 1, b"r4", None, 2)
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    machine.pubrel_delivered(6, 5, b"late")
+    assert ports.take() == [("publish", 4, 2, False)]
+
+
 def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
     one = source()
     machine, ports = session(one, started=False)

@@ -142,7 +142,7 @@ class DurableSession(RuleBasedStateMachine):
     def crash(self, served: int, read: int, late: bool = False) -> None:
         """The gateway dies, and another one takes over: of what was under way, only so much arrives.
 
-        Where some is late, the session was taken over, and the former owner still acknowledges records.
+        Where some is late, the session was taken over, and the former owner still stores and acknowledges records.
         """
         for _ in range(min(served, len(self.gateway.to_nats))):
             self.world.serve(self.gateway)
@@ -278,6 +278,9 @@ class DurableSession(RuleBasedStateMachine):
         if former is not None:
             world.serve_late(former)
         world.attach_records()
+        if former is not None:
+            while world.record_wire:  # before the messages, of which some are in records that were stored late
+                world.record_arrives(gateway)
         for name, consumer in list(world.consumers.items()):
             if consumer.end is not None and not consumer.qos:
                 del world.consumers[name]
@@ -346,6 +349,8 @@ class DurableSession(RuleBasedStateMachine):
         assert not gateway.machine._waiting
         assert not gateway.machine._queued
         world.let_go()
+        self.flow_out()
+        world.attach_records()  # AckWait has passed
         self.flow_out()
         machine = gateway.machine
         machine.forget_absent()

@@ -369,10 +369,13 @@ class World:
         self.attach(consumer, source, opened=True)
 
     def serve_late(self, gateway: Gateway) -> None:
-        """Acknowledgements of records that are all that still comes from a gateway."""
+        """Records and their acknowledgements are all that still comes from a gateway."""
         for kind, argument in gateway.to_nats:
-            if kind == "ack" and isinstance(argument, bytes) and argument.startswith(b"record "):
-                self._ack(argument)
+            match kind, argument:
+                case "ack", bytes() as reply if reply.startswith(b"record "):
+                    self._ack(reply)
+                case "pubrel", (int() as identifier, int() as sequence):
+                    self._record(identifier, sequence)
 
     def attach_records(self) -> None:
         """The consumer of PUBREL records gets a new deliver subject."""
@@ -391,10 +394,7 @@ class World:
                     consumer.states.clear()
                 gateway.answers.append(("confirmed", identifier))
             case "pubrel", (int() as identifier, int() as sequence):
-                self.record_count += 1
-                record = Record(self.record_count, identifier, sequence)
-                self.records.append(record)
-                self.record_wire.append(record)
+                self.record_wire.append(self._record(identifier, sequence))
                 gateway.answers.append(("stored", identifier))
             case "delete", str() as name:
                 del self.consumers[name]
@@ -413,6 +413,12 @@ class World:
                 gateway.answers.append(("looked", state))
             case _:
                 raise AssertionError(kind)
+
+    def _record(self, identifier: int, sequence: int) -> Record:
+        self.record_count += 1
+        record = Record(self.record_count, identifier, sequence)
+        self.records.append(record)
+        return record
 
     def _ack(self, reply: bytes) -> None:
         name, number, _ = reply.decode().split(" ")

@@ -297,7 +297,8 @@ async def test_the_connection_for_requests_may_be_lost_too(gap: Gap, monkeypatch
 def begun(gap: Gap, found: Filter, member: Subscriber, last: int | None, at: float, *, exact: bool) -> None:
     """Have a member's subscription begin behind a sequence, at a Unix time in seconds."""
     gaps = gap.nats.lost_count
-    beginning = Beginning(gaps)
+    beginning = Beginning()
+    beginning.confirm(gaps)
     beginning.at = at  # the clock of nats-server then
     if last is not None:
         beginning.read(last, gaps if exact else gaps + 1)

@@ -97,12 +97,26 @@ async def test_when_a_gap_begins_meanwhile_the_clock_decides_up_to_the_sequence(
     """What was stored between SUBACK and the answer may have been missed."""
     member = scene.subscribe("one")
     question = await scene.question(1)
+    await asyncio.wait_for(scene.beginnings.settle(member, member.filters), 1)
     scene.nats.lost(as_link(scene.services.fake_link))
     question.set_result(5)
     await scene.done()
     beginning = scene.beginning(member)
     assert [beginning.covers(5, born) for born in (999.0, 1001.0)] == [False, True]
     assert beginning.covers(6, 0.0)
+
+
+async def test_when_a_gap_begins_before_suback_the_sequence_decides(scene: Scene) -> None:
+    """The clock of a gateway is not exact: a message that was acknowledged just before SUBSCRIBE would come."""
+    member = scene.subscribe("one")
+    question = await scene.question(1)
+    scene.nats.lost(as_link(scene.services.fake_link))
+    settling = asyncio.create_task(scene.beginnings.settle(member, member.filters))
+    await asyncio.sleep(0)
+    question.set_result(5)
+    await asyncio.wait_for(settling, 5)
+    await scene.done()
+    assert [scene.beginning(member).covers(sequence, 2000.0) for sequence in (5, 6)] == [False, True]
 
 
 async def test_in_a_gap_the_sequence_decides(scene: Scene) -> None:
@@ -126,7 +140,7 @@ async def test_suback_waits_while_a_gap_is_not_repaired(
     question = await scene.question(1)
     if end == "late":
         monkeypatch.setattr(module, "SEQUENCE_WAIT_MOST_S", 0.0)
-    settling = asyncio.create_task(scene.beginnings.settle(member))
+    settling = asyncio.create_task(scene.beginnings.settle(member, member.filters))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert settling.done() == (end in ("late", "steady"))
@@ -146,7 +160,7 @@ async def test_suback_waits_for_no_other_subscription(scene: Scene) -> None:
     others = [scene.subscribe("zero", qos=0), scene.subscribe("durable", durable=True)]
     scene.subscribe("one")
     for member in others:
-        await asyncio.wait_for(scene.beginnings.settle(member), 1)
+        await asyncio.wait_for(scene.beginnings.settle(member, member.filters), 1)
     (await scene.question(1)).set_result(5)
     await scene.done()
 

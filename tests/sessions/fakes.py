@@ -58,6 +58,7 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.online = True
+        self.server: dict[str, Any] = {}
         self.wire: object | None = object()
         self.out: list[bytes] = []
         self.handlers: dict[bytes, Handler] = {}
