@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 ONE_LOSS_S: Final = 10.0
 """Seconds in which a nats-server is lost once, for the gateways that name it and for a connection that had it."""
 
-SERVERS_NOTED_MOST: Final = 1000
-"""Maximum number of lost nats-servers that are noted for each connection; others are not looked at."""
+SERVERS_NOTED_MOST: Final = 16
+"""Maximum number of nats-servers that are lost in `ONE_LOSS_S` for each connection; others are not looked at."""
 
 
 class LostServers:
@@ -90,4 +90,6 @@ class LostServers:
             await self._nats.inbox.request((ECHO + server).decode(), b"", timeout=SERVERS_TIMEOUT)
         except (ApiError, NoResponders, RequestTimeout):
             return True
+        for noted in self._noted.values():  # it may be lost soon
+            noted.pop(server, None)
         return False

@@ -97,6 +97,10 @@ async def test_nothing_is_read_while_a_gateway_answers_there(scene: Scene) -> No
     await scene.done()
     assert scene.taken == b"2"
     assert scene.js.asked == ["$MQTT.gateways.echo.GONE"]
+    scene.alive = False  # a moment later it is lost
+    scene.name()
+    await scene.done()
+    assert scene.taken == b"21"
 
 
 async def test_what_had_no_room_is_read_although_the_server_is_there(scene: Scene) -> None:
