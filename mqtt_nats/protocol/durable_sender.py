@@ -123,6 +123,10 @@ class DurableSender:
     _owed: set[int]
     """Stream sequences whose PUBREL was owed at the resume: these messages are never sent again."""
 
+    _late: dict[tuple[int, int], list[bytes]]
+    """Acknowledgement subjects of records that an earlier connection has stored after the resume had read the records,
+    by identifier and sequence: their messages are pending, and are sent again."""
+
     # What earlier connections have done
     _wary: bool
     """Whether `sent_at_once` is off: each message needs the full checks."""
@@ -156,7 +160,7 @@ class DurableSender:
         self._queued, self._waiting = {}, []
         self.others, self.reserved, self.cursors = deque(), set(), {}
         self._last_allocated, self._recorded = 0, {}
-        self._owed, self._unsent = set(), set()
+        self._owed, self._unsent, self._late = set(), set(), {}
         self._perhaps, self._most = 0, SEQUENCE_EVER
         self.ended = self._forgotten = 0
         self._past = deque(maxlen=PAST_COMPLETED_MOST)
@@ -625,6 +629,7 @@ class DurableSender:
         if delivery is None or delivery.state != STORING:
             return
         release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
+        release.records += self._late.pop((identifier, release.sequence), ())
         replies = release.receive(delivery)
         if self.version == 5:
             self.released += 1
@@ -741,22 +746,31 @@ class DurableSender:
             if delivery is not None and delivery.state == STORING and abs(delivery.sequence) == sequence:
                 # JetStream delivered the record before its PubAck came.
                 release = self.releases[identifier] = Release(sequence)
-        if release is None or release.sequence != sequence:
-            # An earlier connection may store a record late: its message is pending here, and is sent again. The record
-            # is delivered again after AckWait, or the next connection reads it.
-            if self.open and not self._pending(identifier, sequence):
-                self.ports.ack(reply)  # the message is complete
-            return
-        release.records.append(reply)
-        self._finish(identifier, release)
+        if release is not None and release.sequence == sequence:
+            release.records.append(reply)
+            self._finish(identifier, release)
+        elif not self.begun or self._pending(identifier, sequence):
+            self._late.setdefault((identifier, sequence), []).append(reply)
+        else:
+            self.ports.ack(reply)  # the message is complete
 
     def _pending(self, identifier: int, sequence: int) -> bool:
-        """Whether the message of a PUBREL record is in flight, or waits to be sent."""
+        """Whether the message of a PUBREL record is in flight, or may be sent yet."""
         delivery = self.inflight.get(identifier)
         if delivery is not None and abs(delivery.sequence) == sequence:
             return True
-        own = identifier < RETAINED_BASE and sequence in self._queued
-        return own or any(one.id == identifier and abs(one.sequence) == sequence for one in self.others)
+        if identifier < RETAINED_BASE:
+            return sequence in self._queued
+        replayed = min(self.cursors.values(), default=SEQUENCE_EVER) <= sequence
+        return replayed or any(one.id == identifier and abs(one.sequence) == sequence for one in self.others)
+
+    def _take_late_records(self) -> None:
+        """Owe the PUBRELs of late records whose message does not come: the connection before has acknowledged it."""
+        for (identifier, sequence), replies in list(self._late.items()):
+            if identifier not in self.releases and not self._pending(identifier, sequence):
+                del self._late[identifier, sequence]
+                self.releases[identifier] = release = Release(sequence)
+                release.records += replies
 
     def unrecorded(self) -> dict[int, int]:
         """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""
@@ -1008,6 +1022,7 @@ class DurableSender:
         Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
+        self._take_late_records()
         self.resend_pubrels()
         for sequence, identifier in self.forget_absent():
             latest = self._suspects.latest(sequence, identifier)

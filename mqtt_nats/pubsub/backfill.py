@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mqtt_nats.backbone.batch import in_turn
+from mqtt_nats.messages.headers import identity
 from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.error_codes import NO_MESSAGE_FOUND
@@ -42,6 +44,9 @@ log = logging.getLogger("mqtt_nats.broker")
 GAP_BEFORE_S: Final = 8.0
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024
+
+COUNTED_BEFORE_S: Final = 1.0
+"""Seconds before the loss of a nats-server in which the leader may have counted messages that the server still had."""
 
 # Seconds for which new messages wait while JetStream does not answer after core NATS is back.
 BACKFILL_TIMEOUT: Final = 30.0
@@ -70,6 +75,8 @@ class Gaps:
         self.nats, self.path, self.nodes, self.head, self.store_barrier = nats, path, nodes, head, store_barrier
         self.delivered = 0
         """Number of messages that were missed and delivered."""
+        self._suspicions: Counter[NatsConnection] = Counter()
+        """Number of gaps that other gateways suspect, by connection."""
         self._turns = {link: asyncio.Lock() for link in (nats.link, nats.wild)}
         """Locks for one repair at a time."""
         self._again = {link: link.subscribe_raw(AGAIN + b">", self._arrival(link)) for link in (nats.link, nats.wild)}
@@ -113,8 +120,8 @@ class Gaps:
         Args:
             since: Unix time of nats-server in seconds since which messages may have been missed.
         """
-        if not self._turns[link].locked():  # else a repair is under way, and they wait for it
-            self._queue(link)
+        self._suspicions[link] += 1
+        self._queue(link)
         return self._repair_suspected(link, link.wire, since, missed)
 
     def _queue(self, link: NatsConnection) -> None:
@@ -130,17 +137,24 @@ class Gaps:
             self.nats.begin_repair()
             try:
                 is_gap = await missed or any(one.backlog and one.backlog.full for one in self._regular(link))
-                if is_gap and link.wire is wire:
-                    for found in self._regular(link):  # what they count as come may be on its way yet
-                        found.doubt_beginnings()
-                    await Repair(self, link, since).run()
-                elif is_gap:  # the connection was lost, too: its repair follows
+                own = link.wire is not wire or link in self.nats.gaps
+                if own and is_gap:  # the repair of the connection's own gap follows
                     self.nats.gaps[link] = min(since, self.nats.gaps.get(link, since))
-                elif link.wire is wire:
+                elif is_gap:
                     for found in self._regular(link):
-                        self.let_go(found)
+                        found.doubt_beginnings(since - COUNTED_BEFORE_S)
+                    await Repair(self, link, since, identified=True).run()
             finally:
                 self.nats.end_repair()
+                self._suspicions[link] -= 1
+                if not self._suspicions[link] and link not in self.nats.gaps and link.wire is wire:
+                    self._let_all_go(link)
+
+    def _let_all_go(self, link: NatsConnection) -> None:
+        """Deliver what is queued yet, also of filters whose regular sessions have left meanwhile."""
+        for found in list(self.path.table.filters.values()):
+            if found.link is link:
+                self.let_go(found)
 
     def let_go(self, found: Filter) -> None:
         """Deliver the queued messages of a filter; later messages are delivered as they come."""
@@ -165,9 +179,11 @@ class Repair:
 
     Args:
         since: Unix time of nats-server in seconds since which messages may have been missed.
+        identified: messages without an id are not read: nothing tells which of them have come.
     """
 
-    def __init__(self, gaps: Gaps, link: NatsConnection, since: float) -> None:
+    def __init__(self, gaps: Gaps, link: NatsConnection, since: float, *, identified: bool = False) -> None:
+        self._identified = identified
         self._gaps, self._nats, self._path = gaps, gaps.nats, gaps.path
         self._link, self._since = link, since
         self._wire = link.wire
@@ -276,7 +292,7 @@ class Repair:
         self._places[found, bare] = place
 
     def _deliver(self, found: Filter, message: StoredMessage, late: Latecomers) -> None:
-        if for_some(message.headers):
+        if for_some(message.headers) or (self._identified and not identity(message.headers)):
             return
         path, subject = self._path, message.subject.removeprefix(PREFIX)
         route = path.table.route_of_subject(subject.encode(errors="surrogateescape"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.base import server_clock as natstime
@@ -50,7 +51,7 @@ BEGINNINGS_WAITING_MOST: Final = 10_000
 class Beginning:
     """Beginning of subscriptions that were made in the same moment."""
 
-    __slots__ = ("_gaps", "at", "exact", "last")
+    __slots__ = ("_gaps", "at", "exact", "last", "read_at")
 
     def __init__(self) -> None:
         self._gaps: int | None = None
@@ -59,6 +60,8 @@ class Beginning:
         """Unix time in seconds, by nats-server's clock."""
         self.last = SEQUENCE_UNREAD
         """Last sequence of the stream, read afterwards."""
+        self.read_at = inf
+        """Unix time in seconds at which `last` was read."""
         self.exact = False
         """Whether every message up to `last` is older than the subscriptions, or has come."""
 
@@ -72,7 +75,7 @@ class Beginning:
 
         What was stored before SUBACK is not owed. Behind a SUBACK messages may have been missed in a gap.
         """
-        self.last, self.exact = last, self._gaps in (None, gaps)
+        self.last, self.read_at, self.exact = last, natstime.now(), self._gaps in (None, gaps)
 
     def doubt(self) -> None:
         """Note that messages up to `last` may have come, and were dropped before they were delivered."""

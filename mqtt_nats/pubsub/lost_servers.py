@@ -38,14 +38,15 @@ class LostServers:
 
     def __init__(self, nats: NatsLinks, gaps: Gaps, tasks: Tasks) -> None:
         self._nats, self._gaps, self._tasks = nats, gaps, tasks
-        self._left: tuple[bytes, float] | None = None
-        """The lost server, with its Unix time in seconds when it was last heard; None = this gateway has lost none."""
+        self._left: dict[bytes, int] = {}
+        """Lost servers, with their Unix time in seconds when they were last heard, until they are certainly named."""
         self._noted: dict[NatsConnection, dict[bytes, float]] = {nats.link: {}, nats.wild: {}}
         """Loop times in seconds at which servers were lost, or named as lost, by connection."""
         self._sids = {link: link.subscribe_raw(LOST, self._named(link)) for link in self._noted}
         for link in self._noted:
             link.call_on_wire(partial(self._changed, link))
         nats.reconnect.register(Phase.REQUESTS, partial(self.renew, nats.link))
+        nats.reconnect.register(Phase.SESSIONS, self._left.clear)  # nats-server has handled what was sent before
 
     def renew(self, link: NatsConnection) -> None:
         """Subscribe again after a reconnect."""
@@ -55,12 +56,12 @@ class LostServers:
         server = server_id(link)
         if not up:
             self._note(link, server)
-            if link is self._nats.link:
-                self._left = self._left or (server, natstime.converted(link.heard))
-        elif link is self._nats.link and self._left is not None:
-            (former, heard), self._left = self._left, None
-            if former != server:
-                self._nats.publish(LOST, b"%b %d" % (former, int(heard)))
+            if link is self._nats.link and len(self._left) < SERVERS_NOTED_MOST:
+                self._left.setdefault(server, int(natstime.converted(link.heard)))
+        elif link is self._nats.link:
+            self._left.pop(server, None)  # it was not lost
+            for one, heard in self._left.items():
+                self._nats.publish(LOST, b"%b %d" % (one, heard))
 
     def _note(self, link: NatsConnection, server: bytes) -> bool:
         """Note that a server is lost for a connection; False: it was noted already, or there is no room."""
@@ -76,7 +77,7 @@ class LostServers:
         def named(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
             server, _, heard = payload.partition(b" ")
             usable = is_server_id(server) and heard.isdigit() and len(heard) <= 12
-            if not usable or server in map(server_id, self._noted) or not self._note(link, server):
+            if not usable or server == server_id(link) or not self._note(link, server):
                 return
             # Earlier messages have come long ago, and their ids may be forgotten.
             since = max(float(heard), natstime.now() - IDS_REMEMBERED_S + GAP_BEFORE_S)

@@ -303,10 +303,15 @@ class Filter:
         if not backlog.keep_missed(route, headers, payload, reply):
             self.doubt_beginnings()
 
-    def doubt_beginnings(self) -> None:
-        """Note that messages that have come since recent members joined are dropped, and have to be read."""
+    def doubt_beginnings(self, since: float = 0.0) -> None:
+        """Note that messages that count as come since recent members joined have not come, and are to be read.
+
+        Args:
+            since: Unix time in seconds from which the last sequence of the stream was read.
+        """
         for one in (self.beginnings or {}).values():
-            one.doubt()
+            if one.read_at >= since:
+                one.doubt()
 
     def take_backlog(self) -> Backlog | None:
         """Return the queue, into which no more messages go; None = there is none."""

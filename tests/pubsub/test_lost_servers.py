@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock
 from mqtt_nats.messages.live_copies import IDS_REMEMBERED_S
 from mqtt_nats.pubsub import lost_servers as module
@@ -14,6 +15,7 @@ from mqtt_nats.pubsub.backfill import BACKLOG_BYTES, GAP_BEFORE_S
 from mqtt_nats.pubsub.lost_servers import LostServers
 from mqtt_streams.api import NoResponders
 from mqtt_streams.gateway_subjects import ECHO, LOST
+from tests.pubsub.support import Subscriber
 from tests.pubsub.test_backfill import SINCE, Gap, begun
 from tests.sessions.fakes import FakeLink, as_link, as_tasks
 
@@ -36,6 +38,10 @@ class Scene(Gap):
     def asked(self, subject: str) -> None:
         if subject.startswith(ECHO.decode()) and not self.alive:
             raise NoResponders(subject)
+
+    def store(self, payload: bytes, at: float = SINCE + 1, topic: str = "a.b", identity: str | None = None) -> None:
+        """Store a message; each has an id of its own."""
+        super().store(payload, at, topic, f"{payload.decode():0>24}" if identity is None else identity)
 
     def name(self, payload: bytes = b"GONE 1000") -> None:
         """Another gateway names the server that it has lost."""
@@ -63,8 +69,84 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 async def test_a_gateway_names_the_server_that_it_has_left(scene: Scene) -> None:
     scene.link.heard = 7.9
     assert scene.moves_to("NEW") == [b"PUB $MQTT.gateways.lost 8\r\nOWN 1007\r\n"]
+    scene.nats.reconnect.renew(Phase.SESSIONS)  # nats-server has it
     assert scene.moves_to("NEW") == []
     assert scene.moves_to("THIRD") == [b"PUB $MQTT.gateways.lost 8\r\nNEW 1007\r\n"]
+
+
+async def test_a_name_that_may_not_have_left_is_repeated(scene: Scene) -> None:
+    """The next connection was lost at once. A server that comes back has lost nothing."""
+    scene.moves_to("NEW")
+    scene.link.heard = 3.0
+    assert scene.moves_to("THIRD") == [
+        b"PUB $MQTT.gateways.lost 8\r\nOWN 1000\r\n",
+        b"PUB $MQTT.gateways.lost 8\r\nNEW 1003\r\n",
+    ]
+    assert scene.moves_to("NEW")[:1] == [b"PUB $MQTT.gateways.lost 8\r\nOWN 1000\r\n"]
+
+
+async def test_the_other_connection_may_have_been_there(scene: Scene) -> None:
+    cast(FakeLink, scene.nats.wild).server = {"server_id": "GONE"}
+    scene.subscribe("a/b")
+    scene.store(b"1")
+    scene.name()
+    await scene.done()
+    assert scene.taken == b"1"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_gap_of_the_connection_itself_is_repaired_as_a_whole(scene: Scene, alive: bool) -> None:
+    """The connection is back, its repair has not begun, and another gateway names a server."""
+    scene.alive = alive
+    link = as_link(scene.link)
+    scene.subscribe("a/b")
+    scene.store(b"1", SINCE - 30)
+    scene.nats.gaps[link] = SINCE - 30
+    scene.expect()
+    scene.name()
+    await scene.done()
+    assert scene.taken == b""
+    scene.bring(b"2")
+    await scene.repair()
+    assert scene.taken == b"12"
+
+
+async def test_messages_without_an_id_are_not_read(scene: Scene) -> None:
+    """Nothing tells which of them have come."""
+    scene.subscribe("a/b")
+    scene.store(b"1", identity="")
+    scene.store(b"2")
+    scene.name()
+    await scene.done()
+    assert scene.taken == b"2"
+
+
+async def test_nothing_stays_queued_when_the_last_regular_session_leaves_meanwhile(scene: Scene) -> None:
+    scene.alive = True
+    durable = Subscriber(scene.bench, "durable", durable=True)
+    found = scene.subscribe("a/b")
+    scene.subscribe("a/b", member=durable)
+    scene.name()
+    scene.bench.table.leave(scene.member)
+    await scene.done()
+    assert found.backlog is None
+
+
+async def test_a_second_suspicion_keeps_the_queue_of_the_first_one(scene: Scene) -> None:
+    """A server is named that is alive, and then one that is lost."""
+    scene.subscribe("a/b")
+    scene.store(b"1")
+
+    def asked(subject: str) -> None:
+        if subject.endswith("GONE"):
+            raise NoResponders(subject)
+
+    scene.js.before = asked
+    scene.name(b"ALIVE 1000")
+    scene.name()
+    scene.bring(b"2")
+    await scene.done()
+    assert scene.taken == b"12"
 
 
 async def test_what_the_lost_server_has_not_passed_on_comes_before_what_is_new(scene: Scene) -> None:
@@ -77,15 +159,20 @@ async def test_what_the_lost_server_has_not_passed_on_comes_before_what_is_new(s
     assert scene.taken == b"12"
 
 
-async def test_what_a_new_subscription_counts_as_come_may_be_on_its_way_yet(scene: Scene) -> None:
+@pytest.mark.parametrize(("read_at", "wanted"), [(SINCE - 0.5, b"2"), (SINCE - 1.5, b"")])
+async def test_what_a_new_subscription_counts_as_come_may_be_on_its_way_yet(
+    scene: Scene, read_at: float, wanted: bytes
+) -> None:
     """The leader has counted it, and another server has not passed it on."""
     found = scene.subscribe("a/b")
     begun(scene, found, scene.member, 2, SINCE, exact=True)
+    assert found.beginnings
+    found.beginnings[scene.member].read_at = read_at
     scene.store(b"1", SINCE - 1)
     scene.store(b"2")
     scene.name()
     await scene.done()
-    assert scene.taken == b"2"
+    assert scene.taken == wanted
 
 
 async def test_nothing_is_read_while_a_gateway_answers_there(scene: Scene) -> None:
