@@ -629,7 +629,7 @@ class DurableSender:
         if delivery is None or delivery.state != STORING:
             return
         release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
-        release.records += self._late.pop((identifier, release.sequence), ())
+        release.records.extend(self._late.pop((identifier, release.sequence), ()))
         replies = release.receive(delivery)
         if self.version == 5:
             self.released += 1
@@ -770,7 +770,7 @@ class DurableSender:
             if identifier not in self.releases and not self._pending(identifier, sequence):
                 del self._late[identifier, sequence]
                 self.releases[identifier] = release = Release(sequence)
-                release.records += replies
+                release.records.extend(replies)
 
     def unrecorded(self) -> dict[int, int]:
         """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""
