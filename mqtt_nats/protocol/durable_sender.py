@@ -749,28 +749,32 @@ class DurableSender:
         if release is not None and release.sequence == sequence:
             release.records.append(reply)
             self._finish(identifier, release)
-        elif not self.begun or self._pending(identifier, sequence):
+        elif not self.begun or self._pending(identifier, sequence) or self._may_be_replayed(identifier, sequence):
             self._late.setdefault((identifier, sequence), []).append(reply)
         else:
             self.ports.ack(reply)  # the message is complete
 
     def _pending(self, identifier: int, sequence: int) -> bool:
-        """Whether the message of a PUBREL record is in flight, or may be sent yet."""
+        """Whether the message of a PUBREL record is in flight, or waits to be sent."""
         delivery = self.inflight.get(identifier)
         if delivery is not None and abs(delivery.sequence) == sequence:
             return True
         if identifier < RETAINED_BASE:
             return sequence in self._queued
-        replayed = min(self.cursors.values(), default=SEQUENCE_EVER) <= sequence
-        return replayed or any(one.id == identifier and abs(one.sequence) == sequence for one in self.others)
+        return any(one.id == identifier and abs(one.sequence) == sequence for one in self.others)
 
-    def _take_late_records(self) -> None:
+    def _may_be_replayed(self, identifier: int, sequence: int) -> bool:
+        """Whether a replay of retained messages that goes on may bring the message of a PUBREL record."""
+        return identifier >= RETAINED_BASE and min(self.cursors.values(), default=SEQUENCE_EVER) <= sequence
+
+    def _owe_late_records(self) -> None:
         """Owe the PUBRELs of late records whose message does not come: the connection before has acknowledged it."""
         for (identifier, sequence), replies in list(self._late.items()):
             if identifier not in self.releases and not self._pending(identifier, sequence):
                 del self._late[identifier, sequence]
-                self.releases[identifier] = release = Release(sequence)
-                release.records.extend(replies)
+                former = identifier < RETAINED_BASE and self._suspects.is_after_replacement(sequence)
+                self.owe(identifier, sequence, former)
+                self.releases[identifier].records.extend(replies)
 
     def unrecorded(self) -> dict[int, int]:
         """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""
@@ -1022,7 +1026,7 @@ class DurableSender:
         Each in its own order [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-4.6.0-4] (3.1.1).
         [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5] [MQTT-4.3.3-6] [MQTT-4.4.0-1] (5.0)
         """
-        self._take_late_records()
+        self._owe_late_records()
         self.resend_pubrels()
         for sequence, identifier in self.forget_absent():
             latest = self._suspects.latest(sequence, identifier)

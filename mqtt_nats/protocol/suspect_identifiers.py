@@ -38,6 +38,10 @@ class SuspectIdentifiers:
         self._floor = floor
         self.ranges.append((1, 0))  # an empty range, which has every message checked
 
+    def is_after_replacement(self, sequence: int) -> bool:
+        """Return whether the present stream may have another message under a sequence of the former stream."""
+        return -1 < self._floor < sequence
+
     def has(self, delivery: Delivery, allocated: bool) -> bool:
         """Whether the client has to give up the identifier of a message at QoS 2 first.
 
@@ -47,7 +51,7 @@ class SuspectIdentifiers:
         identifier = delivery.id
         if identifier in self._cleared:
             return False
-        if -1 < self._floor < delivery.sequence and not delivery.dup:
+        if self.is_after_replacement(delivery.sequence) and not delivery.dup:
             return True
         # A message with DUP owns its identifier: the client may know the message by it, and must not give it up.
         if delivery.dup and allocated:

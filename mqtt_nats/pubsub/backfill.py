@@ -121,6 +121,7 @@ class Gaps:
             since: Unix time of nats-server in seconds since which messages may have been missed.
         """
         self._suspicions[link] += 1
+        self.nats.begin_repair()
         self._queue(link)
         return self._repair_suspected(link, link.wire, since, missed)
 
@@ -132,29 +133,31 @@ class Gaps:
     async def _repair_suspected(
         self, link: NatsConnection, wire: object, since: float, missed: Awaitable[bool]
     ) -> None:
-        async with self._turns[link]:
-            self._queue(link)
-            self.nats.begin_repair()
-            try:
-                is_gap = await missed or any(one.backlog and one.backlog.full for one in self._regular(link))
-                own = link.wire is not wire or link in self.nats.gaps
-                if own and is_gap:  # the repair of the connection's own gap follows
-                    self.nats.gaps[link] = min(since, self.nats.gaps.get(link, since))
-                elif is_gap:
-                    for found in self._regular(link):
-                        found.doubt_beginnings(since - COUNTED_BEFORE_S)
+        try:
+            async with self._turns[link]:
+                self._queue(link)
+                if not await missed and not any(one.backlog and one.backlog.full for one in self._regular(link)):
+                    return
+                for found in self._regular(link):
+                    found.doubt_beginnings(since - COUNTED_BEFORE_S)
+                if link.wire is wire and link not in self.nats.gaps:
                     await Repair(self, link, since, identified=True).run()
-            finally:
-                self.nats.end_repair()
-                self._suspicions[link] -= 1
-                if not self._suspicions[link] and link not in self.nats.gaps and link.wire is wire:
-                    self._let_all_go(link)
+                else:  # the repair of the connection's own gap follows
+                    self.nats.gaps[link] = min(since, self.nats.gaps.get(link, since))
+        finally:
+            self.nats.end_repair()
+            self._suspicions[link] -= 1
+            if not self._suspicions[link] and link not in self.nats.gaps and link.wire is wire:
+                self.let_all_go(link)
 
-    def _let_all_go(self, link: NatsConnection) -> None:
-        """Deliver what is queued yet, also of filters whose regular sessions have left meanwhile."""
-        for found in list(self.path.table.filters.values()):
-            if found.link is link:
-                self.let_go(found)
+    def queued(self, link: NatsConnection) -> list[Filter]:
+        """Return the filters of ``link`` whose new messages are queued, also those whose regular sessions have left."""
+        return [one for one in self.path.table.filters.values() if one.link is link and one.backlog is not None]
+
+    def let_all_go(self, link: NatsConnection) -> None:
+        """Deliver everything that is queued for ``link``."""
+        for found in self.queued(link):
+            self.let_go(found)
 
     def let_go(self, found: Filter) -> None:
         """Deliver the queued messages of a filter; later messages are delivered as they come."""
@@ -212,10 +215,9 @@ class Repair:
             if not nats.link.online:
                 await nats.online.wait()
                 patience = loop.time() + BACKFILL_TIMEOUT
-            elif loop.time() >= patience and any(found.backlog is not None for found in self._missed):
+            elif loop.time() >= patience and self._gaps.queued(self._link):
                 log.error("messages of %d filters may have been missed, and come late: %s", len(self._missed), reason)
-                for found in self._missed:
-                    self._gaps.let_go(found)
+                self._gaps.let_all_go(self._link)
             else:
                 await asyncio.sleep(BACKFILL_RETRY_S)
 
@@ -292,14 +294,14 @@ class Repair:
         self._places[found, bare] = place
 
     def _deliver(self, found: Filter, message: StoredMessage, late: Latecomers) -> None:
-        if for_some(message.headers) or (self._identified and not identity(message.headers)):
+        born = message.time_ns / 1e9
+        if for_some(message.headers) or (self._identified and not identity(message.headers) and not _had(found, born)):
             return
         path, subject = self._path, message.subject.removeprefix(PREFIX)
         route = path.table.route_of_subject(subject.encode(errors="surrogateescape"))
         group = route.groups.get(found) if route is not None else None
         if route is None or group is None or (found.local and path.ids.is_own(message.headers)):
             return  # the local members had it directly
-        born = message.time_ns / 1e9
         group = late.removed_from(group, message.seq, born)
         if not _counts(group):
             path.fanout.note(found, message.headers, route.subject)
@@ -336,6 +338,11 @@ class Latecomers:
         if id(group) not in self._groups:
             self._groups[id(group)] = group, group.without(self._left.keys())
         return self._groups[id(group)][1]
+
+
+def _had(found: Filter, born: float) -> bool:
+    """Return whether a message that was stored at a Unix time in seconds has come, and had no room in the queue."""
+    return found.backlog is not None and found.backlog.overflowed and born >= found.backlog.begun
 
 
 def _counts(group: Group) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.base import server_clock as natstime
+
 if TYPE_CHECKING:
     from mqtt_nats.messages.message import Message
     from mqtt_nats.pubsub.granted_options import Choice
@@ -22,11 +24,15 @@ class Backlog:
     These messages are stored, too: if there are too many, the queue drops them and they are read from the stream.
     """
 
-    __slots__ = ("_bytes", "_limit", "full", "joined", "waiting")
+    __slots__ = ("_bytes", "_limit", "begun", "full", "joined", "overflowed", "waiting")
 
     def __init__(self, limit: int) -> None:
         """``limit`` is in bytes."""
         self._limit = limit
+        self.begun = natstime.now()
+        """Unix time in seconds, by nats-server's clock."""
+        self.overflowed = False
+        """Whether messages have ever been dropped because the queue was full."""
         self.reset()
 
     def reset(self) -> None:
@@ -53,7 +59,7 @@ class Backlog:
         if self.full:
             return True
         if self._bytes > self._limit:
-            self.full = True
+            self.full = self.overflowed = True
             self.waiting.clear()
             return False
         self.waiting.append((route, headers, payload, reply))

@@ -193,6 +193,20 @@ def test_a_late_record_whose_message_does_not_come_is_owed() -> None:
     assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
     machine.acknowledged(PUBCOMP, [6])
     assert ports.take() == [("ack", b"late")]
+    machine.arrived(one, 5, 2, b"r5", None, 2)  # a killed nats-server has forgotten that it was acknowledged
+    assert ports.take() == [("ack", b"r5")]
+
+
+def test_a_late_record_of_a_replaced_stream_is_not_taken_for_the_present_message() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.replaced(4)
+    machine.pubrel_delivered(6, 5, b"late")
+    machine.start()
+    machine.acknowledged(PUBCOMP, [6])
+    assert ports.take() == [("send", ack_bytes(PUBREL, 6)), ("ack", b"late")]
+    machine.arrived(one, 5, 1, b"r5", None, 2)
+    assert ports.take() == [("publish", 5, 2, False)]
 
 
 def test_a_late_record_of_a_retained_message_that_may_be_replayed_is_kept() -> None:
@@ -204,6 +218,16 @@ def test_a_late_record_of_a_retained_message_that_may_be_replayed_is_kept() -> N
     assert ports.take() == []
     machine.pubrel_delivered(retained_id(2), 2, b"of a message that is complete")
     assert ports.take() == [("ack", b"of a message that is complete")]
+
+
+def test_a_late_record_of_a_retained_message_is_owed_although_a_replay_goes_on() -> None:
+    """A newer message may have taken its place; if the replay brings it again, it is not sent."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.replayed(one, 3)
+    machine.pubrel_delivered(retained_id(5), 5, b"late")
+    machine.start()
+    assert ports.take() == [("send", ack_bytes(PUBREL, retained_id(5)))]
 
 
 def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:

@@ -121,6 +121,17 @@ async def test_messages_without_an_id_are_not_read(scene: Scene) -> None:
     assert scene.taken == b"2"
 
 
+async def test_messages_without_an_id_that_had_no_room_are_read(scene: Scene) -> None:
+    """They have come, and were dropped; those of before have come, too."""
+    scene.subscribe("a/b")
+    scene.store(b"1", SINCE, identity="")
+    scene.name()
+    scene.bring(bytes(BACKLOG_BYTES))
+    scene.store(b"2", SINCE + 1, identity="")
+    await scene.done()
+    assert scene.taken == b"2"
+
+
 async def test_nothing_stays_queued_when_the_last_regular_session_leaves_meanwhile(scene: Scene) -> None:
     scene.alive = True
     durable = Subscriber(scene.bench, "durable", durable=True)
