@@ -770,11 +770,16 @@ class DurableSender:
     def _owe_late_records(self) -> None:
         """Owe the PUBRELs of late records whose message does not come: the connection before has acknowledged it."""
         for (identifier, sequence), replies in list(self._late.items()):
-            if identifier not in self.releases and not self._pending(identifier, sequence):
-                del self._late[identifier, sequence]
-                former = identifier < RETAINED_BASE and self._suspects.is_after_replacement(sequence)
-                self.owe(identifier, sequence, former)
-                self.releases[identifier].records.extend(replies)
+            if identifier in self.releases or self._pending(identifier, sequence):
+                continue
+            del self._late[identifier, sequence]
+            if any(one.id == identifier and one.dup for one in (*self._queued.values(), *self.others)):
+                for reply in replies:  # the client has answered, or another message would not have had the identifier
+                    self.ports.ack(reply)
+                continue
+            former = identifier < RETAINED_BASE and self._suspects.is_after_replacement(sequence)
+            self.owe(identifier, sequence, former)
+            self.releases[identifier].records.extend(replies)
 
     def unrecorded(self) -> dict[int, int]:
         """Return the sequences, by identifier, of answered PUBRELs whose record JetStream has not delivered."""

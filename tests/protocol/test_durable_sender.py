@@ -197,6 +197,25 @@ def test_a_late_record_whose_message_does_not_come_is_owed() -> None:
     assert ports.take() == [("ack", b"r5")]
 
 
+def test_a_late_record_is_not_owed_when_another_message_has_its_identifier() -> None:
+    """The client has answered it. Once more, it would give up the message that has the identifier now."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.arrived(one, 5 + ID_SPACE, 2, b"r", None, 2)
+    machine.pubrel_delivered(6, 5, b"late")
+    machine.start()
+    assert ports.take() == [("ack", b"late"), ("publish", 5 + ID_SPACE, 2, True)]
+
+
+def test_a_late_record_is_owed_when_a_message_with_its_identifier_was_never_sent() -> None:
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.arrived(one, 5 + ID_SPACE, 1, b"r", None, 2)
+    machine.pubrel_delivered(6, 5, b"late")
+    machine.start()
+    assert ports.take()[0] == ("send", ack_bytes(PUBREL, 6))
+
+
 def test_a_late_record_of_a_replaced_stream_is_not_taken_for_the_present_message() -> None:
     one = source()
     machine, ports = session(one, started=False)
