@@ -151,12 +151,17 @@ async def let_go(client: RawClient, identifier: int, kind: int) -> None:
 async def comes_again(client: RawClient, payload: bytes, identifier: int, kind: int) -> None:
     """A kept message, or its PUBREL, comes to a new connection under its packet identifier [MQTT-4.4.0-1].
 
-    PUBRELs that the client has answered within the last moments may come again before.
+    What the client has answered within the last moments may come again before: PUBREL, or a message at QoS 1.
     """
     owed = Ack(PUBREL, identifier, 0)
-    while isinstance(packet := await client.packet(), Ack) and packet != owed:
-        assert packet.kind == PUBREL
-        client.ack(PUBCOMP, packet.packet_id)
+    while (packet := await client.packet()) != owed:
+        if isinstance(packet, Ack):
+            assert packet.kind == PUBREL
+            client.ack(PUBCOMP, packet.packet_id)
+        elif isinstance(packet, Publish) and (packet.payload, packet.qos, packet.dup) == (b"new", 1, True):
+            client.ack(PUBACK, packet.packet_id)
+        else:
+            break
     if kind == PUBCOMP:
         assert packet == owed
     else:
