@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -114,8 +114,10 @@ class Gaps:
             finally:
                 self.nats.end_repair()
 
-    def suspect(self, link: NatsConnection, since: float, missed: Awaitable[bool]) -> Coroutine[Any, Any, None]:
-        """Queue new messages of ``link``; once the result is awaited, and ``missed`` is true, repair a gap.
+    def suspect(
+        self, link: NatsConnection, since: float, missed: Callable[[], Awaitable[bool]]
+    ) -> Coroutine[Any, Any, None]:
+        """Queue new messages of ``link``; once the result is awaited, and ``missed()`` says so, repair a gap.
 
         Args:
             since: Unix time of nats-server in seconds since which messages may have been missed.
@@ -131,12 +133,12 @@ class Gaps:
                 found.queue(Backlog(BACKLOG_BYTES))
 
     async def _repair_suspected(
-        self, link: NatsConnection, wire: object, since: float, missed: Awaitable[bool]
+        self, link: NatsConnection, wire: object, since: float, missed: Callable[[], Awaitable[bool]]
     ) -> None:
         try:
             async with self._turns[link]:
                 self._queue(link)
-                if not await missed and not any(one.backlog and one.backlog.full for one in self._regular(link)):
+                if not await missed() and not any(one.backlog and one.backlog.full for one in self._regular(link)):
                     return
                 for found in self._regular(link):
                     found.doubt_beginnings(since - COUNTED_BEFORE_S)

@@ -2,7 +2,7 @@
 """Loss of a nats-server: live copies that it had not passed on are missing at gateways on other nats-servers.
 
 The publisher's gateway has lost its connection, the others have not. So a gateway that connects to another nats-server
-names the former one, before it sends anything else. If no gateway answers there any more, the others read what is
+names the former one, before its live copies. If no gateway answers there any more, the others read what is
 stored, as after a gap of their own. See docs/internals/pubsub.md#gaps.
 """
 
@@ -81,7 +81,7 @@ class LostServers:
                 return
             # Earlier messages have come long ago, and their ids may be forgotten.
             since = max(float(heard), natstime.now() - IDS_REMEMBERED_S + GAP_BEFORE_S)
-            self._tasks.spawn(self._gaps.suspect(link, since, self._is_lost(server)), "a lost nats-server")
+            self._tasks.spawn(self._gaps.suspect(link, since, partial(self._is_lost, server)), "a lost nats-server")
 
         return named
 

@@ -350,8 +350,6 @@ class DurableSession(RuleBasedStateMachine):
         assert not gateway.machine._queued
         world.let_go()
         self.flow_out()
-        world.attach_records()  # AckWait has passed
-        self.flow_out()
         machine = gateway.machine
         machine.forget_absent()
         self.flow_out()

@@ -253,7 +253,6 @@ async def test_messages_whose_ids_may_be_forgotten_are_not_read(
     sinces: list[float] = []
 
     async def repair(link: Any, since: float, missed: Any) -> None:
-        missed.close()
         sinces.append(since)
 
     monkeypatch.setattr(scene.gaps, "suspect", repair)
