@@ -884,7 +884,9 @@ class DurableSender:
     def _allocate(self, delivery: Delivery, space: range) -> bool:
         """Allocate an identifier to a message; whether the message may be sent."""
         sequence = delivery.sequence
-        identifier = self.identifiers.allocate(sequence, space, self.reserved)
+        # The client may know a message that waits to be sent again by its identifier.
+        known = {one.id for one in (*self._queued.values(), *self.others) if one.dup and one is not delivery}
+        identifier = self.identifiers.allocate(sequence, space, self.reserved | known)
         if identifier:
             delivery.identify(identifier)
             self.ports.allocate(sequence, identifier)

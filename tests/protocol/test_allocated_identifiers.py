@@ -303,3 +303,15 @@ def test_a_message_waits_when_no_identifier_may_be_allocated(
     machine.confirmed(machine.identifier_of(7))
     assert ports.take()[-1] == ("publish", 7 + SPACE, 1, False)
     assert empty(machine)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_the_identifier_of_a_message_that_comes_again_is_not_allocated(qos: int) -> None:
+    """The client may know that message by it: at QoS 2 it would take the other one for a repetition."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.restore_identifiers({17: 3})
+    for sequence in (2, 7, 17):  # the identifier of 2 is that of 17, and that of 7 is half of the identifiers away
+        machine.arrived(one, sequence, 2, b"r%d" % sequence, None, qos)
+    machine.start()
+    assert [entry for entry in ports.take() if entry[0] == "allocate"] == [("allocate", 2, 9)]
