@@ -105,9 +105,9 @@ class ChaosClient:
         self.connections = 0
         """How many CONNACKs have accepted."""
         self.delivered: set[tuple[str, int]] = set()
+        """(publisher, number) of what the application has got."""
         self.owed: set[int] = set()
         """Packet identifiers that were not acknowledged as a connection was lost, and have not come since."""
-        """(publisher, number) of what the application has got."""
         self.acked = 0
         self.connected = asyncio.Event()
         self.filters: dict[str, int] = {}
@@ -370,6 +370,11 @@ class ChaosClient:
     def unreleased(self) -> int:
         """How many messages to us at QoS 2 wait for their PUBREL."""
         return len(self._in)
+
+    @property
+    def owed_once(self) -> set[int]:
+        """What is owed at QoS 2: to this client and no other, also where it is a member of a group ([MQTT-4.8.2-4])."""
+        return self.owed & self._in.keys()
 
     @property
     def answered(self) -> bool:

@@ -29,7 +29,7 @@ async def conduct(
 
 
 async def _with_moves(experiment: Experiment, setting: Setting) -> Result:
-    moves = Moves(setting.urls)
+    moves = setting.moves = Moves(setting.urls)
     moving = asyncio.create_task(moves.run())
     try:
         result = await experiment.run(setting)

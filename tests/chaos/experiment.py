@@ -8,12 +8,16 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.chaos.moving import arguments_for
+from tests.chaos.moving import Moves, arguments_for
 from tests.harness.cluster import Cluster
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
+from tests.harness.waiting import aeventually
+
+LONGEST_MOVE: Final = 60.0
+"""Seconds in which some session has moved in each direction, while clients connect again."""
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Setting:
         seed: for everything that is left to chance.
         positions: `session_positions` of gateways whose experiment does not say it; empty: none is given.
         urls: NATS URLs of the servers that were started.
+        moves: counts sessions that move between consumers and records, where they are to do that.
     """
 
     directory: Path
@@ -33,6 +38,7 @@ class Setting:
     seed: int = 1
     positions: str = ""
     urls: list[str] = field(default_factory=list)
+    moves: Moves | None = None
     gateways: list[Gateway] = field(default_factory=list)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -63,6 +69,13 @@ class Setting:
         if start:
             gateway.start()
         return gateway
+
+    async def moved(self) -> None:
+        """Wait until sessions have moved in both directions, where they are to; ``Moves.violations`` says if not."""
+        moves = self.moves
+        if moves is not None:
+            with contextlib.suppress(AssertionError):
+                await aeventually(lambda: not moves.violations, LONGEST_MOVE)
 
     def on_close(self, function: Callable[[], Any]) -> None:
         """Have ``function`` called at the end, before what was started earlier is ended."""

@@ -85,7 +85,9 @@ def test_answers(open5: Opener, name: str, session: list[bytes]) -> None:
     assert client.expect(SUBACK).body == b"\x12\x34\0" + bytes((2, 0x8F, 0, 0x87, 1, 0x8F))
     for topic in ("2", "0", "1"):
         publisher.deliver(f"{name}/{topic}", b"x", qos=2)
-    assert [client.receive_message(b"x").qos for _ in range(3)] == [2, 0, 1]
+    # Order is kept within a topic and a QoS: QoS 0 comes by another way than what is stored.
+    received = [client.receive_message(b"x") for _ in range(3)]
+    assert {one.topic: one.qos for one in received} == {f"{name}/{qos}": qos for qos in range(3)}
     client.send(subscribe((f"{name}/2", 0), (f"{name}/2", 1), id=0xFFFF))  # the last of equal ones counts
     assert client.expect(SUBACK).body == b"\xff\xff\0\0\1"
     publisher.deliver(f"{name}/2", b"x", qos=2)

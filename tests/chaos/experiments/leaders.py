@@ -93,6 +93,7 @@ class Scene:
 
     async def end(self, *, calm: bool = False) -> Result:
         """Wait for what is still to come, and judge. ``calm``: clients have nothing to notice but a pause."""
+        await self.setting.moved()
         verdicts = [await workload.finish(RECOVERY) for workload in self.workloads]
         figures: dict[str, int | float | str] = {"messages": 0, "kills": self.kills}
         for verdict in verdicts:

@@ -77,6 +77,7 @@ async def _script(
         pause=(3.0, 6.0) if long else (0.5, 1.0),
         ended=lambda: workload.published or time.monotonic() > enough,
     )
+    await setting.moved()
     workload.stop()
     return _result(await workload.finish(180 if long else 60))
 
