@@ -67,9 +67,10 @@ def end(spark):
 DISABLED = "DATA_SOURCE_PUSHDOWN_DISABLED"
 
 
-def count(spark, *options):
+def count(spark, *options, where=None):
+    frame = spark.read.format("source").options(**dict.fromkeys(options, "")).load()
     try:
-        return spark.read.format("source").options(**dict.fromkeys(options, "")).load().count()
+        return (frame.filter(where) if where else frame).count()
     except Exception as error:
         return DISABLED if DISABLED in str(error) else str(error)
 
@@ -77,12 +78,13 @@ def count(spark, *options):
 spark = session()
 try:
     spark.dataSource.register(Source)
-    plain, filtering = count(spark), count(spark, "filtering")
+    plain, filtering, filtered = count(spark), count(spark, "filtering"), count(spark, "filtering", where="n = 1")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     enabled = count(spark, "filtering")
 finally:
     end(spark)
-print(f"PySpark 4.3.0: {plain} row without pushFilters, with it {filtering}, and {enabled} row where the setting is on")
-if (plain, filtering, enabled) != (1, DISABLED, 1):
+print(f"PySpark 4.3.0: {plain} row without pushFilters, and {enabled} row with it where the setting is on")
+print(f"  with it and default settings: {filtering}, and with a filter in the query: {filtered}")
+if (plain, filtering, filtered, enabled) != (1, DISABLED, DISABLED, 1):
     sys.exit("the behaviour has changed")
 PYTHON

@@ -21,25 +21,25 @@ os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", SPA
 
 
 class Echo(DataSource):
-    """A row with the option `address`."""
+    """A row with the options that the source has got."""
 
     @classmethod
     def name(cls):
         return "echo"
 
     def schema(self):
-        return "address STRING"
+        return "options STRING"
 
     def reader(self, schema):
-        return Reader(self.options.get("address", "no option"))
+        return Reader(str(dict(self.options)))
 
 
 class Reader(DataSourceReader):
-    def __init__(self, address):
-        self.address = address
+    def __init__(self, options):
+        self.options = options
 
     def read(self, partition):
-        yield (self.address,)
+        yield (self.options,)
 
 
 def session(**settings):
@@ -68,11 +68,11 @@ try:
     spark.dataSource.register(Echo)
     spark.sql("CREATE TABLE kept USING echo OPTIONS (address 'a')")
     spark.sql("CREATE TEMPORARY VIEW view USING echo OPTIONS (address 'a')")
-    table = spark.sql("SELECT address FROM kept").first()[0]
-    view = spark.sql("SELECT address FROM view").first()[0]
+    table = spark.sql("SELECT options FROM kept").first()[0]
+    view = spark.sql("SELECT options FROM view").first()[0]
 finally:
     end(spark)
-print(f"PySpark 4.3.0: the table gives '{table}' and the view '{view}'")
-if (table, view) != ("no option", "a"):
+print(f"PySpark 4.3.0: options of the table {table}, of the view {view}")
+if (table, view) != ("{}", "{'address': 'a'}"):
     sys.exit("the behaviour has changed")
 PYTHON

@@ -27,10 +27,11 @@ from mqtt_streams.consumers import (
     DeliverSubjectBusy,
     consumer_info,
     create_consumer,
+    delete_consumer,
     existing_consumer,
     update_consumer,
 )
-from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED
+from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import STREAM as OUT
 from mqtt_streams.pubrel import pubrel_consumer
@@ -234,6 +235,9 @@ async def make_anew(side: SessionConsumers, binding: ConsumerBinding) -> Consume
 async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerInfo:
     """Create a consumer of a name that another one had until now.
 
+    A nats-server of a cluster that has not removed the former one takes the new configuration for a change. It answers
+    that the name is in use, and keeps the assignment. So the name is deleted once more before the next attempt.
+
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not create it.
     """
@@ -241,8 +245,10 @@ async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerIn
         try:
             return await create_consumer(inbox, MESSAGES, consumer)
         except ApiError as error:
-            if error.err_code != CONSUMER_CREATE_FAILED:
+            if error.err_code not in (CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS):
                 raise
+            if error.err_code == CONSUMER_NAME_EXISTS:
+                await delete_consumer(inbox, MESSAGES, consumer.durable_name)
         await asyncio.sleep(ATTACH_POLL_S)
     return await create_consumer(inbox, MESSAGES, consumer)
 

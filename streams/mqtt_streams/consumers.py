@@ -146,7 +146,7 @@ async def _apply(js: JetStream, stream: str, consumer: ConsumerRef, action: str)
     try:
         return _info(await call(js, f"CONSUMER.DURABLE.CREATE.{stream}.{consumer.durable_name}", body))
     except ApiError as error:
-        if error.err_code == CONSUMER_NAME_EXISTS:
+        if error.err_code == CONSUMER_NAME_EXISTS and action == "update":
             raise DeliverSubjectBusy(consumer.durable_name) from error
         if error.err_code in CONSUMER_EXISTS:
             raise ConsumerExists(consumer.durable_name) from error

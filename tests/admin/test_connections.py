@@ -9,8 +9,8 @@ import gc
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -26,7 +26,16 @@ from mqtt_nats.transport.listener_settings import Bound
 from tests.admin.support import PATIENCE, TOKEN, Admin, serving
 from tests.backbone.certificates import Authority
 from tests.harness.nats import NatsServer
-from tests.harness.waiting import eventually
+from tests.harness.waiting import aeventually, eventually
+
+FIRST_LOOK = 20.0
+"""`HEAD_SECONDS` while tests look who is let in: a slow machine opens all of `MANY` and answers in less."""
+
+SHORT = 3.0
+"""`HEAD_SECONDS` while tests wait until those who send nothing are gone."""
+
+TLS = ssl.create_default_context()
+"""Unused where no TLS is spoken, but httpx would make one for each client, which takes longer than an answer."""
 
 MANY = MOST_CONNECTIONS + SPARE + 30
 BEGINNINGS = (b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HT")
@@ -34,9 +43,8 @@ BEGINNINGS = (b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r
 
 @pytest.fixture
 def admin(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 3.0)
-    monkeypatch.setattr(listener, "PING_INTERVAL", 0.3)
-    monkeypatch.setattr(listener, "PING_TIMEOUT", 0.3)
+    monkeypatch.setattr(listener, "PING_INTERVAL", 2.0)
+    monkeypatch.setattr(listener, "PING_TIMEOUT", 2.0)
     monkeypatch.setattr(bridge, "BRIDGES", 1)
     with serving(nats_server.url) as found:
         yield found
@@ -51,21 +59,24 @@ def opened(admin: Admin, data: bytes = b"") -> socket.socket:
 
 def fresh(admin: Admin, path: str) -> int:
     """The status of an answer on a connection of its own."""
-    with httpx.Client(base_url=admin.url, timeout=PATIENCE, headers=admin.http.headers) as http:
+    with httpx.Client(base_url=admin.url, timeout=PATIENCE, headers=admin.http.headers, verify=TLS) as http:
         return http.get(path).status_code
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_who_sends_no_request_keeps_nobody_out(admin: Admin, beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are; and after a while they are gone."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 6.0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", FIRST_LOOK)
     with ExitStack() as stack:
-        found = [stack.enter_context(opened(admin, beginning)) for _ in range(MANY)]
         begun = time.monotonic()
+        for _ in range(MANY):
+            stack.enter_context(opened(admin, beginning))
         for path in ("/healthz", "/readyz", "/metrics", "/api/v1/hooks"):
             assert fresh(admin, path) == 200
-        assert time.monotonic() - begun < 5.5
-        for one in found:
+        assert time.monotonic() - begun < FIRST_LOOK, "those who send no request were still there"
+    monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+    with ExitStack() as stack:
+        for one in [stack.enter_context(opened(admin, beginning)) for _ in range(MANY)]:
             try:
                 while one.recv(65_536):
                     pass
@@ -74,8 +85,9 @@ def test_who_sends_no_request_keeps_nobody_out(admin: Admin, beginning: bytes, m
     assert fresh(admin, "/healthz") == 200
 
 
-def test_who_is_asked_for_something_stays(admin: Admin) -> None:
+def test_who_is_asked_for_something_stays(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with a request under way does not make room, nor one that only took long to say what it wants."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 5.0)
     ask = f"GET /api/v1/trace?topic=x&lasts=3600 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
     with opened(admin) as asking, ExitStack() as stack:
         time.sleep(1)
@@ -85,7 +97,7 @@ def test_who_is_asked_for_something_stays(admin: Admin) -> None:
         for _ in range(MANY):
             stack.enter_context(opened(admin))
         asking.settimeout(20)
-        time.sleep(4)
+        time.sleep(5)
         while b"\r\n\r\n" not in said or b"tracing" not in said:
             said += asking.recv(65_536)
         assert asking.recv(65_536)  # an empty line: it goes on
@@ -120,12 +132,12 @@ def test_a_browser_that_has_vanished_is_not_counted(admin: Admin) -> None:
 
         eventually(vanishes, PATIENCE, what="the gateway")
         assert not finds_room()
-        eventually(finds_room, 10, what="room")
+        eventually(finds_room, PATIENCE, what="room")
 
 
 async def test_who_does_not_speak_tls_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, few are kept; and after a while they are gone."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 3.0)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", FIRST_LOOK)
     authority = Authority(tmp_path)
     own = authority.issue("127.0.0.1")
     settings = Settings(
@@ -133,27 +145,34 @@ async def test_who_does_not_speak_tls_keeps_nobody_out(tmp_path: Path, monkeypat
     )
     bound: list[Bound] = []
 
-    async def ended(readers: list[asyncio.StreamReader], seconds: float) -> int:
-        waiting = [asyncio.ensure_future(one.read(1)) for one in readers]
-        done, rest = await asyncio.wait(waiting, timeout=seconds)
-        for one in rest:
-            one.cancel()
-        return len(done)
+    @asynccontextmanager
+    async def silent(port: int) -> AsyncIterator[Callable[[], int]]:
+        """Many who send nothing; yields how many of them have been sent away."""
+        found = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        waiting = [asyncio.ensure_future(reader.read(1)) for reader, _ in found]
+        try:
+            yield lambda: sum(one.done() for one in waiting)
+        finally:
+            for one in waiting:
+                one.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for _, writer in found:
+                writer.close()
 
     async with administered(GatewayProcess(settings), bound.extend) as ready:
         ready([])
         port = bound[0].port
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
-        readers = [reader for reader, _ in silent]
         context = ssl.create_default_context(cafile=str(authority.file))
-        try:
-            async with httpx.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=context) as http:
+        async with silent(port) as gone:
+            async with httpx.AsyncClient(
+                base_url=f"https://127.0.0.1:{port}", verify=context, timeout=PATIENCE
+            ) as http:
                 assert (await http.get("/healthz")).status_code == 200
-            assert MANY - MOST_CONNECTIONS <= await ended(readers, 1) <= MANY - MOST_CONNECTIONS + 1
-            assert await ended(readers, 6) == MANY
-        finally:
-            for _, writer in silent:
-                writer.close()
+            await aeventually(lambda: gone() >= MANY - MOST_CONNECTIONS, FIRST_LOOK)
+            assert gone() <= MANY - MOST_CONNECTIONS + 1
+        monkeypatch.setattr(connections, "HEAD_SECONDS", SHORT)
+        async with silent(port) as gone:
+            await aeventually(lambda: gone() == MANY, FIRST_LOOK)
 
 
 @pytest.mark.parametrize("field", ["Sec-WebSocket-Protocol: token.\xff", "Sec-WebSocket-Extensions: \xff"])

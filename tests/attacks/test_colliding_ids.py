@@ -212,8 +212,9 @@ async def test_the_record_at_the_first_key_is_as_nats_server_has_it(port: int, n
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "ended"])
 async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: GatewayFactory, kill: bool) -> None:
     """Of both, by another gateway."""
-    gateway = gateway_factory(nats_server.url, "--gateway-lease", "2")
-    other = gateway_factory(nats_server.url, "--gateway-lease", "2")
+    lease = "5" if kill else "60"  # a gateway looks for dead ones when it has run for its own lease
+    gateway = gateway_factory(nats_server.url, "--gateway-lease", lease)
+    other = gateway_factory(nats_server.url, "--gateway-lease", lease)
     with Raw5.open(other.port) as watcher:
         watcher.subscribed(("wills/#", 1))
         clients = []

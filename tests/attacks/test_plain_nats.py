@@ -230,7 +230,7 @@ async def test_a_reconnect_to_an_announced_server_sends_no_login(tmp_path: Path,
             first.close()
         up.set()
         try:
-            await asyncio.wait_for(changed.wait(), 10)
+            await asyncio.wait_for(changed.wait(), 30)
             assert await heard(plain) == b""
             assert not link.online
         finally:

@@ -71,7 +71,7 @@ class Replies:
         await fence(client)
 
     async def next(self) -> bytes:
-        return (await asyncio.wait_for(self._found.get(), 10)).data
+        return (await asyncio.wait_for(self._found.get(), 30)).data
 
     @property
     def empty(self) -> bool:

@@ -130,14 +130,14 @@ async def test_a_scheduled_request(gateways: Gateways, service: Service, more: d
 
 async def test_a_scheduled_request_of_another_gateway(gateways: Gateways, service: Service) -> None:
     """The gateway that publishes it permits everything: what the first one has decided counts."""
-    first = gateways.ruled()
-    async with await RawClient5.connect5(first.port, "attacker") as attacker:
-        for topic in ("alarm/fire", "ok/answers"):
-            await publish(attacker, "$delayed/3/svc/ask", b"?", 1, response_topic=topic)
-    first.stop()
-    second = gateways.free()
+    first, second = gateways.ruled(), gateways.free()
     async with await RawClient.connect(second.port, "watcher") as watcher:
         await watcher.subscribe("alarm/#", "ok/#")
+        async with await RawClient5.connect5(first.port, "attacker") as attacker:
+            for topic in ("alarm/fire", "ok/answers"):
+                await publish(attacker, "$delayed/5/svc/ask", b"?", 1, response_topic=topic)
+        first.stop()
+        assert service.asked.empty()
         assert {bool(await service.reply()) for _ in range(2)} == {True, False}
         await watcher.message("ok/answers", b"fire")
         await watcher.quiet()

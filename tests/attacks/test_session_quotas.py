@@ -152,7 +152,7 @@ def test_sessions_of_one_user(nats_server: NatsServer, tmp_path: Path) -> None:
 
 def test_sessions_that_expire_make_room(nats_server: NatsServer) -> None:
     with running(nats_server.url, max_sessions=1) as inside:
-        Raw5.open(inside.ports[0], "short", prop(SESSION_EXPIRY, 1)).close()
+        Raw5.open(inside.ports[0], "short", prop(SESSION_EXPIRY, 3)).close()
         refused(inside.ports[0], "later")
         eventually(lambda: begins(inside, "later"))
         end(inside.ports[0], "later")
@@ -255,7 +255,7 @@ def test_a_connection_that_ends_while_the_next_one_claims(
         with monkeypatch.context() as patched:
             patched.setattr(claim, "save_record", held)
             next_one.send(raw5.connect("moves", KEPT, clean=False))
-            assert arrived.wait(10)
+            assert arrived.wait(30)
             first.close()
             eventually(lambda: inside.call(lambda: not account.registry.clients))
             inside.call(go_on.set)
@@ -287,14 +287,15 @@ def test_the_rate_of_new_sessions(nats_server: NatsServer) -> None:
     with running(nats_server.url, session_rate=5, rate_burst=1) as inside, ExitStack() as stack:
         port = inside.ports[0]
         started = time.monotonic()
-        names = [f"fast-{number}" for number in range(40)]
+        names = [f"fast-{number}" for number in range(60)]
         clients = [stack.enter_context(Raw5(port)) for _ in names]
         for name, client in zip(names, clients, strict=True):
             client.send(raw5.connect(name, KEPT))
         answers = [client.answer(raw5.CONNACK).reason for client in clients]
         assert set(answers) == {0, QUOTA_EXCEEDED}
-        assert 20 <= answers.count(0) <= 30
-        assert time.monotonic() - started >= 3
+        elapsed = time.monotonic() - started
+        assert 20 <= answers.count(0) <= 6 + 5 * elapsed  # a burst of five, then one after the other
+        assert elapsed >= 3
         there = [name for name, answer in zip(names, answers, strict=True) if answer == 0]
         for name in there:
             with Raw5.open(port, name, KEPT, clean=False) as again:

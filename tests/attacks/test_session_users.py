@@ -181,7 +181,7 @@ def test_a_connection_of_another_user(port: int, parts: tuple[bytes, ...]) -> No
 
 def test_a_will_of_another_user(port: int) -> None:
     """Its delay goes on: who is refused neither has it published, nor removed."""
-    will = raw5.will("ann/will", b"gone", prop(WILL_DELAY, 2))
+    will = raw5.will("ann/will", b"gone", prop(WILL_DELAY, 5))
     with Raw5.open(port, "watcher") as watcher:
         watcher.subscribed(("ann/will", 1))
         User.of(port, "willing", "ann", KEPT, clean=True, will=will).close()
@@ -209,7 +209,8 @@ def test_a_session_of_its_own(separate: int) -> None:
                 watcher.deliver("both/x", b"to both")
                 bob.message(b"to both")
                 payloads = [ann.message().payload for _ in range(4)]
-                assert payloads == [b"sent", b"of an ended one", b"waits", b"to both"]
+                assert payloads[:2] == [b"sent", b"of an ended one"]
+                assert sorted(payloads[2:]) == [b"to both", b"waits"]  # there is no order between topics
         with User.of(separate, "shared-id", "bob") as bob:
             assert bob.present
             assert bob.message().dup

@@ -289,13 +289,13 @@ def test_no_connect_in_time(nats_server: NatsServer, gateway_factory: GatewayFac
     """Silence, half a CONNECT and one that trickles in are all closed; whoever has connected stays."""
     gateway = gateway_factory(nats_server, env={"MQTT_NATS_CONNECT_TIMEOUT": "1"})
     data = connect("slow", flags=0x06, tail=("will/slow", bytes(1000)))
+    begun = time.monotonic()
     with (
         Raw(gateway.port) as silent,
         Raw(gateway.port) as half,
         Raw(gateway.port) as trickle,
         Raw.connected(gateway.port, keepalive=0) as bystander,
     ):
-        begun = time.monotonic()
         half.send(data[:40])
         position = 0
 
@@ -308,9 +308,9 @@ def test_no_connect_in_time(nats_server: NatsServer, gateway_factory: GatewayFac
             except TimeoutError:
                 return False
 
-        eventually(trickled, 10)
+        eventually(trickled)
         assert position < len(data)
         assert silent.expect_closed() == []
         assert half.expect_closed() == []
-        assert 0.9 < time.monotonic() - begun < 5
+        assert 0.9 < time.monotonic() - begun < Settings().connect_timeout
         assert bystander.ping() == []

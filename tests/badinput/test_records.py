@@ -161,13 +161,13 @@ async def test_a_poisoned_record_whose_deadline_passes(
     nats_server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext
 ) -> None:
     """The timer of the record before it is void, and timers of others still work."""
-    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
+    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "3"})
     poisoned, other = f"expired-{secrets.token_hex(4)}", f"expired-{secrets.token_hex(4)}"
     Raw.connected(gateway.port, poisoned, clean=False).close()
     await aeventually(lambda: _deadlines(js, poisoned))
     await js.publish(f"$MQTT.sess.{name_hash(poisoned)}", b"garbage")
     Raw.connected(gateway.port, other, clean=False).close()
-    await aeventually(lambda: _gone(js, other), 15)
+    await aeventually(lambda: _gone(js, other))
     assert (await js.get_last_msg(SESSIONS, f"$MQTT.sess.{name_hash(poisoned)}")).data == b"garbage"
     await js.purge_stream(SESSIONS, subject=f"$MQTT.sess.{name_hash(poisoned)}")
 
@@ -224,7 +224,7 @@ async def test_garbage_in_every_stream(gateway: Gateway, bystanders: Bystanders,
                     break
     with Paho(gateway.port, client_id, clean=False) as client:
         bystanders.publisher.publish_acknowledged("garbage/end", b"end", 2)
-        eventually(lambda: b"end" in client.payloads(), 20)
+        eventually(lambda: b"end" in client.payloads())
         client.subscribe("garbage/+", 1)
         bystanders.publisher.publish_acknowledged("garbage/end", b"end 2", 1)
         eventually(lambda: b"end 2" in client.payloads())
@@ -238,12 +238,13 @@ async def test_garbage_in_every_stream(gateway: Gateway, bystanders: Bystanders,
 
 def test_the_deadline_of_a_session_is_its_own(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
     """A session that was taken up again does not end at its former deadline."""
-    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
+    expiry = 4  # seconds; the client has to be back in time
+    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": str(expiry)})
     client_id = f"deadline-{secrets.token_hex(4)}"
     Raw.connected(gateway.port, client_id, clean=False).close()
     with Raw(gateway.port) as client:
         client.send(connect(client_id, clean=False))
         assert client.expect(raw.CONNACK).body == b"\1\0"
-        deadline = time.monotonic() + 2.5
+        deadline = time.monotonic() + expiry + 1
         eventually(lambda: client.ping() == [] and time.monotonic() > deadline)
         assert client.subscribe(("deadline", 1)) == [1]

@@ -108,6 +108,8 @@ class ChaosClient:
         """(publisher, number) of what the application has got."""
         self.owed: set[int] = set()
         """Packet identifiers that were not acknowledged as a connection was lost, and have not come since."""
+        self.interrupted = 0
+        """How many connections were lost with messages to us that we had not acknowledged."""
         self.acked = 0
         self.connected = asyncio.Event()
         self.filters: dict[str, int] = {}
@@ -243,6 +245,7 @@ class ChaosClient:
             self.left += 1
             self.history.note("lost", reason=link.reason, conn=link.number, open=sorted(link.unacknowledged))
             self.owed |= link.unacknowledged
+            self.interrupted += bool(link.unacknowledged)
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(ConnectionError("connection lost"))

@@ -22,6 +22,7 @@ from tests.harness.proxy import Proxy
 from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.lifecycle.watchful import OF, WATCHFUL
 
 SHIFT = 400.0
 """Seconds: more than anything that a test waits for."""
@@ -31,6 +32,8 @@ CLOSE = 60.0
 """A time in the tests is right when it is wrong by less than this (seconds)."""
 
 BOTH = pytest.mark.parametrize("shift", [-SHIFT, SHIFT], ids=["behind", "ahead"])
+
+SHIFTED = "tests.clocks.shifted"
 
 Run = Callable[..., Gateway]
 
@@ -49,11 +52,12 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 @pytest.fixture
 def run(server: NatsServer, gateway_factory: GatewayFactory) -> Run:
-    """Start a gateway with a wrong clock."""
+    """Start a gateway with a wrong clock. Of one that ``dies`` the lease is short; the others find that soon."""
 
-    def start(shift: float, url: str = "") -> Gateway:
-        env = {"CLOCK_SHIFT": str(shift)}
-        return gateway_factory(url or server, "--gateway-lease", "2", env=env, module="tests.clocks.shifted")
+    def start(shift: float, url: str = "", *, dies: bool = False) -> Gateway:
+        env = {"CLOCK_SHIFT": str(shift), OF: SHIFTED}
+        module = SHIFTED if dies else WATCHFUL
+        return gateway_factory(url or server, "--gateway-lease", "2", env=env, module=module)
 
     return start
 
@@ -104,7 +108,7 @@ async def test_sessions_end_in_time(run: Run, js: JetStreamContext, shift: float
 
 @BOTH
 async def test_sessions_of_a_dead_gateway_end_in_time(run: Run, js: JetStreamContext, shift: float) -> None:
-    dead, other = run(shift), run(-shift)
+    dead, other = run(shift, dies=True), run(-shift)
     async with await RawClient5.connect5(dead.port, "long", session_expiry_interval=300):
         dead.kill()
     assert abs(await due(js, f"$MQTT.timers.expiry.{name_hash('long')}") - 300) < CLOSE

@@ -22,6 +22,7 @@ from tests.harness.nats import NatsServer, ProcessNatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.lifecycle.watchful import WATCHFUL
 
 STEP = 5_400
 """Seconds."""
@@ -64,12 +65,12 @@ async def connect() -> AsyncIterator[Connect]:
 
 @pytest.fixture
 def gateway(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(server, "--gateway-lease", "4")
+    return gateway_factory(server, "--gateway-lease", "4", module=WATCHFUL)
 
 
 @pytest.fixture
 def second(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(server, "--gateway-lease", "4")
+    return gateway_factory(server, "--gateway-lease", "4", module=WATCHFUL)
 
 
 def set_clock(pid: int, seconds: int) -> None:

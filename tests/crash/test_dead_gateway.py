@@ -21,18 +21,22 @@ from tests.harness.rawclient import RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import live
+from tests.lifecycle.watchful import WATCHFUL
 
-LEASE = 2  # seconds
-SOON = LEASE * 5.0
+LEASE = 2
+"""Seconds of the lease of the gateway that dies, and after which the others find it dead."""
+
+SOON = 30.0
+"""Seconds in which that is found and dealt with, on a slow machine."""
 
 Connect = Callable[..., Awaitable[RawClient5]]
 
 
 @pytest.fixture
 def cluster(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> tuple[NatsServer, list[Gateway]]:
-    """A nats-server and three gateways with a short lease."""
+    """A nats-server, a gateway with a short lease, and two that soon find it dead."""
     server = nats_factory()
-    return server, [gateway_factory(server, "--gateway-lease", str(LEASE)) for _ in range(3)]
+    return server, [gateway_factory(server, "--gateway-lease", str(LEASE), module=one) for one in ("", *[WATCHFUL] * 2)]
 
 
 @pytest.fixture
@@ -166,7 +170,7 @@ async def test_sessions_of_a_killed_gateway(cluster: tuple[NatsServer, list[Gate
 
 
 async def test_no_false_wills_after_an_outage(cluster: tuple[NatsServer, list[Gateway]], connect: Connect) -> None:
-    """nats-server is away for longer than a lease: all leases have lapsed, and nobody is dead."""
+    """nats-server is away for longer than a lease: that of the first gateway has lapsed, and it is not dead."""
     server, (first, second, _) = cluster
     watch = await watcher(connect, second, "watch")
     client = await connect(first, "client", will=Will("wills/false", b"", 1, False))
@@ -238,7 +242,7 @@ async def test_gateway_that_was_taken_for_dead_and_dies(
 ) -> None:
     """It accepts nobody under a name that is no longer looked after: the will of its first new client is published."""
     server = nats_factory(config='ping_interval: "1s"\nping_max: 1')  # gives up who does not answer
-    first, second = (gateway_factory(server, "--gateway-lease", str(LEASE)) for _ in range(2))
+    first, second = (gateway_factory(server, "--gateway-lease", str(LEASE), module=one) for one in ("", WATCHFUL))
     watch = await watcher(connect, second, "watch")
     await connect(first, "client", will=Will("wills/stopped", b"", 1, False))
     os.kill(first.pid, signal.SIGSTOP)

@@ -151,7 +151,7 @@ async def test_the_leader_of_the_messages_is_killed(cluster: Cluster, near: Gate
         cluster.servers[1].kill()
         assert await cluster.leader(MESSAGES) is not cluster.servers[1]
         running(bystanders)
-        bystanders.check(timeout=RECOVERY)
+        bystanders.check(leaders_change=True, timeout=RECOVERY)
         await once_each(nc, bystanders)
 
 
@@ -463,7 +463,7 @@ async def test_messages_after_as_many_as_there_are_packet_identifiers(
             return "error" not in info and bool(info["delivered"]["stream_seq"] >= last)
 
         for consumer in consumers:
-            await nc.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{consumer}", timeout=5)
+            await nc.request(f"$JS.API.CONSUMER.LEADER.STEPDOWN.{consumer}", timeout=RECOVERY)
         for consumer in consumers:
             await aeventually(partial(passed_over, consumer), RECOVERY, what="a new leader")
         for number in range(3):

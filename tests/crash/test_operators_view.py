@@ -22,6 +22,7 @@ import pytest
 
 from tests.admin.support import address
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.crash.lag import Lag
 from tests.harness import raw
 from tests.harness.cluster import Cluster, running_cluster
 from tests.harness.gateway import Gateway
@@ -39,7 +40,7 @@ WAITING_S = 4.0
 """Without an acknowledgement for so long a publish waits for room."""
 
 SOON = 2.0
-"""Seconds in which the process itself answers, whatever NATS does."""
+"""Seconds in which the process itself answers, whatever NATS does, where the machine does not hold it up."""
 
 TLS = ssl.create_default_context()
 """Unused, but httpx would make one for each request, which takes ten times as long as the answer."""
@@ -58,10 +59,11 @@ class View:
 
     def ready(self) -> str:
         """What `/readyz` says: `ready`, or why not; `/healthz` is green meanwhile, and both answer at once."""
-        begun = time.monotonic()
-        assert self._get("/healthz").status_code == 200
-        answer = self._get("/readyz")
-        assert time.monotonic() - begun < SOON
+        with Lag() as lag:
+            begun = time.monotonic()
+            assert self._get("/healthz").status_code == 200
+            answer = self._get("/readyz")
+            assert time.monotonic() - begun < SOON + lag.seconds
         text = answer.text.strip()
         assert (answer.status_code == 200) == (text == "ready")
         return text
@@ -140,6 +142,7 @@ def test_the_leader_is_away(cluster: Cluster, view: View) -> None:
     """For as long as an election takes: the stream is named everywhere, and how much waits for it."""
     reason = f"JetStream does not store to {MESSAGES}"
     told: list[bool] = [False, False, False]
+    view.nats_url = cluster.url  # in a later round the gateway's own server may be the one that led
     with Raw.connected(view.gateway.port, "publisher") as client:
         for _ in range(6):  # an election that is over before a look is another round
             leader = asyncio.run(cluster.leader(MESSAGES))

@@ -16,6 +16,9 @@ from tests.harness.waiting import eventually
 
 TOPICS = 14
 
+HELD_UP = "the gateway process did not run for "
+"""What the log says where the machine has held the gateway up."""
+
 
 @contextmanager
 def publishing(port: int) -> Iterator[threading.Event]:
@@ -57,7 +60,8 @@ def test_one_warning_for_the_outage_and_one_for_its_end(
         server.start()
         eventually(lambda: "ready again" in gateway.log)
         eventually(acknowledged.is_set)
-    warnings = [line for line in gateway.log.splitlines() if " WARNING " in line or " ERROR " in line]
+    lines = [line for line in gateway.log.splitlines() if HELD_UP not in line]
+    warnings = [line for line in lines if " WARNING " in line or " ERROR " in line]
     assert len(warnings) == 2, warnings
     assert "does not store" in warnings[0] or "the connection to NATS is lost" in warnings[0]
     assert "connected to NATS again" in warnings[1]

@@ -68,7 +68,7 @@ async def records(client: Client, only: tuple[str, ...] = KEPT) -> Records:
     """Return all records as the leaders of the streams have them."""
     found: set[tuple[str, str]] = set()
     for stream in only:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b'{"subjects_filter":">"}', timeout=5)
+        reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b'{"subjects_filter":">"}', timeout=PATIENCE)
         info = orjson.loads(reply.data)
         assert "error" not in info or info["error"]["err_code"] == 10059, info
         found.update((stream, subject) for subject in (info.get("state") or {}).get("subjects") or ())
@@ -373,17 +373,17 @@ async def test_former_records_from_before_the_upgrade(
     topics = [f"{number:03}" for number in range(PAGE_FIRST + 50)]
     async with connected(server) as client:
         older = load_definition(RETAINED) | {"max_msgs_per_subject": 1, "allow_rollup_hdrs": False}
-        await client.request(f"$JS.API.STREAM.CREATE.{RETAINED}", orjson.dumps(older), timeout=5)
+        await client.request(f"$JS.API.STREAM.CREATE.{RETAINED}", orjson.dumps(older), timeout=PATIENCE)
         for payload in (b"1", b"2", b"3"):
             for topic in topics:
                 headers = {"Nmqtt-RTopic": topic, "Nmqtt-RFlags": "3", "Nmqtt-ROrigin": "older001"}
-                await client.request(retained_subject(topic), payload, headers=headers, timeout=5)
+                await client.request(retained_subject(topic), payload, headers=headers, timeout=PATIENCE)
     gateway = gateway_factory(server)
     assert f"changed stream {RETAINED}: allow_rollup_hdrs = true, max_msgs_per_subject = 16" in gateway.log
     server.kill()
     server.start()
     async with connected(server) as client:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{RETAINED}", timeout=5)
+        reply = await client.request(f"$JS.API.STREAM.INFO.{RETAINED}", timeout=PATIENCE)
         assert orjson.loads(reply.data)["state"]["messages"] > len(topics)
         await aeventually(lambda: "connected to NATS again" in gateway.log and gateway.ready, PATIENCE)
         async with await RawClient.connect(gateway.port, "reader") as reader:

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import nats
 import pytest
 
 from mqtt_nats.codec import Publish
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.nats import NatsServer
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 
@@ -34,6 +36,19 @@ async def connect() -> AsyncIterator[Connect]:
     yield connect
     for client in clients:
         client.drop()
+
+
+async def settled(server: NatsServer) -> None:
+    """Wait until JetStream has all acknowledgements: messages come again whose acknowledgement nats-server loses."""
+    client = await nats.connect(server.url)
+
+    async def nothing_waits() -> bool:
+        return not any(one.num_ack_pending for one in await client.jetstream().consumers_info("$MQTT_msgs"))
+
+    try:
+        await aeventually(nothing_waits, 60)
+    finally:
+        await client.close()
 
 
 async def test_members_of_a_killed_gateway(
@@ -134,4 +149,5 @@ async def test_nats_server_restarts(
         for member in members:
             await member.quiet()
         assert got == Counter(payloads)
+        await settled(server)
         server.restart()

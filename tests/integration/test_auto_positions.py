@@ -13,6 +13,7 @@ from nats.js.api import ConsumerConfig
 
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
@@ -85,8 +86,12 @@ async def in_records(stored: Stored, client_id: str) -> bool:
 async def with_consumers(stored: Stored, client_id: str, number: int = 1) -> None:
     """Wait until a session is served by the shared reader, and has its consumers."""
     await stored.live(client_id, number)
-    assert len(await stored.session_consumers(client_id)) == number
-    assert not await in_records(stored, client_id)
+
+    async def has() -> None:
+        assert len(await stored.session_consumers(client_id)) == number
+        assert not await in_records(stored, client_id)
+
+    await until(has)
 
 
 async def expect(client: RawClient, payloads: list[bytes]) -> None:
@@ -268,6 +273,7 @@ async def test_below_the_bound_it_costs_nothing(
             into.append(message.subject)
 
         seen = [await stored.nats.subscribe(one, cb=note) for one in ("$JS.API.>", "$MQTT.sess.>")]
+        await fence(stored.nats)
         client = await connect(client_id, clean=False, to=gateway)
         await client.subscribe(client_id, qos=1)
         await stored.live(client_id)
@@ -276,10 +282,13 @@ async def test_below_the_bound_it_costs_nothing(
         client = await connect(client_id, clean=False, to=gateway)
         await stored.live(client_id)
         (consumer,) = await stored.session_consumers(client_id)
+        await client.quiet()
+        await fence(stored.nats)
         for one in seen:
             await one.unsubscribe()
         looks = ".GET.$MQTT_pos."  # this test's
         own = [one for one in subjects if name_hash(client_id) in one and looks not in one]
         asked[positions] = Counter(one.replace(consumer.name, "c").replace(name_hash(client_id), "h") for one in own)
-    assert asked["auto"]
-    assert asked["auto"] == asked["consumers"]
+    # How often consumers are asked is a matter of time; how often the record is written is not.
+    assert asked["auto"]["$MQTT.sess.h"] == asked["consumers"]["$MQTT.sess.h"] > 0
+    assert set(asked["auto"]) == set(asked["consumers"])

@@ -219,30 +219,58 @@ async def test_pingreq(connect: Connector, name: str) -> None:
 
 async def test_keepalive(connect: Connector, name: str) -> None:
     """[MQTT-3.1.2-24]: silence for one and a half times the keepalive ends the connection, and not less."""
-    client = await connect(name, keepalive=1)
     begun = time.monotonic()
-    await client.expect_closed(5.0)
+    client = await connect(name, keepalive=1)
+    await client.expect_closed()
     assert time.monotonic() - begun > 1.4
 
 
 async def test_keepalive_counts_any_packet(connect: Connector, name: str) -> None:
     """[MQTT-3.1.2-24]: every control packet shows that the client is alive, PINGREQ or not."""
-    client = await connect(name, keepalive=1)
     silent = await connect(f"{name}-silent", keepalive=1)
+    for turn in range(5):
+        if await stays(connect, f"{name}-{turn}"):
+            break
+    else:
+        pytest.fail("this test had no time to send as often as a client must")
+    await silent.expect_closed()
+
+
+async def stays(connect: Connector, name: str) -> bool:
+    """A client that publishes is not closed, nor one without keepalive that only receives.
+
+    Returns:
+        False: the first one was closed after this test had not let it publish for too long.
+    """
     endless = await connect(f"{name}-endless", keepalive=0)
     await endless.subscribe(name)
+    keepalive = 3
+    gap, sent = 0.0, time.monotonic()  # seconds between two packets, at most
+    client = await connect(name, keepalive=keepalive)
     packet_id = client.next_id()
-    end = time.monotonic() + 3.5
-    while time.monotonic() < end:
-        client.publish(name, b"alive", 1, packet_id=packet_id)
-        await client.expect_ack(PUBACK, packet_id)
-        await endless.message(name, b"alive", timeout=5)
-        await silent_for(client, 0.3)
-    await silent.expect_closed(0.1)
+    end = time.monotonic() + 1.5 * keepalive + 1.5
+    try:
+        while time.monotonic() < end:
+            client.publish(name, b"alive", 1, packet_id=packet_id)
+            now = time.monotonic()
+            gap, sent = max(gap, now - sent), now
+            await client.expect_ack(PUBACK, packet_id)
+            await endless.message(name, b"alive")
+            await silent_for(client, 1)
+    except AssertionError:
+        if max(gap, time.monotonic() - sent) > 1.5 * keepalive:
+            return False
+        raise
     await endless.quiet()
+    return True
 
 
 async def silent_for(client: RawClient, seconds: float) -> None:
     """Say nothing for a while, and expect nothing."""
-    with pytest.raises(AssertionError, match="no packet within"):
-        await client.packet(seconds)
+    try:
+        packet = await client.packet(seconds)
+    except AssertionError as error:
+        if "no packet within" not in str(error):
+            raise
+    else:
+        raise AssertionError(f"nothing was expected, not {packet}")

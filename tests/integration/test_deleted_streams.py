@@ -28,7 +28,7 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 
 @pytest.fixture
 def local(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
+    return gateway_factory(server)
 
 
 @pytest.fixture
@@ -61,9 +61,12 @@ async def test_a_stream(local: Gateway, js: JetStreamContext, stream: str) -> No
         assert await aeventually(lambda: f"stream {stream} was deleted" in local.log)
 
 
-async def test_the_consumer_of_the_timers(local: Gateway, js: JetStreamContext) -> None:
+async def test_the_consumer_of_the_timers(
+    server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext
+) -> None:
+    gateway = gateway_factory(server, env={"MQTT_NATS_SESSION_EXPIRY_INTERVAL": "1"})
     await js.delete_consumer("$MQTT_timers", "gateways")
-    await (await RawClient.connect(local.port, "durable", clean=False)).disconnect()
+    await (await RawClient.connect(gateway.port, "durable", clean=False)).disconnect()
 
     async def expired() -> bool:
         return (await js.stream_info("$MQTT_sess")).state.messages == 0

@@ -81,7 +81,7 @@ async def test_a_clean_start_that_crashed(
     await fence(stored.nats)
     async with await RawClient.open(doomed.port) as client:
         client.send(Connect(4, name, True, 0, None, None, None))
-        await asyncio.wait_for(claimed.wait(), 5)
+        await asyncio.wait_for(claimed.wait(), 30)
 
     async def replaced() -> None:
         record, _ = await session_record(stored, name)

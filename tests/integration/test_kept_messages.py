@@ -6,19 +6,19 @@ The identifier that a message would have is in use by the kept one: it gets anot
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Container, Iterator
 from typing import Any
 
 import pytest
 
-from mqtt_nats.codec import Ack, Publish, Subscription
+from mqtt_nats.codec import Ack, Packet, Publish, Subscription
 from mqtt_nats.protocol.durable_sender import ID_SPACE, RETAINED_SPACE, packet_id, retained_id
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory
 from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
-from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient
+from tests.harness.rawclient import PUBACK, PUBCOMP, PUBREC, PUBREL, RawClient, topic_of
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Stored, position, until
 
@@ -148,20 +148,33 @@ async def let_go(client: RawClient, identifier: int, kind: int) -> None:
         await client.released(identifier)
 
 
-async def comes_again(client: RawClient, payload: bytes, identifier: int, kind: int) -> None:
-    """A kept message, or its PUBREL, comes to a new connection under its packet identifier [MQTT-4.4.0-1].
+async def following(client: RawClient, former: Container[bytes], owed: Ack | None = None) -> Packet:
+    """The next packet, after those of exchanges that are complete; they are answered.
 
-    What the client has answered within the last moments may come again before: PUBREL, or a message at QoS 1.
+    What the client has answered within the last moments may come again, anywhere between other messages: PUBREL, or a
+    message at QoS 1. Those behind a kept retained message stay owed.
+
+    Args:
+        former: payloads that the client has acknowledged on former connections.
+        owed: a PUBREL that is not complete.
     """
-    owed = Ack(PUBREL, identifier, 0)
     while (packet := await client.packet()) != owed:
         if isinstance(packet, Ack):
             assert packet.kind == PUBREL
             client.ack(PUBCOMP, packet.packet_id)
-        elif isinstance(packet, Publish) and (packet.payload, packet.qos, packet.dup) == (b"new", 1, True):
+        elif isinstance(packet, Publish) and packet.payload in former and (packet.qos, packet.dup) == (1, True):
             client.ack(PUBACK, packet.packet_id)
         else:
             break
+    return packet
+
+
+async def comes_again(
+    client: RawClient, payload: bytes, identifier: int, kind: int, former: Container[bytes] = ()
+) -> None:
+    """A kept message, or its PUBREL, comes to a new connection under its packet identifier [MQTT-4.4.0-1]."""
+    owed = Ack(PUBREL, identifier, 0)
+    packet = await following(client, former, owed)
     if kind == PUBCOMP:
         assert packet == owed
     else:
@@ -169,12 +182,11 @@ async def comes_again(client: RawClient, payload: bytes, identifier: int, kind: 
         assert (packet.payload, packet.packet_id, packet.dup) == (payload, identifier, True)
 
 
-async def next_publish(client: RawClient) -> Publish:
-    """The next message, after PUBRELs of messages that are complete: those behind a kept retained message stay owed."""
-    while isinstance(packet := await client.packet(), Ack):
-        assert packet.kind == PUBREL
-        client.ack(PUBCOMP, packet.packet_id)
+async def next_publish(client: RawClient, topic: str, payload: bytes, former: Container[bytes]) -> Publish:
+    """The next message, which must be this one, after packets of exchanges that are complete."""
+    packet = await following(client, former)
     assert isinstance(packet, Publish)
+    assert (topic_of(packet), packet.payload) == (topic, payload)
     return packet
 
 
@@ -234,16 +246,18 @@ async def test_an_identifier_in_use_is_passed_over(
     await client.complete(before)
     await client.complete(after)
     await keep(client, other, kind)
-    for to in (near, far):
+    former: list[bytes] = []
+    for to, payload in ((near, b"new"), (far, b"newer")):
         await client.quiet()
         await two_left(stored, name, kind)
         if to is far:
             near.kill()
         client = await device.connect(to)
-        await comes_again(client, b"kept", kept.packet_id, kind)
-        await comes_again(client, b"other", other.packet_id, kind)
-        await publisher.deliver(name, b"new", qos)
-        await client.receive(name, b"new")
+        await comes_again(client, b"kept", kept.packet_id, kind, former)
+        await comes_again(client, b"other", other.packet_id, kind, former)
+        await publisher.deliver(name, payload, qos)
+        await client.complete(await next_publish(client, name, payload, former))
+        former.append(payload)
     await let_go(client, other.packet_id, kind)
     await nothing_allocated(stored, name)
     await let_go(client, kept.packet_id, kind)
@@ -276,19 +290,21 @@ async def test_an_identifier_of_a_retained_message_is_passed_over(
     for one in (kept, other):
         await keep(client, one, kind)
     await client.complete(after)
-    for to in (near, far):
+    former: list[bytes] = []
+    for to, payload in ((near, b"new"), (far, b"newer")):
         await client.quiet()
         if to is far:
             near.kill()
         client = await device.connect(to)
-        await comes_again(client, b"kept", kept.packet_id, kind)
-        await comes_again(client, b"other", other.packet_id, kind)
+        await comes_again(client, b"kept", kept.packet_id, kind, former)
+        await comes_again(client, b"other", other.packet_id, kind, former)
         if kind == PUBACK:  # a replay goes on at the first message that is not acknowledged
-            await client.complete(await client.message(f"{name}/after", b"after"))
-        await publisher.deliver(f"{name}/new", b"new", qos)
-        new = await next_publish(client)
-        assert (new.payload, new.packet_id in (kept.packet_id, other.packet_id)) == (b"new", False)
+            await client.complete(await next_publish(client, f"{name}/after", b"after", former))
+        await publisher.deliver(f"{name}/new", payload, qos)
+        new = await next_publish(client, f"{name}/new", payload, former)
+        assert new.packet_id not in (kept.packet_id, other.packet_id)
         await client.complete(new)
+        former.append(payload)
     for one in (other, kept):
         await let_go(client, one.packet_id, kind)
     await nothing_allocated(stored, name)

@@ -178,7 +178,7 @@ async def test_a_timer_is_removed_late(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
     """It is that of a later end of the session by then."""
-    options: dict[str, Any] = {"session_expiry_interval": 4}
+    options: dict[str, Any] = {"session_expiry_interval": 8}  # in which the test has to see that the timer is there
     client = await connect5(name, clean=False, **options)
     await client.subscribe(name, qos=1)
     trap = proxy.set("up", "$JS.API.STREAM.MSG.GET.$MQTT_timers", Action.HOLD)

@@ -28,7 +28,7 @@ async def incoming(stored: Stored, subject: str) -> "asyncio.Queue[Msg]":
 
 
 async def following(queue: "asyncio.Queue[Msg]") -> Msg:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await queue.get()
 
 
@@ -229,7 +229,7 @@ async def test_inner_traffic_is_not_shown(connect: Connector, name: str, stored:
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(answer())
-        assert (await stored.nats.request(f"{name}.service", b"question", timeout=5)).data == b"answer"
+        assert (await stored.nats.request(f"{name}.service", b"question", timeout=30)).data == b"answer"
     # Of different publishers: a client of the same gateway may else overtake what still is on its way from NATS.
     await durable.message(f"{name}/service", b"question")
     await spy.receive(f"{name}/service", b"question")
@@ -238,7 +238,7 @@ async def test_inner_traffic_is_not_shown(connect: Connector, name: str, stored:
     for qos in (0, 1, 2):
         await durable.receive(f"{name}/a", b"%d" % qos)
     pull = await stored.js.pull_subscribe(f"$MQTT.msgs.{name}.>", stream="$MQTT_msgs")
-    for message in await pull.fetch(2, timeout=5):
+    for message in await pull.fetch(2, timeout=30):
         await message.ack_sync()
     await pull.unsubscribe()
     await publisher.deliver(f"{name}/a", b"", 1, retain=True)

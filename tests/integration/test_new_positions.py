@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
@@ -13,10 +14,12 @@ import pytest
 from nats.aio.msg import Msg
 
 from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
+from mqtt_nats.delivery.position_writer import OWNERSHIP_PROOF_S, SLOW_PROOFS_MOST
 from mqtt_streams.hashing import name_hash
 from mqtt_streams.positions import Position
 from tests.chaos.points.proxy import Action, NatsProxy
 from tests.conftest import GatewayFactory, _gateway_factory
+from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient, topic_of
@@ -151,19 +154,23 @@ async def test_what_a_new_session_asks_and_stores(connect: Connector, name: str,
 
     for subject in ("$JS.API.>", "$MQTT.>"):
         await stored.nats.subscribe(subject, cb=count)
-    await stored.nats.flush()
+    await fence(stored.nats)
     client = await connect(name, clean=False)
     await client.subscribe(f"{name}/+", qos=1)
     await reads(stored, f"{name}/*")
+    leaves = time.monotonic()
     await client.disconnect()
     await aeventually(lambda: "$MQTT.timers.expiry.KEY" in found and found["$MQTT.pos.KEY"] > 1)
-    await stored.nats.flush()
+    await fence(stored.nats)
+    proofs = SLOW_PROOFS_MOST if time.monotonic() - leaves > OWNERSHIP_PROOF_S else 0
     notes = [found.pop(subject) for subject in list(found) if subject.startswith("$MQTT.shared.quota.")]
     claims = [found.pop(subject) for subject in list(found) if subject.startswith("$MQTT.JSA.")]
     assert notes == [2]  # none, then one consumer
     assert claims == [1, 1]
-    writes = {"$MQTT.sess.KEY": 2, "$MQTT.pos.KEY": 2, "$MQTT.timers.expiry.KEY": 1}
-    assert found == {"$JS.API.STREAM.MSG.GET.$MQTT_sess": 1} | writes
+    # A gateway whose answers are late asks whose the session is when it leaves it; a position may be written meanwhile.
+    assert 1 <= found.pop("$JS.API.STREAM.MSG.GET.$MQTT_sess") <= 1 + proofs
+    assert 2 <= found.pop("$MQTT.pos.KEY") <= 2 + SLOW_PROOFS_MOST
+    assert found == {"$MQTT.sess.KEY": 2, "$MQTT.timers.expiry.KEY": 1}
     # A gateway's report each minute asks for three streams.
     assert 1 <= states["$MQTT_rmsgs"] <= 1 + max(states["$MQTT_msgs"], states["$MQTT_sess"])
 
@@ -178,11 +185,11 @@ async def test_sessions_that_subscribe_at_the_same_time_share_a_question(
         asked.append(message.subject)
 
     await stored.nats.subscribe("$JS.API.STREAM.INFO.$MQTT_rmsgs", cb=count)
-    await stored.nats.flush()
+    await fence(stored.nats)
     clients = [await connect(f"{name}-{number}", clean=False) for number in range(20)]
     answers = await asyncio.gather(*(one.subscribe(f"{name}/{at}/+", qos=1) for at, one in enumerate(clients)))
     assert answers == [(1,)] * 20
-    await stored.nats.flush()
+    await fence(stored.nats)
     assert 0 < len(asked) < 20
 
 
@@ -283,7 +290,8 @@ async def test_a_gateway_dies_before_suback(
     for topic in topics:
         await publisher.deliver(topic, b"2", 2)
     await publisher.deliver(f"{name}/b", b"3", 2)
-    while not got or got[-1].payload != b"3":
+    last = {(f"{name}/b", b"3"), *([(f"{name}/a", b"2")] if served else [])}
+    while not last <= {(topic_of(one), one.payload) for one in got}:
         (one,) = await received(client, 1)
         got.append(one)
         await client.complete(one)

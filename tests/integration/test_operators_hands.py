@@ -19,6 +19,7 @@ from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import Stored
+from tests.lifecycle.watchful import WATCHFUL
 
 FAST = ("--gateway-lease", "2")
 """Gateways look at the streams twice a second."""
@@ -127,7 +128,7 @@ async def test_removed_shared_records(
 ) -> None:
     """The stream of messages is still there: nobody is disconnected, and messages go on."""
     js = client.jetstream()
-    gateways = [gateway_factory(server, *FAST, env=REGIMES[regime]) for _ in range(2)]
+    gateways = [gateway_factory(server, *FAST, env=REGIMES[regime], module=WATCHFUL) for _ in range(2)]
     await absent_session(gateways[0].port, "absent", "a")
     async with (
         await RawClient.connect(gateways[0].port, "one", clean=False) as one,
@@ -137,7 +138,7 @@ async def test_removed_shared_records(
         for each in (one, two):
             await each.subscribe("a", qos=2)
         await js.delete_stream("$MQTT_shared")
-        late = gateway_factory(server, *FAST, env=REGIMES[regime])
+        late = gateway_factory(server, *FAST, env=REGIMES[regime], module=WATCHFUL)
 
         async def marked() -> bool:
             return (await js.stream_info("$MQTT_shared")).state.messages > 0

@@ -19,6 +19,7 @@ from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import PUBACK, PUBREC, RawClient
 from tests.harness.waiting import aeventually
+from tests.lifecycle.watchful import WATCHFUL
 
 pytestmark = pytest.mark.anyio
 
@@ -48,17 +49,23 @@ async def between(nats_server: NatsServer) -> AsyncIterator[Between]:
 
 
 @pytest.fixture
-async def cut_off(between: Between, gateway_factory: GatewayFactory) -> Gateway:
+def lease() -> int:
+    """Seconds of the lease of the gateway behind the proxy; a short one where the test kills it."""
+    return 60
+
+
+@pytest.fixture
+async def cut_off(between: Between, gateway_factory: GatewayFactory, lease: int) -> Gateway:
     """The gateway behind the proxy."""
-    gateway = gateway_factory(between.url, "--gateway-lease", "3", start=False)
+    gateway = gateway_factory(between.url, "--gateway-lease", str(lease), start=False)
     await asyncio.to_thread(gateway.start)
     return gateway
 
 
 @pytest.fixture
 async def other(cut_off: Gateway, nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    """A gateway that is not."""
-    gateway = gateway_factory(nats_server, "--gateway-lease", "3", start=False)
+    """A gateway that is not; it soon finds the other one dead."""
+    gateway = gateway_factory(nats_server, "--gateway-lease", "3", start=False, module=WATCHFUL)
     await asyncio.to_thread(gateway.start)
     return gateway
 
@@ -120,6 +127,7 @@ async def test_a_will_that_waits_is_found_by_the_next_connection(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lease", [3])
 async def test_what_a_session_holds_does_not_outlive_its_record(
     between: Between, cut_off: Gateway, other: Gateway, js: JetStreamContext
 ) -> None:

@@ -52,7 +52,7 @@ async def test_what_the_shared_reader_lost(
             assert (received.payload, received.dup) == (b"%d" % number, False)
             await subscriber.complete(received)
         await subscriber.quiet()
-    assert gateway.log.count("the shared reader was made again") == 1
+    assert "the shared reader was made again" in gateway.log
     await asyncio.to_thread(gateway.term)
 
 
@@ -81,7 +81,7 @@ async def test_what_was_lost_comes_before_what_followed(local: Gateway, proxy: N
             await subscriber.complete(one)
         await publisher.deliver(topic, b"end", qos)
         assert (await subscriber.messages(1))[0].payload == b"end"
-    assert local.log.count(LOST) == 1
+    assert LOST in local.log
 
 
 async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
@@ -158,7 +158,7 @@ async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
         await subscriber.quiet()
         await stored.nats.publish(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.$MQTT_msgs.{name}", b"{}")
         assert (await subscriber.messages(1))[0].payload == b"1"
-    assert local.log.count(LOST) == 1
+    assert LOST in local.log
 
 
 @pytest.mark.parametrize("shared_reader", ["always", "never"])

@@ -327,7 +327,7 @@ class TestRequestFromMqtt:
         await fence(stored.nats)
         client = await subscriber(connect5, name, f"{name}/answers")
         client.publish5(f"{name}/ask", b"q", response_topic=f"{name}/answers", correlation_data=b"c")
-        reply = (await asyncio.wait_for(requests.get(), 8)).reply
+        reply = (await asyncio.wait_for(requests.get(), 30)).reply
         prefix, _, token = reply.rpartition(".")
         assert len(token) >= 22
         for wrong in (f"{prefix}.1", f"{prefix}.{token[:-1]}", f"{prefix}.{token}x"):
@@ -359,7 +359,7 @@ class TestRequestFromMqtt:
         await fence(requester)
         client.publish5(f"{name}/ask", b"q", response_topic=f"{name}/answers", correlation_data=b"c")
         await client.message(f"{name}/ask", b"q")
-        question = await asyncio.wait_for(requests.get(), 8)
+        question = await asyncio.wait_for(requests.get(), 30)
         await requester.publish(f"{name}.from-nats", b"?", reply=inbox)
         topic = response_topic(await client.message(f"{name}/from-nats", b"?"))
         server.kill()

@@ -67,7 +67,7 @@ class TestRequestFromNats:
         topic = response_topic(await client.message(f"{name}/ask", b""))
         client.send(*(Publish(0, False, False, key_of(topic), 0, b"%03d" % index) for index in range(100)))
         for index in range(100):
-            assert (await asyncio.wait_for(replies.get(), 8)).data == b"%03d" % index
+            assert (await asyncio.wait_for(replies.get(), 30)).data == b"%03d" % index
         await client.quiet()
 
     async def test_over_an_alias(self, connect5: Connector5, name: str, stored: Stored) -> None:
@@ -80,7 +80,7 @@ class TestRequestFromNats:
         topic = response_topic(await client.message(f"{name}/ask", b"?"))
         await answer(client, topic, b"1", topic_alias=3)
         await answer(client, "", b"2", 1, topic_alias=3)
-        assert [(await asyncio.wait_for(replies.get(), 8)).data for _ in range(2)] == [b"1", b"2"]
+        assert [(await asyncio.wait_for(replies.get(), 30)).data for _ in range(2)] == [b"1", b"2"]
 
     async def test_every_encoding(
         self, connect: Connector, connect5: Connector5, name: str, stored: Stored, second_gateway: Gateway
@@ -107,7 +107,7 @@ class TestRequestFromNats:
         for index, client in enumerate(clients):
             topic = response_topic(await client.message(f"{name}/ask", b"?"))
             await answer(client, topic, b"%d" % index, 1)
-        answers = {(await asyncio.wait_for(replies.get(), 8)).data for _ in clients}
+        answers = {(await asyncio.wait_for(replies.get(), 30)).data for _ in clients}
         assert answers == {b"%d" % index for index in range(len(clients))}
 
     async def test_shared_subscription(
@@ -132,7 +132,7 @@ class TestRequestFromNats:
                 member.publish(response_topic(request), request.payload)
 
         tasks = [asyncio.ensure_future(work(member)) for member in members]
-        answers = [int((await asyncio.wait_for(replies.get(), 8)).data) for _ in range(30)]
+        answers = [int((await asyncio.wait_for(replies.get(), 30)).data) for _ in range(30)]
         assert sorted(answers) == list(range(30))
         for task in tasks:
             task.cancel()
@@ -220,5 +220,5 @@ class TestRequestFromNats:
             await client.expect_ack(PUBREC, 5)
             client.ack(PUBREL, 5)
             await client.expect_ack(PUBCOMP, 5)
-        assert [(await asyncio.wait_for(replies.get(), 8)).data for _ in range(2)] == [b"1", b"2"]
+        assert [(await asyncio.wait_for(replies.get(), 30)).data for _ in range(2)] == [b"1", b"2"]
         assert replies.empty()

@@ -72,7 +72,7 @@ async def test_a_replay_that_goes_on_has_nothing_left(
         record = await stored.record(name)
         assert not record["v5"].get("replay")
 
-    await until(ended, 5)
+    await until(ended)
     client.drop()
     await publisher.deliver(f"{name}/b", b"y", 0, retain=True)
     client = await connect(name, clean=False)
@@ -158,7 +158,7 @@ async def test_what_is_complete_of_a_replay_does_not_come_again(
         assert (await stored.record(name))["v5"]["replay"][f"{name}.>"] > first
 
     if end == "killed":
-        await until(noted, 5)
+        await until(noted)
     waiting = (await client.expect(Publish, payload=payloads[2], dup=False)).packet_id
     client.ack(PUBREC, waiting)
     await client.expect_ack(PUBREL, waiting)

@@ -92,7 +92,7 @@ async def test_a_connection_in_one_write(connect: Connector, name: str, gateway:
             await asyncio.sleep(0.02)
     found = []
     for _ in expected:
-        one = (await subscriber.messages(1, 5))[0]
+        one = (await subscriber.messages(1))[0]
         await subscriber.complete(one)
         found.append(one.payload)
     assert sorted(found) == sorted(expected)
@@ -117,7 +117,7 @@ async def test_a_connection_with_a_subscription_in_one_write(
         _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"".join(encode(packet, 4) for packet in packets))
         writer.close()
-        await subscriber.receive(f"{name}/{number}", b"x" * size, timeout=5)
+        await subscriber.receive(f"{name}/{number}", b"x" * size)
 
         async def there(number: int = number) -> None:
             subs = (await stored.record(name))["subs"]

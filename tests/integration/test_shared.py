@@ -46,7 +46,7 @@ async def all_of(clients: Sequence[RawClient], count: int) -> list[list[Publish]
     return found
 
 
-ROUNDS = 5
+ROUNDS = 20
 """A gateway that is late may leave a whole round to the other one."""
 
 
@@ -84,7 +84,7 @@ async def test_one_member_gets_each_message(
         assert {publish.qos for each in found for publish in each} == {min(qos, published)}
         assert [publish.payload for publish in await outsider.messages(count)] == payloads
         shares = [share + len(each) for share, each in zip(shares, found, strict=True)]
-        if not published or min(shares) >= 5:
+        if not published or min(shares) >= 1:
             return
     raise AssertionError(f"not everybody takes part: {shares}")
 

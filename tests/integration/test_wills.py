@@ -22,7 +22,7 @@ async def end(how: str, client: RawClient, connect: Connector, client_id: str, s
             client.half_close()
             await client.expect_closed()
         case "keepalive":
-            await client.expect_closed(5)
+            await client.expect_closed()
         case "protocol error":
             client.write(b"\x20\x02\x00\x00")  # CONNACK is not a client's to send
             await client.expect_closed()

@@ -23,7 +23,7 @@ Sides: TypeAlias = dict[str, int]
 
 BOTH_WAYS = pytest.mark.parametrize(("here", "there"), [("gateway", "nats-server"), ("nats-server", "gateway")])
 
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 30.0  # seconds
 _NAMES = itertools.count()
 
 

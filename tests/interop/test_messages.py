@@ -59,7 +59,7 @@ async def test_nats_clients_receive_from_both(paho: Pahos, nats_client: NatsClie
         publisher = paho(side, unique("pub"))
         for qos in (0, 1, 2):
             publisher.publish(topic, f"{side}{qos}".encode(), qos)
-            header, payload = await asyncio.wait_for(received.get(), 5)
+            header, payload = await asyncio.wait_for(received.get(), 30)
             assert payload == f"{side}{qos}".encode()
             assert header == str(qos) or (qos == 0 and header == "")
     assert received.empty()

@@ -15,6 +15,9 @@ from tests.harness.nats import NatsServer
 from tests.harness.waiting import eventually
 from tests.interop.support import BOTH_WAYS, Message, Pahos, unique
 
+PATIENCE = 10.0
+"""Seconds until paho's thread has noticed that its connection was closed."""
+
 
 @BOTH_WAYS
 @pytest.mark.parametrize("qos", [1, 2])
@@ -95,7 +98,7 @@ def test_takeover(paho: Pahos, here: str, there: str, clean: bool) -> None:
     old = paho(here, client_id, clean=clean)
     old.subscribe(topic, 2)
     new = paho(there, client_id, clean=clean)
-    assert old.closed.wait(1.0), "the former connection was not closed within a second"
+    assert old.closed.wait(PATIENCE), "the former connection was not closed"
     assert new.session_present is not clean
     if clean:
         new.subscribe(topic, 2)
@@ -106,7 +109,7 @@ def test_takeover(paho: Pahos, here: str, there: str, clean: bool) -> None:
 
     # nats-server holds a client that comes back within a second, and then closes it without an answer.
     back = paho(here, client_id, clean=clean, connects=3)
-    assert new.closed.wait(1.0)
+    assert new.closed.wait(PATIENCE), "the former connection was not closed"
     assert back.session_present is not clean
     if clean:
         back.subscribe(topic, 2)
@@ -124,7 +127,7 @@ def test_takeover_by_the_gateway_under_traffic_loses_nothing(paho: Pahos) -> Non
         publisher.publish(topic, b"%d" % number, 1)
         if number == 150:
             clients.append(paho("gateway", client_id, clean=False))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     wanted = {b"%d" % number for number in range(300)}
     while {one.payload for client in clients for one in client.messages} != wanted:
         assert time.monotonic() < deadline

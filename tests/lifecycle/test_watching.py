@@ -16,6 +16,9 @@ from tests.harness.inprocess import running
 from tests.harness.nats import NatsServer
 from tests.lifecycle.test_busy import lease_of
 
+LASTS = 3600
+"""Seconds of leases that do not lapse while a test runs."""
+
 
 @pytest.mark.parametrize(
     ("gateways", "least", "most"), [(1, 1.0, 1.0), (LEASE_WATCHERS, 1.0, 1.0), (1000, 0.003, 0.005)]
@@ -36,7 +39,7 @@ def test_a_few_of_many(
         async def others_renew() -> None:
             for number in range(gateways - 1):
                 sequence, _ = await lease.store.lease(f"other{number}")
-                await lease.store.hold(f"other{number}", f"other{number}", sequence, 20)
+                await lease.store.hold(f"other{number}", f"other{number}", sequence, LASTS)
                 registration = await lease.store.registered(f"other{number}")
                 await lease.store.register(f"other{number}", 0.0, {}, registration)
 
@@ -95,13 +98,13 @@ def test_the_dead_are_found_without_reading_all(nats_server: NatsServer) -> None
             for entry in await store.entries():
                 await store.remove(entry.identity)
             for number in range(40):  # more than a page has
-                await store.hold(f"dead{number}", f"dead{number}", 0, 20)
+                await store.hold(f"dead{number}", f"dead{number}", 0, LASTS)
                 await store.register(f"dead{number}", 0.0, {"version": "0"}, 0)
                 if number < 38:
                     await stored.purge(inbox, STREAM, f"{PREFIX}lease.dead{number}")
-            await store.hold("dead0", "reaper", 0, 20)
+            await store.hold("dead0", "reaper", 0, LASTS)
             for number in range(200):
-                await store.hold(f"living{number}", f"living{number}", 0, 20)
+                await store.hold(f"living{number}", f"living{number}", 0, LASTS)
                 await store.register(f"living{number}", 0.0, {}, 0)
 
         gateway.run(fill())

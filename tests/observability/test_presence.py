@@ -147,9 +147,9 @@ async def test_a_killed_gateway(
     nats_server: NatsServer, gateway_factory: GatewayFactory, name: str, seen: Seen
 ) -> None:
     """Whoever deals with its clients tells; those that had left before are not told of again."""
-    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), gateway_lease=2, sys_interval=0)
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), gateway_lease=5, sys_interval=0)
     with running(settings) as survivor:
-        victim = gateway_factory(nats_server, "--gateway-lease", "2", "--session-expiry-interval", "7200")
+        victim = gateway_factory(nats_server, "--gateway-lease", "5", "--session-expiry-interval", "7200")
         clients = [
             await RawClient.connect(victim.port, f"{name}-regular"),
             await RawClient.connect(victim.port, f"{name}-durable", clean=False),

@@ -21,11 +21,12 @@ from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.rawclient5 import RawClient5
 from tests.harness.waiting import aeventually
+from tests.lifecycle.watchful import OF, WATCHFUL
 from tests.rolling import keyed, newer
 from tests.rolling.halves import MEMBER, MORTAL, PATIENCE, PLAIN, ROLLER, end_all, go_on, leave
 
 LEASE = 2
-"""Seconds of a gateway's lease."""
+"""Seconds of the lease of a gateway that dies, and after which others find it dead."""
 
 
 @pytest.fixture
@@ -42,11 +43,14 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 @pytest.fixture
 def run(server: NatsServer, gateway_factory: GatewayFactory) -> Callable[..., Gateway]:
-    """Start a gateway of some version, with these arguments; "" is today's."""
+    """Start a gateway of some version, with these arguments; "" is today's. Of one that ``dies`` the lease is short."""
 
-    def start(version: str = "", *arguments: str) -> Gateway:
-        module = f"tests.rolling.{version}" if version else ""
-        return gateway_factory(server, "--gateway-lease", str(LEASE), *arguments, module=module)
+    def start(version: str = "", *arguments: str, dies: bool = False) -> Gateway:
+        module = f"tests.rolling.{version}" if version else "mqtt_nats"
+        all_arguments = ("--gateway-lease", str(LEASE), *arguments)
+        if dies:
+            return gateway_factory(server, *all_arguments, module=module)
+        return gateway_factory(server, *all_arguments, env={OF: module}, module=WATCHFUL)
 
     return start
 
@@ -96,7 +100,7 @@ async def test_a_session_goes_back_and_forth(
 async def test_one_dies_and_the_other_deals_with_its_clients(
     run: Callable[..., Gateway], js: JetStreamContext, dead: str
 ) -> None:
-    one, two = run(dead), run("" if dead else "keyed")
+    one, two = run(dead, dies=True), run("" if dead else "keyed")
     async with await RawClient.connect(two.port, "watcher") as watcher:
         await watcher.subscribe("wills/#", qos=2)
         doomed = [
@@ -160,7 +164,7 @@ async def test_what_only_a_newer_gateway_can_end_waits_for_one(
     run: Callable[..., Gateway], js: JetStreamContext
 ) -> None:
     """Its deadline, and those of its clients that ended with it."""
-    today, later = run(), run("newer")
+    today, later = run(), run("newer", dies=True)
     async with await RawClient5.connect5(later.port, "ending", session_expiry_interval=1) as client:
         await client.subscribe("a", qos=1)
     dying = await RawClient.connect(later.port, "dying", will=Will("wills/1", b"x", 1, False))

@@ -242,6 +242,32 @@ async def test_made_while_files_of_the_former_one_are_removed(setup: Setup) -> N
     assert list(setup.consumers) == [NAME]
 
 
+@pytest.mark.sources
+async def test_made_while_a_server_takes_it_for_a_change_of_the_former_one(setup: Setup) -> None:
+    """Such an assignment stays until the name is deleted."""
+    setup.consumers.clear()
+    asked: list[str] = []
+
+    def refuse(subject: str) -> None:
+        asked.append(subject)
+        if subject == CREATE and f"$JS.API.CONSUMER.DELETE.{MESSAGES}.{NAME}" not in asked:
+            raise ApiError(500, CONSUMER_NAME_EXISTS, "consumer name already in use")
+
+    setup.services.fake_inbox.before = refuse
+    await make_anew(as_side(setup.side), setup.binding)
+    assert list(setup.consumers) == [NAME]
+    assert asked.count(CREATE) == 2
+
+
+async def test_a_name_that_stays_in_use_is_an_error_of_jetstream(setup: Setup) -> None:
+    """Not one of a deliver subject: the client is told that the server is not available."""
+    setup.consumers.clear()
+    setup.busy(10**6)
+    with pytest.raises(ApiError) as raised:
+        await make_anew(as_side(setup.side), setup.binding)
+    assert raised.value.err_code == CONSUMER_NAME_EXISTS
+
+
 # -- what is on its way -------------------------------------------------------------------------------
 
 

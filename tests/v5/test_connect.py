@@ -303,13 +303,13 @@ def test_keep_alive(open5: Opener, name: str) -> None:
     listener.subscribed((name, 1))
     client = open5(keepalive=2, flags=4, tail=will(name, b"network failure"))
     assert client.connack.get(SERVER_KEEP_ALIVE) is None
-    for _ in range(4):
-        time.sleep(1.0)
+    for _ in range(8):
+        time.sleep(0.5)
+        started = time.monotonic()
         client.quiet()
-    started = time.monotonic()
     client.ended(0x8D)
-    assert 2.9 < time.monotonic() - started < 6
-    listener.message(b"network failure")
+    assert time.monotonic() - started > 2.9
+    listener.message(b"network failure")  # its own keep alive is 60
 
 
 def test_no_keep_alive(open5: Opener) -> None:
@@ -323,14 +323,17 @@ def test_no_keep_alive(open5: Opener) -> None:
 def test_server_keep_alive(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: Opener) -> None:
     """[MQTT-3.2.2-22] (5.0): what the client sent holds unless CONNACK says something else, and then that."""
     gateway = gateway_factory(nats_server, "--server-keep-alive", "2")
-    clients = [open5(keepalive=keepalive, to=gateway) for keepalive in (0, 60, 2, 1)]
+    clients, begun = [], []
+    for keepalive in (0, 60, 2, 1):
+        begun.append(time.monotonic())
+        clients.append(open5(keepalive=keepalive, to=gateway))
     assert [client.connack.get(SERVER_KEEP_ALIVE) for client in clients] == [2, 2, None, None]
-    started = time.monotonic()
     clients.pop().ended(0x8D)
-    assert time.monotonic() - started > 1.4
-    for client in clients:
+    assert time.monotonic() - begun.pop() > 1.4
+    for client, since in zip(clients, begun, strict=True):
         client.ended(0x8D)
-    assert 2.9 < time.monotonic() - started < 8
+        assert time.monotonic() - since > 2.9
+    assert time.monotonic() - begun[0] < 60  # a keep alive of 60 would take 90
 
 
 def test_properties_may_be_empty(gateway: Gateway) -> None:

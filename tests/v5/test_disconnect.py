@@ -169,7 +169,7 @@ def test_shutdown(nats_server: NatsServer, gateway_factory: GatewayFactory, open
 
 def test_drain(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: Opener) -> None:
     """Clients are let go one after the other and told where to go; until then they are served, and nobody new is."""
-    gateway = gateway_factory(nats_server, "--drain-time", "4", "--server-reference", "other:1883")
+    gateway = gateway_factory(nats_server, "--drain-time", "8", "--server-reference", "other:1883")
     clients = [open5(f"drained-{number}", STORED, to=gateway) for number in range(4)]
     small = open5("small", prop(MAXIMUM_PACKET_SIZE, 40), to=gateway)
     begun = time.monotonic()
@@ -188,7 +188,7 @@ def test_drain(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: 
     assert {one.get(SERVER_REFERENCE) for one in found} == {"other:1883"}
     assert small not in left or found[-1].get(REASON_STRING) is None
     assert gateway.wait() == 0
-    assert 3 < time.monotonic() - begun < 10
+    assert 6 < time.monotonic() - begun < 30
 
 
 def test_unsubscribe_is_no_violation(open5: Opener) -> None:

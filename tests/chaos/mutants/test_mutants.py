@@ -22,6 +22,9 @@ SOUND = ""
 
 HANDOVER = 0.5  # seconds
 
+LONGEST = 60.0
+"""Seconds in which a kill has met messages in flight."""
+
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Iterator[Setting]:
@@ -30,7 +33,7 @@ def setting(tmp_path: Path) -> Iterator[Setting]:
 
 
 async def under_kills(setting: Setting, module: str, qos: int) -> Verdict:
-    """Two gateways, killed in turn four times while messages flow."""
+    """Two gateways, killed in turn at least four times while messages flow, twice with messages in flight."""
     server = await asyncio.to_thread(setting.nats)
     gateways = [await asyncio.to_thread(setting.gateway, server.url, module=module) for _ in range(2)]
     workload = Workload(
@@ -45,9 +48,13 @@ async def under_kills(setting: Setting, module: str, qos: int) -> Verdict:
         restless=0.0,
     )
     await workload.start()
-    await kill_in_turn(
-        gateways, workload.nemesis, random.Random(1), kills=4, pause=(0.3, 0.6), ended=lambda: workload.acked > 100
-    )
+    (subscriber,) = workload.subscribers
+    deadline = time.monotonic() + LONGEST
+
+    def ended() -> bool:
+        return workload.acked > 100 and (subscriber.interrupted > 1 or time.monotonic() > deadline)
+
+    await kill_in_turn(gateways, workload.nemesis, random.Random(1), kills=4, pause=(0.3, 0.6), ended=ended)
     return await workload.finish(30 if module == SOUND else 5)
 
 

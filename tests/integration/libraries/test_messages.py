@@ -2,6 +2,8 @@
 """Messages and subscriptions with each library: properties, options, aliases, limits, shared subscriptions."""
 
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector, Stored
 from tests.integration.libraries.conftest import EVERYTHING, USER, Maker
 from tests.integration.libraries5 import Paho
+from tests.integration.library5 import Library
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["regular", "durable"])
@@ -146,6 +149,15 @@ async def test_request_and_response(make: Maker, second_gateway: Gateway, name: 
         assert (int(got.payload), got.properties) == (number**2, {"correlation_data": bytes([255, number])})
 
 
+ROUNDS = 20
+"""A member whose machine is slow may get nothing of a whole round."""
+
+
+def have_got(clients: Sequence[Library], count: int) -> bool:
+    """Whether clients have got so many messages, all together."""
+    return sum(len(client.got) for client in clients) >= count
+
+
 @pytest.mark.parametrize("durable", [False, True], ids=["regular", "durable"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_shared_subscription(make: Maker, second_gateway: Gateway, name: str, qos: int, durable: bool) -> None:
@@ -161,15 +173,20 @@ async def test_shared_subscription(make: Maker, second_gateway: Gateway, name: s
     outsider = await make(f"{name}-outsider", to=second_gateway)
     await outsider.subscribe(f"{name}/#", qos)
     publisher = await make(f"{name}-publisher")
-    for index in range(60):
-        await publisher.publish(f"{name}/{index % 5}", b"%d" % index, qos, content_type="text/plain")
-    await aeventually(lambda: sum(len(member.got) for member in members) >= 60, what="60 messages")
-    assert sorted(int(one.payload) for member in members for one in member.got) == list(range(60))
+    published = 0
+    for _ in range(ROUNDS):
+        for index in range(published, published + 60):
+            await publisher.publish(f"{name}/{index % 5}", b"%d" % index, qos, content_type="text/plain")
+        published += 60
+        await aeventually(partial(have_got, members, published), what=f"{published} messages")
+        assert sorted(int(one.payload) for member in members for one in member.got) == list(range(published))
+        if all(member.got for member in members):
+            break
     assert all(member.got for member in members)
     for member in members:
         expected = {"content_type": "text/plain", "subscription_identifier": [3]}
         assert all((one.qos, one.properties) == (qos, expected) for one in member.got)
-    assert [int(payload) for payload in await outsider.payloads(60)] == list(range(60))
+    assert [int(payload) for payload in await outsider.payloads(published)] == list(range(published))
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["regular", "durable"])
@@ -183,8 +200,15 @@ async def test_receive_maximum(make_either: Maker, name: str, durable: bool) -> 
     for index in range(20):
         await publisher.publish(f"{name}/{'ab'[index % 2]}", b"%d" % index, 2)
     await publisher.publish(f"{name}/end", b"end", 0)  # at QoS 0 the window does not count
-    await aeventually(lambda: len(subscriber.got) >= 4, what="three messages and one at QoS 0")
-    assert sorted(await subscriber.payloads(4)) == [b"0", b"1", b"2", b"end"]
+    first = await subscriber.payloads(4)
+    if durable:  # each subscription has an order of its own, and one may be ahead of the other
+        numbers = [int(payload) for payload in first if payload != b"end"]
+        assert len(numbers) == 3
+        for parity in (0, 1):
+            some = [number for number in numbers if number % 2 == parity]
+            assert some == list(range(parity, 20, 2))[: len(some)]
+    else:
+        assert sorted(first) == [b"0", b"1", b"2", b"end"]
     await subscriber.go_on()
     got = [payload for payload in await subscriber.payloads(21) if payload != b"end"]
     assert sorted(got, key=int) == [b"%d" % index for index in range(20)]
@@ -224,20 +248,23 @@ async def test_message_expiry(make: Maker, name: str, stored: Stored) -> None:
     await first.disconnect()
     await stored.detached(name)
     await publisher.publish(f"{name}/a", b"short", 1, message_expiry_interval=1)
+    published = time.monotonic()
     await publisher.publish(f"{name}/a", b"long", 1, message_expiry_interval=100)
     await publisher.publish(f"{name}/kept", b"short", 1, retain=True, message_expiry_interval=1)
     watcher = await make(f"{name}-watcher")
     await watcher.subscribe(f"{name}/b", 1)
     began = time.monotonic()
     while time.monotonic() < began + 2.1:
-        await publisher.publish(f"{name}/b", b"tick", 1, message_expiry_interval=1)
+        sent = time.monotonic()
+        await publisher.publish(f"{name}/b", b"tick", 1, message_expiry_interval=3)
         await aeventually(lambda: watcher.got)
-        assert watcher.got.pop().properties["message_expiry_interval"] in (0, 1)
+        left = watcher.got.pop().properties["message_expiry_interval"]
+        assert max(2 - (time.monotonic() - sent), 0) <= left <= 3
     second = await make(name, clean=False, session_expiry_interval=600)
     await publisher.publish(f"{name}/a", b"end", 1)
     await aeventually(lambda: second.got and second.got[-1].payload == b"end")
     long = next(one for one in second.got if one.payload == b"long")
-    assert 90 <= long.properties["message_expiry_interval"] <= 98
+    assert 99 - (time.monotonic() - published) <= long.properties["message_expiry_interval"] <= 98
     assert b"short" not in [one.payload for one in second.got]
     late = await make(f"{name}-late")
     await late.subscribe(f"{name}/kept", 1)

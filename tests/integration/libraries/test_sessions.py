@@ -144,6 +144,10 @@ async def test_will_with_properties(make: Maker, name: str) -> None:
     assert (will.payload, will.qos, will.properties) == (b"gone", 1, WILL)
 
 
+DELAY = 5
+"""Seconds within which a client that is connected again is back in time."""
+
+
 async def test_will_with_delay(make: Maker, name: str) -> None:
     """[MQTT-3.1.3-9] (5.0), section 3.1.3.2.2: not before the delay is over; not if the client is back in time."""
     watcher = await make(f"{name}-watcher")
@@ -151,17 +155,17 @@ async def test_will_with_delay(make: Maker, name: str) -> None:
     patient = await make(
         f"{name}-back",
         session_expiry_interval=600,
-        will=Farewell(f"{name}/back", b"wrong", 1, False, {"will_delay_interval": 2}),
+        will=Farewell(f"{name}/back", b"wrong", 1, False, {"will_delay_interval": DELAY}),
     )
-    will = Farewell(f"{name}/gone", b"gone", 1, False, {"will_delay_interval": 2, **WILL})
+    will = Farewell(f"{name}/gone", b"gone", 1, False, {"will_delay_interval": DELAY, **WILL})
     client = await make(name, session_expiry_interval=600, will=will)
     await patient.drop()
-    await client.drop()
     began = time.monotonic()
+    await client.drop()
     back = await make(f"{name}-back", clean=False, session_expiry_interval=600)
     assert back.present
     (got,) = await watcher.receive(1)
-    assert 1.5 < time.monotonic() - began < 5
+    assert time.monotonic() - began > DELAY - 0.5
     assert (got.topic, got.payload, got.properties) == (f"{name}/gone", b"gone", WILL)
     await back.publish(f"{name}/end", b"end", 1)
     assert await watcher.payloads(2) == [b"gone", b"end"]
