@@ -376,7 +376,7 @@ class ChaosClient:
 
     @property
     def owed_once(self) -> set[int]:
-        """What is owed at QoS 2: to this client and no other, also where it is a member of a group ([MQTT-4.8.2-4])."""
+        """What is owed at QoS 2: to this client and no other, also where it is a member of a group."""
         return self.owed & self._in.keys()
 
     @property
