@@ -132,9 +132,7 @@ def admit(client: Client, granted: Allow) -> None:
         client.end_by(asyncio.get_running_loop().call_later(left, client.end_connection, expired))
 
 
-async def _decision(
-    work: Coroutine[Any, Any, T], seconds: float = AUTHENTICATION_MOST_S, *, immediate: bool = False
-) -> T:
+async def _decision(work: Coroutine[Any, Any, T], seconds: float, *, immediate: bool = False) -> T:
     try:
         if immediate:
             return await work
@@ -250,10 +248,10 @@ class Authentication:
         access = client.access
         self._busy = True
         try:
-            exchange = await _decision(access.begin(self._method, client_id, client.connection))
+            exchange = await _decision(access.begin(self._method, client_id, client.connection), AUTHENTICATION_MOST_S)
             async with asyncio.timeout_at(since + client.connection.settings.connect_timeout):
                 for left in reversed(range(ROUNDS_MOST)):
-                    verdict = await _decision(exchange.step(data))
+                    verdict = await _decision(exchange.step(data), AUTHENTICATION_MOST_S)
                     if not client.alive:
                         raise NotAuthorized("the client has disconnected")
                     if isinstance(verdict, Success):

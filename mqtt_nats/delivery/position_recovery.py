@@ -144,7 +144,7 @@ async def _create(inbox: RequestInbox, consumer: ConsumerRef, start: int) -> Con
     Nobody listens to the deliver subject of the new consumer: it delivers nothing before it is attached.
     """
     consumer = replace(consumer, start_seq=start)
-    await create_again(inbox, replace(consumer, deliver_subject=consumer.deliver_subject + UNHEARD))
+    await create_again(inbox, MESSAGES, replace(consumer, deliver_subject=consumer.deliver_subject + UNHEARD))
     return consumer
 
 

@@ -229,10 +229,10 @@ async def make_anew(side: SessionConsumers, binding: ConsumerBinding) -> Consume
     side.reconfigure(binding, consumer)
     if binding.key in record.cons:
         v5.start[binding.key] = source.start
-    return await create_again(services.nats.inbox, consumer)
+    return await create_again(services.nats.inbox, MESSAGES, consumer)
 
 
-async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerInfo:
+async def create_again(inbox: RequestInbox, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
     """Create a consumer of a name that another one had until now.
 
     A nats-server of a cluster that has not removed the former one takes the new configuration for a change. It answers
@@ -243,14 +243,14 @@ async def create_again(inbox: RequestInbox, consumer: ConsumerRef) -> ConsumerIn
     """
     for _ in range(CREATE_TRIES):
         try:
-            return await create_consumer(inbox, MESSAGES, consumer)
+            return await create_consumer(inbox, stream, consumer)
         except ApiError as error:
             if error.err_code not in (CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS):
                 raise
             if error.err_code == CONSUMER_NAME_EXISTS:
-                await delete_consumer(inbox, MESSAGES, consumer.durable_name)
+                await delete_consumer(inbox, stream, consumer.durable_name)
         await asyncio.sleep(ATTACH_POLL_S)
-    return await create_consumer(inbox, MESSAGES, consumer)
+    return await create_consumer(inbox, stream, consumer)
 
 
 async def send_again(services: Services, stream: str, consumer: ConsumerRef, come: Callable[[], int]) -> ConsumerInfo:
@@ -408,7 +408,7 @@ async def attach_pubrels(side: SessionConsumers) -> None:
             side.listen_for_pubrels(sid)
         await send_again(services, OUT, consumer, lambda: side.pubrels_come)
     elif not known:
-        await create_consumer(services.nats.inbox, OUT, consumer)
+        await create_again(services.nats.inbox, OUT, consumer)  # of the name that the former session's had
     services.registry.attached[consumer.durable_name] = client
     if client.record is not None:
         client.record.deliver_pubrels_by(consumer)  # nats-server's listener looks for the consumer there

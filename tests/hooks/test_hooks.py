@@ -101,7 +101,7 @@ async def test_an_authenticator_that_waits_for_what_is_cancelled(immediate: bool
         return True
 
     with pytest.raises(NotAuthorized):
-        await _decision(check(), immediate=immediate)
+        await _decision(check(), 1.0, immediate=immediate)
 
 
 async def test_a_job_that_waits_for_what_is_cancelled(inside: InProcess) -> None:

@@ -17,6 +17,7 @@ from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
+from tests.harness.waiting import aeventually
 from tests.integration.conftest import Connector, Stored, until
 from tests.integration.resuming import expect_rest, left, mixed_window, received
 from tests.integration.test_session_positions import consumerless
@@ -259,6 +260,11 @@ async def test_everything_is_killed(
         await consumerless(stored, one)
 
 
+def was_set(subjects: list[str]) -> bool:
+    """Whether a consumer was set to a position."""
+    return any(".CONSUMER.RESET." in one for one in subjects)
+
+
 async def test_below_the_bound_it_costs_nothing(
     connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
 ) -> None:
@@ -279,6 +285,7 @@ async def test_below_the_bound_it_costs_nothing(
         await stored.live(client_id)
         await client.disconnect()
         await left(stored, client_id)
+        await aeventually(partial(was_set, subjects), what="the consumer that is set to the position")
         client = await connect(client_id, clean=False, to=gateway)
         await stored.live(client_id)
         (consumer,) = await stored.session_consumers(client_id)

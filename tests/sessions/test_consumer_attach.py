@@ -297,6 +297,23 @@ async def test_the_consumer_of_pubrels_is_made_once(setup: Setup) -> None:
     assert setup.services.fake_link.fake_subjects[setup.side.pubrel_sid] == subject
 
 
+@pytest.mark.sources
+async def test_the_consumer_of_pubrels_is_made_while_a_server_has_the_former_session_s(setup: Setup) -> None:
+    name = CONSUMER_PREFIX + setup.client.hash
+    asked: list[str] = []
+
+    def refuse(subject: str) -> None:
+        asked.append(subject)
+        creates = subject.endswith(f"CREATE.{OUT}.{name}") and setup.side.has_pubrels  # there was none to move
+        if creates and f"$JS.API.CONSUMER.DELETE.{OUT}.{name}" not in asked:
+            raise ApiError(500, CONSUMER_NAME_EXISTS, "consumer name already in use")
+
+    setup.services.fake_inbox.before = refuse
+    await attach_pubrels(as_side(setup.side))
+    assert list(setup.services.fake_inbox.consumers[OUT]) == [name]
+    assert f"$JS.API.CONSUMER.DELETE.{OUT}.{name}" in asked
+
+
 async def test_the_consumer_of_pubrels_is_moved_aside_and_back(setup: Setup) -> None:
     """So that it sends everything again, on the subject that nats-server's listener uses."""
     await attach_pubrels(as_side(setup.side))
