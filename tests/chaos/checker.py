@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 
 from mqtt_nats.codec import matches
 from tests.chaos.history import Event
-
-Message = tuple[str, int]
-"""Publisher and number."""
+from tests.chaos.messages import Message
 
 SHARE = "$share/"
 _RECENT = 20  # connections of one client that may have taken its session over from one that is still used

@@ -38,7 +38,7 @@ from mqtt_nats.codec import (
 )
 from tests.chaos.connection import Link
 from tests.chaos.history import History
-from tests.chaos.messages import ClientWill, Outgoing, parse_payload, payload_of
+from tests.chaos.messages import ClientWill, Message, Outgoing, parse_payload, payload_of
 
 _PATIENCE = 10.0  # seconds for CONNACK: a session is resumed from JetStream, perhaps in the middle of an election
 _NUMBERS = itertools.count(1)  # of connections, so that those of several clients with one id can be told apart
@@ -104,13 +104,14 @@ class ChaosClient:
         """What TLS is spoken with; unset: none is."""
         self.connections = 0
         """How many CONNACKs have accepted."""
-        self.delivered: set[tuple[str, int]] = set()
-        """(publisher, number) of what the application has got."""
+        self.delivered: set[Message] = set()
+        """What the application has got."""
         self.owed: set[int] = set()
         """Packet identifiers that were not acknowledged as a connection was lost, and have not come since."""
         self.interrupted = 0
         """How many connections were lost with messages to us that we had not acknowledged."""
-        self.acked = 0
+        self.acknowledged: set[Message] = set()
+        """Our messages that the server has acknowledged."""
         self.connected = asyncio.Event()
         self.filters: dict[str, int] = {}
         """What was granted: filter → QoS asked for."""
@@ -118,9 +119,9 @@ class ChaosClient:
         """Session present of the last CONNACK."""
         self.link: Link | None = None
         self._out: dict[int, Outgoing] = {}
-        self._in: dict[int, tuple[str, int]] = {}
-        self.left = 0
-        """Connections that have ended without DISCONNECT: their wills are due."""
+        self._in: dict[int, Message] = {}
+        self.wills_due: set[Message] = set()
+        """Wills, as a watcher gets them, of accepted connections that have ended without DISCONNECT."""
         self._asked: dict[int, Subscribe | Unsubscribe] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
         self._next_id = 0
@@ -242,7 +243,8 @@ class ChaosClient:
         if self.link is link:
             self.link = None
         if not self._closing:
-            self.left += 1
+            if self.will is not None and not self.will.delay:
+                self.wills_due.add((self.client_id, -link.number))
             self.history.note("lost", reason=link.reason, conn=link.number, open=sorted(link.unacknowledged))
             self.owed |= link.unacknowledged
             self.interrupted += bool(link.unacknowledged)
@@ -363,6 +365,11 @@ class ChaosClient:
         key = one.topic.encode()
         key = len(key).to_bytes(2, "big") + key
         link.send(encode_publish(key, one.payload, one.qos, one.retain, dup, identifier, self.version, one.properties))
+
+    @property
+    def acked(self) -> int:
+        """How many of our messages are acknowledged."""
+        return len(self.acknowledged)
 
     @property
     def unacknowledged(self) -> int:
@@ -494,7 +501,7 @@ class ChaosClient:
                 one.released = True
                 link.send(ack_bytes(6, identifier))
         elif (kind == 4 and one.qos == 1) or (kind == 7 and one.released):
-            self.acked += 1
+            self.acknowledged.add((self.client_id, one.n))
             self.history.note("acked", topic=one.topic, n=one.n, conn=link.number)
             self._done(identifier)
 

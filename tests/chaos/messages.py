@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from mqtt_nats.codec import Properties, Will
 
+Message = tuple[str, int]
+"""Publisher, and number; the negative number of its connection for a will."""
+
 
 @dataclass(slots=True)
 class Outgoing:

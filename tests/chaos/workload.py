@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.checker import EVERYTHING, Message, Promises, Verdict, check
+from tests.chaos.checker import EVERYTHING, Promises, Verdict, check
 from tests.chaos.client import ChaosClient
 from tests.chaos.history import Event, History, read
-from tests.chaos.messages import ClientWill
+from tests.chaos.messages import ClientWill, Message
 from tests.harness.waiting import aeventually
 
 PATIENCE = 120.0
@@ -202,8 +202,8 @@ class Workload:
         def done() -> bool:
             open_ = [one.client_id for one in self.clients if one.unacknowledged or one.unreleased]
             assert not open_, f"handshakes are not complete: {open_}"
-            assert self._complete(), "a subscriber has not got everything"
-            assert self._shared(), "a group has not got everything"
+            assert self.has_all(), "a subscriber has not got everything"
+            assert self.groups_have_all(), "a group has not got everything"
             return True
 
         await aeventually(done, timeout, what="messages that are acknowledged and delivered")
@@ -241,14 +241,14 @@ class Workload:
             await client.settled(max(deadline - time.monotonic(), 0))
             unsettled += client.unacknowledged
         with contextlib.suppress(AssertionError):
-            await aeventually(self._complete, max(deadline - time.monotonic(), 0))
+            await aeventually(self.has_all, max(deadline - time.monotonic(), 0))
         if self.promises.shared:
             with contextlib.suppress(AssertionError):
-                await aeventually(self._shared, max(deadline - time.monotonic(), 0))
+                await aeventually(self.groups_have_all, max(deadline - time.monotonic(), 0))
         for client in self.clients:
             client.rest()
         with contextlib.suppress(AssertionError):
-            await aeventually(self._willed, max(deadline - time.monotonic(), 0))
+            await aeventually(self.has_wills, max(deadline - time.monotonic(), REDELIVERED))
         with contextlib.suppress(TimeoutError):  # what is on its way behind the last message has come
             async with asyncio.timeout(30):
                 await asyncio.gather(*(client.ping() for client in self.clients), return_exceptions=True)
@@ -267,18 +267,21 @@ class Workload:
             client.owed_once for client in self.members if client.present
         )
 
-    def _complete(self) -> bool:
-        wanted = sum(client.acked for client in self.publishers)
-        return all(len(client.delivered) >= wanted for client in self.subscribers)
+    def has_all(self) -> bool:
+        """Whether each subscriber has got all that is acknowledged; others of the messages come besides."""
+        return all(self._has_all(client.delivered) for client in self.subscribers)
 
-    def _willed(self) -> bool:
-        willing = [client for client in (*self.subscribers, *self.members) if client.will is not None]
-        return len(self.watcher.delivered) >= sum(client.left for client in willing)
+    def has_wills(self) -> bool:
+        """Whether each will that is due has come; wills whose CONNACK was lost come besides."""
+        return all(client.wills_due <= self.watcher.delivered for client in (*self.subscribers, *self.members))
 
-    def _shared(self) -> bool:
-        wanted = sum(client.acked for client in self.publishers)
+    def groups_have_all(self) -> bool:
+        """Whether the members of each group have got all that is acknowledged, together."""
         had = [set[Message]().union(*(client.delivered for client in group)) for group in self._groups]
-        return all(len(messages) >= wanted for messages in had)
+        return all(map(self._has_all, had))
+
+    def _has_all(self, delivered: set[Message]) -> bool:
+        return len(delivered) >= self.acked and all(client.acknowledged <= delivered for client in self.publishers)
 
     async def close(self) -> None:
         """End the clients, with DISCONNECT."""

@@ -9,6 +9,7 @@ import pytest
 
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.ingress.retained import waiting_copies
 from mqtt_nats.ingress.retained.waiting_copies import WaitingCopies
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.messages.message import Message, Stored
@@ -129,6 +130,19 @@ def test_a_present_subscription_loses_nothing(why: str) -> None:
         scene.client.filters[found("*")] = 1
     assert not scene.sent(retained(two))
     assert scene.left == ([one, two], [])
+
+
+@pytest.mark.parametrize("first", ["older", "copy", "newer"])
+async def test_a_copy_that_comes_too_late(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream tells what has yet to come: the copy, with or without older messages before it, or newer ones only."""
+    monkeypatch.setattr(waiting_copies, "MOST_S", 0.01)
+    scene = Scene()
+    one, two, three = ids(3)
+    identity = {"older": one, "copy": two, "newer": three}[first]
+    js = scene.client.services.fake_inbox
+    js.put("$MQTT.msgs.a", headers=b"NATS/1.0\r\nNmqtt-Id:%b\r\n\r\n" % identity)
+    await scene.copies.come([retained(two)], [scene.gate], scene.source, 9)
+    assert scene.sent(retained(two)) == (first == "newer")
 
 
 def test_a_message_without_an_id() -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.messages.ids import precedes
@@ -56,7 +58,7 @@ class WaitingCopies:
     shared reader.
     """
 
-    __slots__ = ("_alone", "_client", "_filter", "_new", "_position", "_since", "_subject")
+    __slots__ = ("_alone", "_client", "_filter", "_late", "_new", "_position", "_since", "_subject")
 
     def __init__(self, client: Session, topic_filter: str, subject: str) -> None:
         self._client, self._filter, self._subject = client, topic_filter, subject
@@ -64,6 +66,8 @@ class WaitingCopies:
         self._new = False
         self._position = 0
         self._alone: bool | None = None
+        self._late: dict[str, bytes] = {}
+        """Id of the first message of a subject that the source has yet to bring, where the wait was too long."""
 
     @property
     def new(self) -> bool:
@@ -109,6 +113,8 @@ class WaitingCopies:
         # Also those that wait for a place in the window, where a retained message goes first.
         stored = [] if side is None else [one.body for one in side.machine.queued if one.sequence > 0]
         waiting = ids + [identity(one.headers) for one in stored if one.key == key]
+        if message.subject in self._late:
+            waiting.append(self._late[message.subject])
         if not any(one == known or precedes(one, known) for one in waiting):
             return True
         last = max((one.sequence for one in own if identity(one.body.headers) == known), default=0)
@@ -124,7 +130,8 @@ class WaitingCopies:
     ) -> None:
         """Wait until the copies of retained messages that were read have come from the stream, if they come at all.
 
-        A consumer with a full window brings no more: a new subscription passes over what is older than the page.
+        A consumer with a full window brings no more: a new subscription passes over what is older than the page. After
+        `MOST_S`, and where nothing can be passed over, the stream tells which copies have yet to come.
 
         Args:
             page: the retained messages.
@@ -137,15 +144,26 @@ class WaitingCopies:
         """
         if source is None:
             return
+        self._late.clear()
         newest = {one.subject: identity(one.headers) for one in page if self.may_have(one)}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MOST_S):
                 wait = STEP_S
                 while await self._comes_up_to(source, last) and not any(gate.ended for gate in gates):
                     if self._full(source) and not self._pass_over_older(source, newest):
-                        return
+                        break
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, STEP_MOST_S)
+                else:
+                    return
+        await in_turn([partial(self._look_ahead, source, subject) for subject in newest])
+
+    async def _look_ahead(self, source: SubscriptionState, subject: str) -> None:
+        """Note the first message of a subject that the source has yet to bring."""
+        start = max(source.last + 1, source.start)
+        found = await self._client.services.head.following(STORED_PREFIX + subject, start)
+        if found is not None:
+            self._late[subject] = identity(found.headers)
 
     async def _comes_up_to(self, source: SubscriptionState, last: int) -> bool:
         """Whether messages up to a stream sequence have yet to come."""
