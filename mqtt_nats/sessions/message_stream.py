@@ -28,7 +28,7 @@ from mqtt_streams.generations import GenerationStore, Lower
 from mqtt_streams.generations import Mark as Generation
 from mqtt_streams.messages import PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.stored import StoredMessage, delete, get_next
+from mqtt_streams.stored import NO_SEQUENCE, StoredMessage, delete, get_next
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +49,8 @@ PLACE: Final = b"NATS/1.0\r\nNats-Expected-Last-Sequence:%d\r\n\r\n" % ((1 << 63
 SEQUENCE_NOT_NAMED: Final = -1
 """Result of a mark whose refusal names no sequence."""
 
-NO_SEQUENCE: Final = 1 << 62
-"""A sequence that no message has."""
-
 QUESTIONS_MOST: Final = 32
 """Maximum number of requests under way that look for missed messages: JetStream answers other requests after them."""
-
-LEADER_CATCH_UP_S: Final = 2.0
-"""Seconds after which a new leader of the stream must have all messages that the former leader had."""
 
 ADVISORIES: Final = f"$JS.EVENT.ADVISORY.STREAM.*.{MESSAGES}".encode()
 
@@ -229,7 +223,6 @@ class StreamIdentity:
             mark = await self._store.look(self._identity.new_nuid())
         except Lower as error:
             log.debug("%s", error)
-            await asyncio.sleep(LEADER_CATCH_UP_S)
             mark = await self._store.look(self._identity.new_nuid(), error.last)
         if mark is None:
             return

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import stored
-from mqtt_streams.api import ApiError, JetStream, call, has_leader, publish
+from mqtt_streams.api import ApiError, JetStream, NoLeader, call, has_leader, publish
 from mqtt_streams.error_codes import STREAM_NOT_FOUND, WRONG_LAST_SEQUENCE
 from mqtt_streams.headers import EXPECTED_LAST_SUBJECT_SEQUENCE, REPLACES, REPLACING
 from mqtt_streams.messages import PREFIX as MESSAGE_PREFIX
@@ -28,7 +28,7 @@ _SKEW: Final = 1_000_000_000
 
 
 class Lower(Exception):
-    """The stream's last sequence is lower than before. Look again later with `last`: a new leader may lag.
+    """The stream's last sequence is lower than before. Look again with `last`: a new leader may not count all messages.
 
     `last`: last sequence of the stream.
     """
@@ -74,8 +74,9 @@ class GenerationStore:
     async def look(self, new_id: str, lower: int | None = None) -> Mark | None:
         """Compare the stream with the mark and return the new mark, None without a stream. `new_id`: for a new stream.
 
-        `lower`: last sequence with which a former call has raised Lower, else None. Raises Lower, ApiError,
-        NoResponders, RequestTimeout.
+        `lower`: last sequence with which a former call has raised Lower, else None. With it, the leader of the stream
+        makes a decision before. Raises Lower, ApiError, NoResponders, RequestTimeout, and NoLeader where the answer of
+        a replica differs from the mark.
         """
         for _ in range(_ROUNDS):
             # The mark is read before the stream: an unreplaced stream then ends at the mark's sequence or later.
@@ -86,7 +87,10 @@ class GenerationStore:
             self.has_leader = False
             asked = self._clock()
             try:
-                info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
+                if lower is None:
+                    info = await call(self._js, f"STREAM.INFO.{MESSAGES}")
+                else:
+                    info = await stored.settled_info(self._js, MESSAGES)
             except ApiError as error:
                 if error.err_code == STREAM_NOT_FOUND:
                     return None
@@ -98,6 +102,8 @@ class GenerationStore:
             since = message.time_ns if message is not None else self._written
             if known is None:
                 mark = Mark(new_id, created, last, last)
+            elif not self.has_leader and (known.created != created or last < self._last(known)):
+                raise NoLeader(f"stream {MESSAGES} has no leader")  # any replica answers, and may lack messages
             elif known.created != created or await self._is_lower(known, since, last, lower):
                 mark = Mark(new_id, created, last, await self._floor(since, last))
             elif await self._was_restored(known, since - _SKEW, last):
@@ -122,10 +128,14 @@ class GenerationStore:
         mark = Mark(new_id, str(info.get("created", "")), last, last)
         await publish(self._js, SUBJECT, orjson.dumps(mark._asdict()), REPLACING)
 
+    def _last(self, known: Mark) -> int:
+        """Return the highest last sequence that the stream of a mark is known to have had."""
+        return max(known.last, self._seen.last if self._seen.id == known.id else 0)
+
     async def _is_lower(self, known: Mark, since: int, last: int, lower: int | None) -> bool:
         """Whether the stream's last sequence went back; messages stored since are newer than the mark (`since`)."""
         if lower is None:
-            if last < max(known.last, self._seen.last if self._seen.id == known.id else 0):
+            if last < self._last(known):
                 raise Lower(last)
             return False
         if last <= lower:

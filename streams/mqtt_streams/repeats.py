@@ -3,15 +3,12 @@
 
 from collections.abc import Collection
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import ApiError, JetStream, NoLeader, call, has_leader
+from mqtt_streams.api import JetStream
 from mqtt_streams.messages import PREFIX, STREAM
 from mqtt_streams.pages import pages_of
-
-NONE: Final = 1 << 62
-"""A stream sequence that no message has."""
 
 CLOCKS: Final = 10.0
 """Seconds by which the clocks of gateways and nats-servers may differ in this search."""
@@ -44,7 +41,7 @@ async def find_stored_keys(
     replicas was removed. Raises ApiError, NoResponders, RequestTimeout: also while the stream has no leader.
     """
     begin = int((since - CLOCKS) * 1e9)
-    info = await _settled_info(js)
+    info = await stored.settled_info(js, STREAM)
     state = info["state"]
     end = int(state["last_seq"])
     found: dict[bytes, int] = {}
@@ -64,20 +61,3 @@ async def find_stored_keys(
             if not wanted or last >= end:
                 break
     return found, not wanted or last >= end or info["config"]["num_replicas"] == 1
-
-
-async def _settled_info(js: JetStream) -> dict[str, Any]:
-    """Return `STREAM.INFO` after a decision of its leader with the other replicas.
-
-    Without a leader any replica answers, and may lack messages that the majority has stored. A new leader may not count
-    all of them before its first decision: the removal of a message that does not exist is one.
-    """
-    info = await call(js, f"STREAM.INFO.{STREAM}")
-    if int(info["config"].get("num_replicas", 1)) > 1:
-        try:
-            await stored.delete(js, STREAM, NONE)
-        except ApiError:  # somebody has denied removals
-            if not has_leader(info):
-                raise NoLeader(f"stream {STREAM} has no leader") from None
-        info = await call(js, f"STREAM.INFO.{STREAM}")
-    return info

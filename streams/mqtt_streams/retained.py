@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from mqtt_streams import headers, stored
-from mqtt_streams.api import JetStream, call
+from mqtt_streams.api import JetStream, NoLeader, call, has_leader
 from mqtt_streams.consumers import consumer_info, consumer_names
 from mqtt_streams.pages import PAGE_BYTES, PAGE_MESSAGES, SubjectReader
 from mqtt_streams.stored import StoredMessage
@@ -23,11 +23,6 @@ STREAM: Final = "$MQTT_rmsgs"
 PREFIX: Final = "$MQTT.rmsgs."
 PAGES_EARLY: Final = 2
 """Pages that a caller may read for each of many filters before it uses the first page."""
-
-_LAG: Final = 2.0
-"""Seconds after its store within which a message may be missing on a replica that answers a direct get."""
-_TAIL: Final = 64
-"""Number of newest messages that may be missing on a replica that lags."""
 
 _FLAGS: Final = f"\r\n{headers.R_FLAGS}:".encode()
 _QOS: Final = {b"%x\r\n" % nibble: nibble >> 1 & 3 for nibble in range(16) if nibble >> 1 & 3 != 3}
@@ -123,11 +118,6 @@ def _json_body(payload: bytes) -> tuple[int, bytes] | None:
     return flags, message
 
 
-def _age(info: dict[str, Any]) -> float:
-    """Return the age of the stream's newest message in seconds, by nats-server's clock."""
-    return (stored.time_ns(info["ts"]) - stored.time_ns(info["state"]["last_ts"])) / 1e9
-
-
 def _matches(filter_subject: str, found: Iterable[StoredMessage]) -> list[RetainedMessage]:
     """Return the usable retained messages, without those hidden from a filter that begins with a wildcard."""
     messages = [message for message in map(parse, found) if message is not None]
@@ -184,10 +174,12 @@ class RetainedStore:
 
         The last message is the newest one at the start, so the generator ends also while messages are being retained. A
         page is fetched when the caller asks for it; a caller that stops earlier closes the generator. Subjects hidden
-        from wildcards are left out. In a cluster, messages that are so new that a replica may lack them are read from
-        the leader as well.
+        from wildcards are left out. In a cluster, a replica that answers a direct get may lack the newest messages, so
+        the leader tells what follows the last page.
 
         `early`: bytes (about) of each of the first `PAGES_EARLY` pages; 0 = as for the other pages.
+
+        Raises NoLeader where any replica may have told the last sequence, ApiError, NoResponders, RequestTimeout.
         """
         if "*" not in filter_subject and ">" not in filter_subject:
             only = await self.get(filter_subject)
@@ -195,10 +187,10 @@ class RetainedStore:
                 yield [only]
             return
         info = await self._info()
+        if not has_leader(info):
+            raise NoLeader(f"stream {STREAM} has no leader")
         last_seq = info["state"]["last_seq"]
         seq = max(start_seq, 1)
-        tail = max(seq, last_seq - _TAIL + 1)
-        found: set[int] = set()
         former = await stored.several(self._js, STREAM, PREFIX + filter_subject, info["state"])
         reader = SubjectReader(self._js, STREAM, PREFIX + filter_subject, {"seq": seq}, former)
         read = 0
@@ -208,18 +200,16 @@ class RetainedStore:
                 raw = await reader.page(PAGE_MESSAGES, early if early and read <= PAGES_EARLY else PAGE_BYTES)
                 if raw:
                     seq = raw[-1].seq + 1
-                    found.update(message.seq for message in raw if message.seq >= tail)
                 if page := _matches(filter_subject, (one for one in raw if one.seq <= last_seq)):
                     yield page
         finally:
             await reader.close()
-        if self.replicated and _age(info) < _LAG:
+        if self.replicated and seq <= last_seq:
             late = []
-            async with aclosing(stored.scan(self._js, STREAM, PREFIX + filter_subject, tail)) as messages:
+            async with aclosing(stored.scan(self._js, STREAM, PREFIX + filter_subject, seq)) as messages:
                 async for message in messages:
                     if message.seq > last_seq:
                         break
-                    if message.seq not in found:
-                        late.append(message)
+                    late.append(message)
             if page := _matches(filter_subject, stored.newest(late)):
                 yield page

@@ -14,11 +14,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from mqtt_streams import headers
-from mqtt_streams.api import ApiError, JetStream, NoResponders, Reply, RequestTimeout, call
+from mqtt_streams.api import ApiError, JetStream, NoLeader, NoResponders, Reply, RequestTimeout, call, has_leader
 from mqtt_streams.error_codes import MESSAGE_GONE, NO_MESSAGE_FOUND, STREAM_NOT_FOUND
 
 T = TypeVar("T")
 
+
+NO_SEQUENCE: Final = 1 << 62
+"""A stream sequence that no message has."""
 
 _PAGE: Final = 8 * 1024 * 1024
 _NO_HEADERS: Final = len(b"NATS/1.0")
@@ -333,6 +336,25 @@ async def delete(js: JetStream, stream: str, seq: int) -> bool:
             return False
         raise
     return True
+
+
+async def settled_info(js: JetStream, stream: str) -> dict[str, Any]:
+    """Return `STREAM.INFO` after a decision of its leader with the other replicas.
+
+    Without a leader any replica answers, and may lack messages that the majority has stored. A new leader may not count
+    all of them before its first decision: the removal of a message that does not exist is one.
+
+    Raises ApiError, NoResponders, RequestTimeout, and NoLeader where removals are denied and no leader is there.
+    """
+    info = await call(js, f"STREAM.INFO.{stream}")
+    if int(info["config"].get("num_replicas", 1)) > 1:
+        try:
+            await delete(js, stream, NO_SEQUENCE)
+        except ApiError:  # somebody has denied removals
+            if not has_leader(info):
+                raise NoLeader(f"stream {stream} has no leader") from None
+        info = await call(js, f"STREAM.INFO.{stream}")
+    return info
 
 
 async def remove(js: JetStream, stream: str, subject: str, seq: int) -> bool:

@@ -7,7 +7,6 @@ import pytest
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock
-from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.message_stream import ADVISORIES, StreamIdentity
 from mqtt_streams.api import NoResponders
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -114,9 +113,8 @@ async def test_a_replaced_stream_ends_the_connections_that_count_in_the_former_o
     assert (resuming.fake_ended, v5_of(resuming).start) == ([], {"a": 5})
 
 
-async def test_a_new_leader_gets_time_to_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_leader_counts_all_messages_before_it_is_believed() -> None:
     """It ends lower than before, and not any more at the second look."""
-    monkeypatch.setattr(message_stream, "LEADER_CATCH_UP_S", 0.0)
     services = FakeServices()
     found = await looked(services)
     client = session(services, "client", found.id)

@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from mqtt_streams import stored
-from mqtt_streams.api import call, publish
+from mqtt_streams.api import NoLeader, call, publish
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.generations import SUBJECT, GenerationStore, Lower, Mark
 from mqtt_streams.shared import STREAM
 from tests.harness.backup import backup, restore
+from tests.harness.jetstream import MemoryJetStream
 from tests.streams.support import NatsPyJetStream
 
 MESSAGES = "$MQTT_msgs"
@@ -157,3 +158,41 @@ async def test_a_mark_that_cannot_be_read(js: NatsPyJetStream) -> None:
         await publish(js, SUBJECT, data)
         found = await look(js, "new")
         assert (found.id, found.last, found.floor) == ("new", 2, 2)
+
+
+async def test_a_replica_without_a_leader_tells_nothing() -> None:
+    """It may lack what the majority has stored."""
+    js = MemoryJetStream()
+    js.replicas = 3
+    for _ in range(5):
+        js.put("$MQTT.msgs.a")
+    store = GenerationStore(js)
+    first = await store.look("one")
+    assert first is not None
+    js.cluster, js.last[MESSAGES] = {"name": "c"}, 3
+    with pytest.raises(NoLeader):
+        await store.look("two")
+    js.last[MESSAGES] = 6  # it lacks nothing
+    found = await store.look("three")
+    assert found is not None
+    assert found.id == "one"
+
+
+async def test_a_new_leader_decides_before_it_is_believed() -> None:
+    """It may not count all messages before."""
+    js = MemoryJetStream()
+    js.replicas, js.cluster = 3, {"name": "c", "leader": "n1"}
+    for _ in range(5):
+        js.put("$MQTT.msgs.a")
+    store = GenerationStore(js)
+    first = await store.look("one")
+    js.last[MESSAGES] = 3
+    with pytest.raises(Lower) as caught:
+        await store.look("two")
+
+    def decide(subject: str) -> None:
+        if "MSG.DELETE" in subject:
+            js.last[MESSAGES] = 5
+
+    js.before = decide
+    assert await store.look("two", caught.value.last) == first

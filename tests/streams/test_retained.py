@@ -4,6 +4,7 @@
 import base64
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import orjson
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqtt_streams import headers, pages, retained, stored
-from mqtt_streams.api import NoResponders, Reply, call, publish
+from mqtt_streams.api import NoLeader, NoResponders, Reply, call, publish
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.retained import (
@@ -25,6 +26,7 @@ from mqtt_streams.retained import (
 )
 from mqtt_streams.stored import StoredMessage
 from mqtt_streams.subjects import encode_topic, filter_to_subjects
+from tests.harness.jetstream import MemoryJetStream
 from tests.streams.support import Lagging, NatsPyJetStream, eventually
 
 ORIGIN = "7BA7vU7Z"
@@ -137,6 +139,30 @@ async def test_a_replica_that_lags(js: NatsPyJetStream) -> None:
     found = await store.get("a.5")
     assert found is not None
     assert found.payload == b"5"
+
+
+async def test_a_replica_that_lags_far(js: NatsPyJetStream) -> None:
+    """Nothing between its last message and the leader's is left out."""
+    await ensure_streams(js)
+    old = await put(js, "a/0")
+    wanted = [f"a.{number}" for number in range(1, 101)]
+    for number in range(1, 101):
+        await put(js, f"a/{number}")
+    store = RetainedStore(Lagging(js, old))
+    store.replicated = True
+    assert await topics(store, "a/+") == [["a.0"], wanted]
+
+
+async def test_without_a_leader_nothing_is_told() -> None:
+    """Any replica may have answered, and lack the newest messages."""
+
+    async def info() -> dict[str, Any]:
+        return {"cluster": {"name": "c"}, "state": {"last_seq": 1}}
+
+    store = RetainedStore(MemoryJetStream())
+    store.read_info_by(info)
+    with pytest.raises(NoLeader):
+        await topics(store, "#")
 
 
 async def test_clear_and_delete_the_tombstone(js: NatsPyJetStream) -> None:
