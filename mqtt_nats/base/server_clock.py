@@ -13,8 +13,8 @@ from typing import Final
 
 log = logging.getLogger("mqtt_nats")
 
-READING_TRUSTED_S: Final = 60.0
-"""Seconds after which a less exact reading may replace the present one."""
+DRIFT: Final = 1e-4
+"""Seconds by which clocks of two machines may part in a second."""
 
 DIFFERENCE_LOGGED_S: Final = 5.0
 """Seconds of difference that are logged."""
@@ -52,8 +52,9 @@ class NatsTime:
         """Use a reading: nats-server's Unix time ``there``; `elapsed` was ``asked`` before, ``answered`` after it."""
         exact = answered - asked
         start = there - (asked + answered) / 2
-        stepped = abs(start - self.start) > exact + self._exact
-        if exact > self._exact * 2 and not stepped and elapsed() - self._found < READING_TRUSTED_S:
+        known = self._exact + 2 * DRIFT * (elapsed() - self._found)
+        stepped = abs(start - self.start) > exact + known
+        if exact > known * 2 and not stepped:
             return
         moved = start - self.start if self._found else 0.0
         self.start, self._exact, self._found = start, max(exact, 0.001), elapsed()

@@ -165,4 +165,4 @@ def _suspicious(info: ConsumerInfo, machine: DurableSender, binding: ConsumerBin
     source = binding.source
     unseen = source.place and info.delivered_consumer_seq >= abs(source.place)
     astray = info.config["deliver_subject"] != binding.consumer.deliver_subject or not info.push_bound
-    return bool(unseen) or astray or info.num_ack_pending > outstanding(machine, source)
+    return bool(unseen) or astray or info.num_ack_pending > outstanding(machine, source, info)

@@ -344,13 +344,18 @@ class DurableSender:
         """
         # A consumer that has delivered nothing reports the sequence before its first message, until its leader passes
         # over messages of other topics. Then `last` is beyond all that has come here although nothing is on its way.
-        return not pending and (last <= max(source.last, source.clear) or unacknowledged <= self.taken(source))
+        return not pending and (last <= max(source.last, source.clear) or unacknowledged <= self.taken(source, last))
 
-    def taken(self, source: SubscriptionState) -> int:
-        """Return how many messages that a consumer has delivered wait or are in flight to the client."""
-        known = [one.reply for one in (*self.inflight.values(), *self.queued) if one.source is source]
+    def taken(self, source: SubscriptionState, last: int) -> int:
+        """Return how many messages that a consumer has delivered wait or are in flight to the client.
+
+        Args:
+            last: stream sequence up to which the consumer had delivered messages when it was asked; later ones may have
+                come before its answer.
+        """
+        known = (one for one in (*self.inflight.values(), *self.queued) if one.source is source)
         # A retained message has no reply; the shared reader's messages are not pending at the consumer.
-        return sum(bool(reply) and not reply.startswith(TAKEN) for reply in known)
+        return sum(bool(one.reply) and not one.reply.startswith(TAKEN) and one.sequence <= last for one in known)
 
     def look_again(self, source: SubscriptionState) -> None:
         """Ask for the state of a consumer once more, if messages still wait for that."""

@@ -57,8 +57,8 @@ ATTACH_POLL_S: Final = 0.02
 # Window of the consumer of PUBREL records: as many places as there are packet identifiers.
 PUBREL_WINDOW: Final = 65535
 
-# Creating a consumer fails while nats-server still removes the files of a former consumer of the same name.
-CREATE_TRIES: Final = 10
+CREATE_PAUSES_S: Final = (0.02,) * 5 + (0.1,) * 9 + (0.5,) * 8
+"""Seconds before each further attempt to create a consumer, while nats-server removes a former one of its name."""
 
 EXPIRE_NS: Final = 100_000_000
 """AckWait in nanoseconds that is set for a moment, so that pending messages expire and are sent again."""
@@ -241,7 +241,7 @@ async def create_again(inbox: RequestInbox, stream: str, consumer: ConsumerRef) 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not create it.
     """
-    for _ in range(CREATE_TRIES):
+    for pause in CREATE_PAUSES_S:
         try:
             return await create_consumer(inbox, stream, consumer)
         except ApiError as error:
@@ -249,7 +249,7 @@ async def create_again(inbox: RequestInbox, stream: str, consumer: ConsumerRef) 
                 raise
             if error.err_code == CONSUMER_NAME_EXISTS:
                 await delete_consumer(inbox, stream, consumer.durable_name)
-        await asyncio.sleep(ATTACH_POLL_S)
+        await asyncio.sleep(pause)
     return await create_consumer(inbox, stream, consumer)
 
 
@@ -321,7 +321,7 @@ async def bring_back(
         if source.collected and refused is None:
             return True
         info = await consumer_info(services.nats.inbox, MESSAGES, name)
-        if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source)):
+        if info is None or (refused is None and info.num_ack_pending <= outstanding(side.machine, source, info)):
             return True
         log.info("consumer %s does not redeliver its pending messages: redelivery is requested", name)
         refused = await _ask_again(side, binding, refused, deaf)
@@ -334,7 +334,7 @@ async def bring_back(
 async def _all_have_come(side: SessionConsumers, binding: ConsumerBinding) -> bool:
     """Whether no message is pending that has not come: a new leader may have counted acknowledged ones, too."""
     info = await consumer_info(side.session.services.nats.inbox, MESSAGES, binding.consumer.durable_name)
-    return info is None or info.num_ack_pending <= outstanding(side.machine, binding.source)
+    return info is None or info.num_ack_pending <= outstanding(side.machine, binding.source, info)
 
 
 async def _ask_again(
@@ -365,12 +365,18 @@ async def _ask_again(
     return None
 
 
-def outstanding(machine: DurableSender, source: SubscriptionState) -> int:
-    """Return how many messages of a consumer are on their way to the client, or acknowledged and not confirmed."""
-    return machine.taken(source) + sum(
+def outstanding(machine: DurableSender, source: SubscriptionState, info: ConsumerInfo) -> int:
+    """Return how many messages of a consumer are on their way to the client, or acknowledged and not confirmed.
+
+    Args:
+        info: state of the consumer. Messages that it has delivered later are not counted, nor are they pending in
+            `info`; they may have come before it.
+    """
+    last = info.delivered_seq
+    return machine.taken(source, last) + sum(
         release.unconfirmed
         for release in machine.releases.values()
-        if release.delivery is not None and release.delivery.source is source
+        if release.delivery is not None and release.delivery.source is source and release.delivery.sequence <= last
     )
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mqtt_nats.base import server_clock
 from mqtt_nats.base.server_clock import NatsTime, elapsed
 
 ROUND_TRIP_S = 0.01
@@ -34,6 +35,22 @@ def test_a_slower_answer_does_not_replace_a_better_one() -> None:
     read(clock, 2.0)
     read(clock, 2.4, round_trip=1.0)  # within what half of its round trip may be wrong
     assert offset(clock) == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_slower_answer_replaces_one_that_is_so_old_that_it_is_less_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks part by a tenth of a millisecond in a second, or less."""
+    clock, started, later = NatsTime(), elapsed(), 0.0
+    monkeypatch.setattr(server_clock, "elapsed", lambda: started + later)
+
+    def found(ahead: float) -> float:
+        clock.learn(1000.0 + later + ahead, started + later, started + later + 1.0)
+        return clock.now() - 1000.0 - later
+
+    clock.learn(1000.0, started, started + 0.01)
+    later = 300.0
+    assert found(0.0) == pytest.approx(0.0, abs=0.1)
+    later = 6000.0
+    assert found(0.0) == pytest.approx(-0.5, abs=0.01)
 
 
 def test_a_slow_answer_shows_that_the_clock_was_set(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ from mqtt_nats.sessions.consumer_attach import (
 )
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
+from mqtt_streams.consumers import ConsumerInfo, ConsumerNotFound, ConsumerRef, DeliverSubjectBusy
 from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED, CONSUMER_NAME_EXISTS
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
@@ -65,6 +65,7 @@ class Setup:
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
     monkeypatch.setattr(consumer_attach, "ATTACH_POLL_S", 0.001)
+    monkeypatch.setattr(consumer_attach, "CREATE_PAUSES_S", (0.001,) * 10)
     return Setup()
 
 
@@ -272,14 +273,19 @@ async def test_a_name_that_stays_in_use_is_an_error_of_jetstream(setup: Setup) -
 
 
 def test_what_counts_as_on_its_way(setup: Setup) -> None:
-    """In flight, or waiting; of this consumer."""
+    """In flight, or waiting; of this consumer, and delivered before it told its state."""
     machine, other = setup.side.machine, SubscriptionState(1, 0, 10)
     machine.sources += [setup.source, other]
     machine.start()
     for sequence in (5, 6):
         machine.arrived(setup.source, sequence, 1, b"reply", None, 1)
     machine.arrived(other, 7, 1, b"reply", None, 1)
-    assert [outstanding(machine, one) for one in (setup.source, other)] == [2, 1]
+
+    def info(last: int) -> ConsumerInfo:
+        return ConsumerInfo({}, True, last, last, 0, 0, 0)
+
+    assert [outstanding(machine, one, info(7)) for one in (setup.source, other)] == [2, 1]
+    assert [outstanding(machine, setup.source, info(last)) for last in (4, 5)] == [0, 1]
 
 
 # -- the consumer of PUBRELs --------------------------------------------------------------------------

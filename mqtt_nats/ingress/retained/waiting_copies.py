@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from mqtt_nats.sessions.session import Session
     from mqtt_streams.retained import RetainedMessage
 
-RECENT_S: Final = 10.0
-"""Seconds before the SUBSCRIBE within which a message was retained that may have a copy for the subscription."""
+RECENT_S: Final = 60.0
+"""Seconds before the SUBSCRIBE within which a message was retained whose copy may still come.
+
+The copies are stored in two streams, and one of these may be without a leader meanwhile.
+"""
 
 MOST_S: Final = 2.0
 """Most seconds that retained messages wait until their copies have come from the stream."""
