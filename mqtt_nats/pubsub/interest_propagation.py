@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-SERVERS_TIMEOUT: Final = 1.0
-"""Maximum seconds to wait for the answers of servers."""
+SERVERS_TIMEOUT: Final = 5.0
+"""Maximum seconds to wait for the answers of servers.
+
+Where no gateway is left, nats-server says so at once. Silence is that of a process which is slow, or stands still.
+"""
 
 ANNOUNCEMENT_PAUSE_LEAST_S: Final = 5.0
 """Least seconds between two announcements of a server; at most twice as many."""
@@ -181,6 +184,8 @@ class Nodes:
             return
         if headers.startswith(NO_RESPONDERS):
             self.others.discard(node)  # the last gateway of that server has gone
+        else:
+            self._note(node)  # the answer may come after the wait
         echo = self._open.get(number)
         if echo is not None:
             echo.missing.discard(node)

@@ -16,7 +16,7 @@ from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.messages.live_copies import IDS_REMEMBERED_S
 from mqtt_nats.pubsub.backfill import GAP_BEFORE_S
-from mqtt_nats.pubsub.interest_propagation import SERVERS_TIMEOUT, is_server_id, server_id
+from mqtt_nats.pubsub.interest_propagation import is_server_id, server_id
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.gateway_subjects import ECHO, LOST
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 ONE_LOSS_S: Final = 10.0
 """Seconds in which a nats-server is lost once, for the gateways that name it and for a connection that had it."""
+
+ANSWER_WAIT_S: Final = 1.0
+"""Seconds after which a server counts as lost from which no gateway answers: then messages are read that have come."""
 
 SERVERS_NOTED_MOST: Final = 16
 """Maximum number of nats-servers that are lost in `ONE_LOSS_S` for each connection; others are not looked at."""
@@ -88,7 +91,7 @@ class LostServers:
     async def _is_lost(self, server: bytes) -> bool:
         """Whether no gateway answers on a server; one that does has had everything from there."""
         try:
-            await self._nats.inbox.request((ECHO + server).decode(), b"", timeout=SERVERS_TIMEOUT)
+            await self._nats.inbox.request((ECHO + server).decode(), b"", timeout=ANSWER_WAIT_S)
         except (ApiError, NoResponders, RequestTimeout):
             return True
         for noted in self._noted.values():  # it may be lost soon
