@@ -28,7 +28,7 @@ UNKNOWN_GATEWAYS_WAIT_S: Final = 0.1
 QUESTION_REPEAT_S: Final = 0.25
 """Seconds after which the question is repeated for known gateways that have not answered: they may be connecting."""
 
-LISTEN: Final = 1.5
+LISTEN: Final = 3.0
 """Seconds after which a known gateway that has not answered counts as gone."""
 
 BARRIER_TIMEOUT: Final = 5.0
@@ -175,11 +175,10 @@ class StoreBarrier:
 
     def _answered(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         question = self._questions.get(subject[len(self._prefix) :])
-        if question is None:
-            return
         if headers.startswith(NO_RESPONDERS):
-            question.unheard()
-        elif payload[:1] in (ENDED, WAITS) and self._note(payload[1:]):
+            if question is not None:
+                question.unheard()
+        elif payload[:1] in (ENDED, WAITS) and self._note(payload[1:]) and question is not None:
             question.answered(payload[1:], payload[:1] == ENDED, asyncio.get_running_loop().time())
 
     def _note(self, gateway: bytes) -> bool:

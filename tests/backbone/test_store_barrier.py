@@ -165,7 +165,7 @@ async def test_a_known_gateway_that_is_connecting_is_asked_again(bus: Bus) -> No
     task = await asked(bus, one)
     assert await goes_on(bus, task)
     other.connected = True
-    assert await goes_on(bus, task, module.LISTEN * 2)
+    assert await goes_on(bus, task, module.LISTEN * 1.4)
     other.stores(0, 1)
     await ended(bus, task)
 
@@ -197,6 +197,9 @@ async def test_a_known_gateway_has_more_time_than_others(bus: Bus, monkeypatch: 
     begun = loop.time()
     await ended(bus, await asked(bus, one))
     assert loop.time() - begun < module.LISTEN
+    (sid,) = (sid for sid, pattern in one.link.fake_subjects.items() if pattern.endswith(b"*"))
+    one.link.handlers[sid](one.link.fake_subjects[sid][:-1] + b"1", b"", b"", b"+late")
+    assert b"late" in one.store_barrier.known, "it was slow"
 
 
 async def test_a_lost_connection_is_no_answer(bus: Bus) -> None:
