@@ -121,7 +121,10 @@ class ChaosClient:
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Message] = {}
         self.wills_due: set[Message] = set()
-        """Wills, as a watcher gets them, of accepted connections that have ended without DISCONNECT."""
+        """Wills, as a watcher gets them, of accepted connections that have ended without DISCONNECT.
+
+        A delayed one is due when the client does not come back.
+        """
         self._asked: dict[int, Subscribe | Unsubscribe] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, ...]]] = {}
         self._next_id = 0
@@ -193,11 +196,11 @@ class ChaosClient:
             async with asyncio.timeout(_PATIENCE):
                 connack = await link.connack
         except (TimeoutError, ConnectionError) as error:
-            self.history.note("lost", reason=str(error) or "no CONNACK", conn=link.number, open=[])
             link.abort()
             if self.link is link:  # CONNACK came at the last moment
-                self.link = None
-                self.connected.clear()
+                self._lost(link)
+            else:
+                self.history.note("lost", reason=str(error) or "no CONNACK", conn=link.number, open=[])
             return None
         except asyncio.CancelledError:
             link.abort()  # nobody would end it
@@ -303,6 +306,8 @@ class ChaosClient:
         link = self.link
         if link is not None:
             self.history.note("disconnect" if orderly else "abandoned", conn=link.number)
+            if not orderly and self.will is not None:
+                self.wills_due.add((self.client_id, -link.number))
             if orderly:
                 link.send(encode(Disconnect(), self.version))
                 link.close()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import nats
@@ -14,6 +14,7 @@ from nats.aio.client import Client as NatsClient
 from nats.js.errors import NotFoundError
 
 from mqtt_streams.hashing import name_hash
+from tests.harness.waiting import aeventually
 
 STREAMS = ("$MQTT_msgs", "$MQTT_rmsgs", "$MQTT_sess", "$MQTT_qos2in", "$MQTT_out", "$MQTT_wills", "$MQTT_timers")
 
@@ -32,7 +33,7 @@ class Look:
 
     def __init__(self, client: NatsClient) -> None:
         self.nats = client
-        self.js = client.jetstream()
+        self.js = client.jetstream(timeout=30)
 
     async def messages(self, subject: str, stream: str = "$MQTT_msgs") -> list[StoredCopy]:
         """All messages of a stream on a subject, in order."""
@@ -57,6 +58,16 @@ class Look:
         except NotFoundError:
             return 0
         return sum((info.state.subjects or {}).values())
+
+    async def left(self, stream: str, wait: float) -> int:
+        """How many messages a stream has as soon as it has none, or after ``wait`` seconds."""
+
+        async def empty() -> bool:
+            return not await self.count(stream)
+
+        with suppress(AssertionError):
+            await aeventually(empty, wait)
+        return await self.count(stream)
 
     async def session(self, client_id: str) -> dict[str, Any] | None:
         """The session record of a client."""

@@ -318,14 +318,17 @@ class Probe:
         self.process.start(self._command, None, ROOT)
 
     def measured(self, since: float, until: float = float("inf")) -> tuple[list[float], list[float]]:
-        """Delays of arrivals and of PUBACKs of what was published between two times of the monotonic clock."""
+        """Delays of arrivals and of PUBACKs of what was under way between two times of the monotonic clock."""
         arrivals: list[float] = []
         acks: list[float] = []
         for line in self._log.read_text(encoding="utf-8").splitlines():
             parts = line.split()
-            if len(parts) == 3 and since <= float(parts[0]) <= until:
-                arrivals.append(float(parts[1]))
-                acks.append(float(parts[2]))
+            if len(parts) != 3:
+                continue
+            begun, arrival, ack = map(float, parts)
+            if begun <= until and since <= begun + max(arrival, ack):
+                arrivals.append(arrival)
+                acks.append(ack)
         return arrivals, acks
 
     @property

@@ -89,3 +89,12 @@ def test_what_is_on_its_way_between_two_servers(cluster: bool) -> None:
 
 def test_a_connection_that_ends() -> None:
     assert found(2, 3, 4, 5, more=(event(11, "s", "lost", reason="closed"),)) == {"violations": 1}
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_connection_without_connack(accepted: bool) -> None:
+    """The client tries again: nothing has ended."""
+    begins = event(0.1, "s", "connect", conn=7)
+    answered = (event(0.2, "s", "connected", conn=7),) if accepted else ()
+    ends = event(0.3, "s", "lost", reason="no CONNACK", conn=7)
+    assert found(2, 3, 4, 5, more=(begins, *answered, ends)) == {"violations": int(accepted)}

@@ -18,10 +18,13 @@ from tests.chaos.messages import ClientWill, Message
 from tests.harness.waiting import aeventually
 
 PATIENCE = 120.0
-"""Seconds for SUBACK and UNSUBACK: whatever the servers stand in between."""
+"""Seconds for CONNACK, SUBACK and UNSUBACK: whatever the servers stand in between."""
 
 REDELIVERED = 45.0
 """Seconds within which another member has got what a group's member did not acknowledge: JetStream waits for 30."""
+
+LEAST = 30.0
+"""Seconds that each wait at the end has at least, however long those before it took; less where all have less."""
 
 
 class Workload:
@@ -158,12 +161,12 @@ class Workload:
 
     async def start(self) -> None:
         """Connect all, subscribe, and begin to publish."""
-        await asyncio.gather(*(client.connect() for client in self.clients))
-        await self.watcher.subscribe(f"{self._prefix}-wills/#", 2)
-        await asyncio.gather(*(client.subscribe(self.filter, self.qos) for client in self.subscribers))
+        await asyncio.gather(*(client.connect(PATIENCE) for client in self.clients))
+        await self.watcher.subscribe(f"{self._prefix}-wills/#", 2, PATIENCE)
+        await asyncio.gather(*(client.subscribe(self.filter, self.qos, PATIENCE) for client in self.subscribers))
         for number, group in enumerate(self._groups):
             share = f"$share/{self._prefix}-{number}/{self.filter}"
-            await asyncio.gather(*(client.subscribe(share, self.qos) for client in group))
+            await asyncio.gather(*(client.subscribe(share, self.qos, PATIENCE) for client in group))
         self._tasks = [
             asyncio.create_task(self._publish(number, client)) for number, client in enumerate(self.publishers)
         ]
@@ -225,37 +228,41 @@ class Workload:
     async def finish(self, timeout: float = 60.0) -> Verdict:
         """Wait until all is published and acknowledged, and all that was acknowledged is delivered; then judge.
 
-        What is still missing after ``timeout`` seconds is lost.
+        What is still missing after ``timeout`` seconds is lost, but nothing is before each wait has had its own time.
         """
         if not self.messages:
             self.stop()
         deadline = time.monotonic() + timeout
-        unsettled = 0
+        least = min(timeout, LEAST)
+
+        def left(own: float = least) -> float:
+            return max(deadline - time.monotonic(), own)
+
         for task in self._tasks:
             try:
-                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                async with asyncio.timeout(left(0.0)):
                     await asyncio.shield(task)
             except TimeoutError:
                 task.cancel()
-        for client in self.publishers:
-            await client.settled(max(deadline - time.monotonic(), 0))
-            unsettled += client.unacknowledged
+        await asyncio.gather(*(client.settled(left()) for client in self.publishers))
+        unsettled = sum(client.unacknowledged for client in self.publishers)
         with contextlib.suppress(AssertionError):
-            await aeventually(self.has_all, max(deadline - time.monotonic(), 0))
+            await aeventually(self.has_all, left())
         if self.promises.shared:
             with contextlib.suppress(AssertionError):
-                await aeventually(self.groups_have_all, max(deadline - time.monotonic(), 0))
+                await aeventually(self.groups_have_all, left(REDELIVERED))
         for client in self.clients:
             client.rest()
         with contextlib.suppress(AssertionError):
-            await aeventually(self.has_wills, max(deadline - time.monotonic(), REDELIVERED))
+            await aeventually(self.has_wills, left(REDELIVERED))
         with contextlib.suppress(TimeoutError):  # what is on its way behind the last message has come
             async with asyncio.timeout(30):
                 await asyncio.gather(*(client.ping() for client in self.clients), return_exceptions=True)
         # Of a client that has just come back: readers bring it, also behind the answer to the ping.
         with contextlib.suppress(AssertionError):
-            least = REDELIVERED if self.promises.shared else 5.0
-            await aeventually(self._finished, max(deadline - time.monotonic(), least))
+            await aeventually(self._finished, left(REDELIVERED if self.promises.shared else least))
+        with contextlib.suppress(AssertionError):  # of connections that were lost meanwhile
+            await aeventually(self.has_wills, left())
         await self.close()
         verdict = self.judge()
         verdict.figures["unacknowledged"] = unsettled

@@ -10,10 +10,12 @@ since it subscribed, once, in each publisher's order, and nothing that was ackno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import nats
@@ -22,6 +24,7 @@ from mqtt_nats.codec import matches
 from tests.chaos.client import ChaosClient
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import Event, History, read
+from tests.chaos.messages import Message
 from tests.harness.cluster import Cluster, lead
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -80,8 +83,10 @@ class Scene:
             for version in (4, 5)
             for qos in (1, 2)
         ]
-        self._came: deque[tuple[ChaosClient, float]] = deque()
-        """Clients that subscribed shortly before a gap, with the time."""
+        self._came: deque[tuple[ChaosClient, float, dict[str, int]]] = deque()
+        """Clients that subscribed shortly before a gap, the time, and the last number of each publisher then."""
+        self._numbers = {one.client_id: 0 for one in self.publishers}
+        """The last number of each publisher."""
 
     def _client(self, name: str, gateway: Gateway, version: int, *, clean: bool = True) -> ChaosClient:
         history = History(self._directory / f"{name}.jsonl")
@@ -104,7 +109,8 @@ class Scene:
         began = time.monotonic()
         while not self._stopped.is_set():
             n += 1
-            await client.publish(f"g/{client.client_id}/{n % TOPICS}", n, qos)
+            self._numbers[client.client_id] = n
+            await client.publish(_topic(client.client_id, n), n, qos)
             await asyncio.sleep(max(began + n / RATE - time.monotonic(), 0.001))
 
     async def flowing(self) -> None:
@@ -116,16 +122,27 @@ class Scene:
         """Have a client subscribe shortly before a gap, and leave when messages flow again."""
         gateway = self._gateways[number % len(self._gateways)]
         newcomer = self._client(f"n{number}", gateway, 4 + number % 2)
-        await newcomer.connect()
-        await newcomer.subscribe(FILTERS[number % 3], 1 + number // 2 % 2)
-        self._came.append((newcomer, time.monotonic()))
+        await newcomer.connect(RECOVERY)
+        await newcomer.subscribe(FILTERS[number % 3], 1 + number // 2 % 2, RECOVERY)
+        self._came.append((newcomer, time.monotonic(), dict(self._numbers)))
         await asyncio.sleep(self._chance.uniform(0, 1.5))
         await gap(number)
         await self.flowing()
         while len(self._came) > 1 and time.monotonic() - self._came[0][1] > STAY:
-            client, _ = self._came.popleft()
+            client, _, since = self._came.popleft()
+            with contextlib.suppress(AssertionError):  # then it is judged
+                await aeventually(partial(self._owed(client, since).__le__, client.delivered), RECOVERY)
             client.history.note("leaves")
             await client.close()
+
+    def _owed(self, client: ChaosClient, since: Mapping[str, int]) -> set[Message]:
+        """What is acknowledged by now, was sent after these numbers, and has to come to a client."""
+        return {
+            (who, n)
+            for one in self.publishers
+            for who, n in one.acknowledged
+            if n > since[who] and any(matches(text, _topic(who, n)) for text in client.filters)
+        }
 
     async def end(self, rounds: int, *, cluster: bool) -> Result:
         """Wait until everything is acknowledged and has come, and judge."""
@@ -137,7 +154,7 @@ class Scene:
         until = time.monotonic() + RECOVERY
         while (result := await self._judge(cluster)).figures["lost"] and time.monotonic() < until:
             pass  # it may be on its way
-        for one in (*self.subscribers, *(one for one, _ in self._came), *self.publishers):
+        for one in (*self.subscribers, *(one for one, *_ in self._came), *self.publishers):
             await one.close()
         result.figures = {"gaps": rounds, **result.figures, "unacknowledged": unacknowledged}
         if unacknowledged:
@@ -156,6 +173,11 @@ class Scene:
         return judge(read(history.path for history in self._histories), cluster=cluster)
 
 
+def _topic(publisher: str, n: int) -> str:
+    """The topic of a message."""
+    return f"g/{publisher}/{n % TOPICS}"
+
+
 def judge(events: Iterable[Event], *, cluster: bool = False) -> Result:
     """Compare what subscribers with clean sessions have got with what was promised.
 
@@ -171,7 +193,7 @@ def judge(events: Iterable[Event], *, cluster: bool = False) -> Result:
     granted: dict[str, int] = {}
     until: dict[str, int] = {}
     got: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    ended: list[str] = []
+    events = list(events)
     for event in events:
         match event.what:
             case "publish":
@@ -187,9 +209,7 @@ def judge(events: Iterable[Event], *, cluster: bool = False) -> Result:
                 until[event.who] = event.t
             case "delivered":
                 got[event.who].append((event.of, event.n))
-            case "lost":
-                ended.append(f"{event.who}: {event.what} {event.reason}")
-    result = Result(violations=[f"a client's connection has ended: {one}" for one in ended])
+    result = Result(violations=[f"a client's connection has ended: {one}" for one in _ended(events)])
     counts: Counter[str] = Counter()
 
     def broken(kind: str, who: str, one: tuple[str, int]) -> None:
@@ -225,6 +245,13 @@ def judge(events: Iterable[Event], *, cluster: bool = False) -> Result:
         **{kind: counts[kind] for kind in ("lost", "duplicated", "old", "out of order", "overtaken")},
     }
     return result
+
+
+def _ended(events: Sequence[Event]) -> list[str]:
+    """A line for each connection that was accepted and has ended by itself."""
+    refused = {one.conn for one in events if one.what == "connect"}
+    refused -= {one.conn for one in events if one.what == "connected"}
+    return [f"{one.who}: lost {one.reason}" for one in events if one.what == "lost" and one.conn not in refused]
 
 
 async def _rounds(setting: Setting, gateways: Sequence[Gateway], gap: Gap, *, cluster: bool = False) -> Result:

@@ -18,6 +18,7 @@ GROUPS = 2
 """Each gets every message."""
 MESSAGES_LONG = 10_000
 """Of each of two publishers, at each QoS."""
+PATIENCE = 60.0
 PATIENCE_LONG = 240.0
 """Seconds in which what a killed gateway had for a member has come to another one."""
 
@@ -63,7 +64,7 @@ async def _script(
         pause=pause if long else (0.5, 1.0),
         ended=lambda: all(load.published for load in loads),
     )
-    verdicts = await asyncio.gather(*(load.finish(PATIENCE_LONG if long else 15.0) for load in loads))
+    verdicts = await asyncio.gather(*(load.finish(PATIENCE_LONG if long else PATIENCE) for load in loads))
     result = Result()
     for verdict in verdicts:
         result.violations += verdict.lines()

@@ -45,8 +45,14 @@ RECOVERY: Final = 120.0
 KEPT: Final = 3600
 """Session expiry interval, in seconds."""
 
-LEASE: Final = 2
-"""Seconds of `gateway_lease`: gateways look at the streams four times as often."""
+LEASE: Final = 8
+"""Seconds of `gateway_lease`: gateways look at the streams four times as often.
+
+A living gateway that waits for a processor does not pass for dead.
+"""
+
+LOOKED: Final = 4.0
+"""Seconds in which gateways have looked at the streams, and what connections have left behind is stored."""
 
 FOREVER: Final = b'{"pause_until":"2099-01-01T00:00:00Z"}'
 
@@ -87,7 +93,7 @@ async def _pause(look: Look) -> None:
     """Pause all consumers of sessions, of groups and of timers."""
     for stream in (MESSAGES, "$MQTT_out", "$MQTT_timers"):
         for name in await look.consumers(stream):
-            answer = await look.nats.request(f"$JS.API.CONSUMER.PAUSE.{stream}.{name}", FOREVER, timeout=10)
+            answer = await look.nats.request(f"$JS.API.CONSUMER.PAUSE.{stream}.{name}", FOREVER, timeout=30)
             found = orjson.loads(answer.data)
             if "error" in found and found["error"]["err_code"] != 10014:  # a consumer that has gone meanwhile
                 raise AssertionError(f"{name} cannot be paused: {found}")
@@ -178,7 +184,7 @@ class Scene:
             await one.leave()
         if hand.quiet:
             await self._still()
-        await asyncio.sleep(LEASE)  # the gateways have looked at the streams
+        await asyncio.sleep(LOOKED)  # the gateways have looked at the streams
         count = len(await look.js.streams_info())
         await hand.act(look)
         for load in self.loads:

@@ -18,13 +18,14 @@ from typing import Final
 import nats
 import nats.errors
 
+from tests.chaos.busy import Busy
 from tests.chaos.checker import Promises, Verdict, Violation
 from tests.chaos.client import ChaosClient
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.experiments.elections import elections
 from tests.chaos.history import Event, History, read
 from tests.chaos.looking import looking
-from tests.chaos.messages import ClientWill
+from tests.chaos.messages import ClientWill, Message
 from tests.chaos.workload import Workload
 from tests.harness.cluster import Cluster
 from tests.harness.nats import NatsServer
@@ -40,11 +41,13 @@ RATES: Final = {1: 10.0, 2: 3.0}
 """Messages per second of each publisher, by QoS."""
 
 GRACE: Final = 1.0
-"""Seconds after the kills in which an acknowledgement may come that was on its way."""
+GRACE_BEFORE: Final = 4.0
+"""Seconds after the kills in which an answer may come; the second: to what was sent before them, it was on its way."""
 
 LATE: Final = 2.0
 LATE_SHORT: Final = 5.0
-"""Seconds after the first answers in which work goes on; more in the short version, beside other tests."""
+"""Seconds after the first answers in which work goes on; more in the short version, which runs beside other tests:
+for each process that waits for a processor as much again, and as long as this process has once not run."""
 
 RECOVERY: Final = 120.0
 """Seconds in which leaders are elected, and everything that has waited is done."""
@@ -83,10 +86,13 @@ class Scene:
         self.chance = random.Random(f"{setting.seed}{name}")
         self.late: dict[str, float] = {}
         """Longest time from the first answers until somebody went on, in seconds, by what it did."""
+        self.busy = Busy()
         self.violations: list[str] = []
         self.apart: list[History] = []
         """Of clients whose sessions have two connections, and of who publishes to them: not for the checker."""
-        self.kills = self.meanwhile = self.moved = self.wills = 0
+        self.kills = self.meanwhile = self.moved = 0
+        self.wills: set[Message] = set()
+        """Those of clients that have died."""
 
     async def begin(self) -> None:
         """Start everything; messages flow."""
@@ -121,10 +127,10 @@ class Scene:
         self.asking = [self.client(self.loads[0], f"asks-{version}", version, version) for version in (4, 5)]
         self.herald = self.client(None, "herald", 0, 4)
         for load, client in self.clean:
-            await client.connect()
-            await client.subscribe(load.filter, load.qos)
+            await client.connect(RECOVERY)
+            await client.subscribe(load.filter, load.qos, RECOVERY)
         for client in (*self.asking, self.herald):
-            await client.connect()
+            await client.connect(RECOVERY)
         for load in self.loads:
             await load.start()
         await self.flowing()
@@ -196,18 +202,18 @@ class Scene:
             for at in range(3)
         ]
         for one in dying:
-            await one.connect()
+            await one.connect(RECOVERY)
         begun = time.monotonic_ns()
         await asyncio.gather(*(asyncio.to_thread(server.kill) for server in victims))
         self.loads[0].nemesis.note("killed", victims=len(victims))
         self.kills += len(victims)
         killed = time.monotonic_ns()
         await asyncio.gather(*(one.abandon() for one in dying))
-        self.wills += len(dying)
+        self.wills.update(*(one.wills_due for one in dying))
         claims = [asyncio.create_task(mover.claim()) for mover in movers]
         asked = [asyncio.create_task(one.subscribe(f"asked/{number}", 1, seconds + RECOVERY)) for one in self.asking]
         await asyncio.sleep(max(0.0, seconds - (time.monotonic_ns() - begun) / 1e9))
-        self._judge_outage(killed + int(GRACE * 1e9), time.monotonic_ns())
+        self._judge_outage(killed, time.monotonic_ns())
         await asyncio.gather(*(asyncio.to_thread(server.start) for server in victims))
         answered = await first_answers(survivor)
         await asyncio.gather(self.flowing(), *claims, *asked)
@@ -226,17 +232,27 @@ class Scene:
             await aeventually(self._willed, RECOVERY)
 
     def _willed(self) -> bool:
-        return sum(len(load.watcher.delivered) for load in self.loads) >= self.wills
+        return self.wills <= set().union(*(load.watcher.delivered for load in self.loads))
 
-    def _judge_outage(self, start: int, end: int) -> None:
-        """See that nothing was acknowledged from ``start`` to ``end`` (``time.monotonic_ns``)."""
-        found = [one for one in confirmed(self.events()) if start < one.t < end]
+    def _judge_outage(self, killed: int, end: int) -> None:
+        """See that nothing was acknowledged from the kills to ``end`` (``time.monotonic_ns``).
+
+        An answer to what was sent before the kills may have been on its way.
+        """
+        events = self.events()
+        sent = first_sent(events)
+
+        def since(one: Event) -> int:
+            return killed + int((GRACE if sent.get(key_of(one), 0) > killed else GRACE_BEFORE) * 1e9)
+
+        found = [one for one in confirmed(events) if since(one) < one.t < end]
         self.meanwhile += len(found)
         self.violations += [f"acknowledged without a majority: {one.what} of {one.who}" for one in found[:5]]
 
     def _judge_recovery(self, answered: int) -> None:
         """Note how long after the first answers of all streams (``time.monotonic_ns``) everybody went on."""
         first = {"acknowledgement": "acked", "SUBACK": "subscribed", "CONNACK": "connected"}
+        self.busy.look()
         events = self.events()
         for kind, what in first.items():
             self._note(kind, answered, _firsts(events, what, answered).values())
@@ -247,7 +263,7 @@ class Scene:
     def _note(self, kind: str, since: int, times: Iterable[int]) -> None:
         longest = max((at - since for at in times), default=0) / 1e9
         self.late[kind] = max(self.late.get(kind, 0.0), longest)
-        if longest > (LATE if self.setting.long else LATE_SHORT):
+        if longest > (LATE if self.setting.long else self.busy.allowed(LATE_SHORT)):
             self.violations.append(f"late: {kind} {longest:.1f} s after the first answers")
 
     async def end(self) -> Result:
@@ -303,8 +319,8 @@ class Mover:
 
     async def begin(self) -> None:
         """Connect and subscribe."""
-        await self.former.connect()
-        await self.former.subscribe(self.topic, 2)
+        await self.former.connect(RECOVERY)
+        await self.former.subscribe(self.topic, 2, RECOVERY)
 
     async def claim(self) -> None:
         """Connect once more, again and again until that is accepted."""
@@ -364,6 +380,22 @@ def confirmed(events: Iterable[Event]) -> list[Event]:
     ]
 
 
+def key_of(event: Event) -> tuple[str, str, object]:
+    """What an event is about: a message, a subscription or a connection of a client."""
+    kind = {"acked": "publish", "subscribed": "subscribe", "connected": "connect"}.get(event.what, event.what)
+    return event.who, kind, {"publish": event.n, "subscribe": event.filter, "connect": event.conn}.get(kind)
+
+
+def first_sent(events: Iterable[Event]) -> dict[tuple[str, str, object], int]:
+    """When each message, SUBSCRIBE and CONNECT was sent first (``time.monotonic_ns``)."""
+    found: dict[tuple[str, str, object], int] = {}
+    for one in events:
+        if one.what in {"publish", "subscribe", "connect"}:
+            key = key_of(one)
+            found[key] = min(found.get(key, one.t), one.t)
+    return found
+
+
 def excused(violation: Violation) -> bool:
     """Whether a clean session got late what it had missed: docs/promises.md excepts outages of more than 30 s."""
     return violation.kind == "out of order" and violation.text.startswith("clean-")
@@ -402,8 +434,9 @@ def _sum(verdicts: Iterable[Verdict], name: str) -> int:
 async def _regime(setting: Setting, name: str, *arguments: str) -> Result:
     scene = Scene(setting, name, *arguments)
     await scene.begin()
-    for number, seconds in enumerate(OUTAGES_LONG if setting.long else OUTAGES):
-        await scene.round(number, seconds)
+    async with scene.busy.watched():
+        for number, seconds in enumerate(OUTAGES_LONG if setting.long else OUTAGES):
+            await scene.round(number, seconds)
     return await scene.end()
 
 

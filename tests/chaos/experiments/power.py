@@ -17,6 +17,8 @@ from tests.harness.power import PowerDisk, power_obstacle
 from tests.harness.raw import Raw, publish
 
 TOPIC = "power/x"
+QUIET_S = 15.0
+"""Seconds without a message after which the rest counts as lost."""
 FLUSHED_S = 2.0
 """With `sync_interval: 1s`: what was acknowledged so long before the cut is on the disk."""
 
@@ -111,7 +113,7 @@ class Scene:
                 return False, found
             while len(found) < len(self.acknowledged):
                 try:
-                    one = client.receive(5)
+                    one = client.receive(QUIET_S)
                 except TimeoutError:
                     break
                 assert one is not None

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from mqtt_nats.codec import Publish, Subscription
 from tests.chaos.experiment import Experiment, Result, Setting
+from tests.chaos.looking import Look, looking
 from tests.harness.cluster import Cluster
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -86,14 +88,25 @@ class Round:
                     return found
                 found[topic_of(packet).removeprefix("kept/")] = packet.payload
 
-    async def settled(self) -> None:
-        """Wait until no gateway shows anything that was removed, and the sessions' time is over."""
+    async def settled(self, look: Look) -> None:
+        """Wait until no gateway shows anything that was removed, and sessions whose time is over are gone."""
 
         async def gone() -> bool:
             return not any([set(self.removed) & (await self.seen(one)).keys() for one in self._gateways])
 
         await aeventually(gone, PATIENCE)
         await asyncio.sleep(GONE + 1)
+
+        async def ended() -> bool:
+            return not any([await look.session(name) for name in self.removed])
+
+        await aeventually(ended, PATIENCE, what="the end of sessions")
+
+    async def admitted(self) -> None:
+        """Wait until every gateway lets clients in."""
+        for gateway in self._gateways:
+            probe = await aeventually(partial(RawClient5.connect5, gateway.port, "probe"), PATIENCE)
+            await probe.disconnect5()
 
     async def judge(self, result: Result, why: str) -> None:
         """Compare what is there with what there must be."""
@@ -125,7 +138,8 @@ async def _script(
     for turn, pause in enumerate(pauses * (2 if cluster else 1)):
         one = Round(f"{name}{turn}", EACH_LONG if setting.long else EACH, chance, gateways)
         await one.use()
-        await one.settled()
+        async with looking(",".join(server.url for server in servers)) as look:
+            await one.settled(look)
         await asyncio.sleep(pause)
         together = turn >= len(pauses) or cluster is None
         for some in [servers] if together else [[server] for server in servers]:
@@ -139,6 +153,7 @@ async def _script(
             kills += len(some)
         for gateway in gateways:
             await aeventually(lambda gateway=gateway: gateway.ready, PATIENCE)  # type: ignore[misc]
+        await one.admitted()
         await one.judge(result, f"{name}, {pause:g} s, {'all' if together else 'in turn'}")
         removed += 2 * len(one.removed)
     result.figures = {"messages": removed, "kills": kills, "back": len(result.violations)}

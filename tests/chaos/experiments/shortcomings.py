@@ -14,10 +14,10 @@ from tests.chaos.brokers import Broker, others, started, whole
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient, topic_of
 
-_PROMPT = 5.0
-"""Seconds in which something happens that needs nothing but the broker itself."""
+_PROMPT = 15.0
+"""Seconds in which something happens that needs nothing but the broker itself; AckWait is twice as long."""
 
-_NOTED = 1.0
+_NOTED = 3.0
 """Seconds after which a nats-server has written down what it has delivered; before that it may come without DUP."""
 
 _LEASE = 5

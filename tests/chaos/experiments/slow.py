@@ -80,8 +80,12 @@ class Slow:
         """Whether the gateway's log says something of a client."""
         return any(repr(client_id) in line and text in line for line in self.gateway.log.splitlines())
 
-    def delays(self, name: str, since: float, until: float) -> float:
-        """Report how long the probe waited between two times; the median of its arrivals in seconds."""
+    async def delays(self, name: str, since: float, until: float) -> float:
+        """Report how long the probe waited between two times; the median of its arrivals in seconds.
+
+        What it has under way at the end is waited for.
+        """
+        await self.probe.settled(1)
         arrivals, acks = self.probe.measured(since, until)
         self.result.figures[f"others_{name}_ms"] = spread(arrivals)
         self.result.figures[f"others_puback_{name}_ms"] = spread(acks)
@@ -137,7 +141,7 @@ async def _unread(setting: Setting) -> Result:
         backlog = min(load.backlog, CONTROL_MOST)
         await publisher.publish(numbered("backlog", backlog, 100), 1)
         await aeventually(lambda: readers[0].received == backlog and readers[1].received == some, 60)
-        control = slow.delays("reading", begun, time.monotonic())
+        control = await slow.delays("reading", begun, time.monotonic())
         for reader in readers:
             reader.drop()
 
@@ -165,15 +169,15 @@ async def _unread(setting: Setting) -> Result:
         stored = time.monotonic() - begun
         held = [name for name in stuck if name.startswith("wide")]
         await aeventually(lambda: all(slow.mentions(name, "wait in JetStream") for name in held), 60)
-        slow.compare(control, slow.delays("stuck", begun, time.monotonic()))
+        slow.compare(control, await slow.delays("stuck", begun, time.monotonic()))
         result.figures["rss_stuck_mb"] = round(slow.memory.now / MIB)
 
         begun = time.monotonic()
         for client in stuck.values():
             client.go_on()
         await _progress(lambda: sum(one.next for one in tallies.values()), lambda: _done(tallies))
-        slow.delays("catching_up", begun, time.monotonic())
         caught_up = time.monotonic() - begun
+        await slow.delays("catching_up", begun, begun + caught_up)
         await asyncio.gather(*(client.ping() for client in stuck.values()))
     flood = stuck["floods"].received
     for name, tally in tallies.items():
@@ -266,8 +270,8 @@ async def _retained(setting: Setting) -> Result:
         client = await Paced.connect(port, "fast", heard=fast.heard)
         client.subscribe_soon("#", 2)
         await _progress(lambda: client.received, lambda: len(fast.retained) >= count)
-        control = slow.delays("reading", begun, time.monotonic())
         result.figures["fast_s"] = round(time.monotonic() - begun, 1)
+        control = await slow.delays("reading", begun, time.monotonic())
         client.drop()
 
         slow.rested()
@@ -295,8 +299,8 @@ async def _retained(setting: Setting) -> Result:
                 for one in readers.values()
             ),
         )
-        slow.compare(control, slow.delays("slow", begun, time.monotonic()))
         result.figures["slow_s"] = round(time.monotonic() - begun, 1)
+        slow.compare(control, await slow.delays("slow", begun, time.monotonic()))
         await asyncio.gather(*(one.ping() for one in clients.values()))
     for name, reader in {"fast": fast, **readers}.items():
         # One that is replaced before it was read is not sent any more: the newer one is.

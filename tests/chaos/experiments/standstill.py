@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -71,14 +72,16 @@ class Standing:
         for seconds in stands:
             server = await self._choose()
             before = self._connections()
+            begun = time.monotonic()
             await asyncio.to_thread(server.pause)
             self._workloads[0].nemesis.note("paused", seconds=seconds)
             try:
                 await asyncio.sleep(seconds)
             finally:
                 server.resume()
+            stood = time.monotonic() - begun
             await self._flowing()
-            if seconds <= self._calm:
+            if stood <= self._calm:
                 self._lost += self._connections() - before
         return await self._end(len(stands))
 

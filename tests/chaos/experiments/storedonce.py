@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import nats
 import orjson
@@ -11,6 +12,7 @@ import orjson
 from tests.chaos.client import ChaosClient
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.history import History
+from tests.harness.waiting import aeventually
 
 _MESSAGES = 200
 
@@ -19,7 +21,7 @@ async def _stored(url: str) -> tuple[int, int]:
     """(messages, bytes) in the stream of QoS 1 and 2 messages."""
     client = await nats.connect(url)
     try:
-        reply = orjson.loads((await client.request("$JS.API.STREAM.INFO.$MQTT_msgs", b"", timeout=10)).data)
+        reply = orjson.loads((await client.request("$JS.API.STREAM.INFO.$MQTT_msgs", b"", timeout=30)).data)
     finally:
         await client.close()
     return reply["state"]["messages"], reply["state"]["bytes"]
@@ -68,12 +70,8 @@ async def _run(setting: Setting) -> Result:
 
 async def _all_delivered(clients: list[ChaosClient]) -> int:
     """How many clients have not got all messages after a minute."""
-    try:
-        async with asyncio.timeout(60):
-            while any(len(client.delivered) < _MESSAGES for client in clients):
-                await asyncio.gather(*(client.ping() for client in clients))
-    except (TimeoutError, ConnectionError):
-        pass
+    with contextlib.suppress(AssertionError):
+        await aeventually(lambda: all(len(client.delivered) >= _MESSAGES for client in clients), 60)
     return sum(len(client.delivered) < _MESSAGES for client in clients)
 
 

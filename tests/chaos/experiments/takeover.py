@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 
+from mqtt_nats.transport.turns import STANDSTILL
 from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.looking import Look, looking
 from tests.chaos.rival import Device, Rival
@@ -29,7 +30,7 @@ OWN = "storm/own"
 SETTLE = 30.0
 """Seconds in which one owner has to be left."""
 
-GRACE = 1.0
+GRACE = STANDSTILL + 0.5
 """Seconds for which a gateway may not yet know that a session has moved: for longer it never stands still unnoticed."""
 
 OWN_MOST = 12
@@ -197,7 +198,7 @@ class Storm:
         if record is None:
             self.result.violations.append(f"round {number}: the session has no record")
             return
-        known = {one["listen"][0].rpartition(":")[2]: one["id"] for one in await self.look.gateways(GATEWAYS)}
+        known = {one["listen"][0].rpartition(":")[2]: one["id"] for one in await self.look.gateways(GATEWAYS, SETTLE)}
         if record["v5"]["owner"] != known.get(str(self.owner.port)):
             self.result.violations.append(f"round {number}: the record names another owner than the one that is left")
 

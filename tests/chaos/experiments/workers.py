@@ -30,10 +30,14 @@ AGAIN = 60.0
 
 def workers_of(gateway: Gateway) -> list[int]:
     """The process ids of a supervisor's workers."""
-    found = psutil.Process(gateway.pid).children()
-    return [
-        one.pid for one in found if one.status() != psutil.STATUS_ZOMBIE and "mqtt_nats.gateway.worker" in one.cmdline()
-    ]
+    return [one.pid for one in psutil.Process(gateway.pid).children() if _is_worker(one)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and "mqtt_nats.gateway.worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
 
 
 def _ended(pids: list[int]) -> Callable[[], bool]:
@@ -130,8 +134,7 @@ async def run(setting: Setting) -> Result:
             await aeventually(lambda: _only(look, workers), AGAIN)
         except AssertionError:
             result.violations.append(f"gateways that do not run are registered: {await _registered(look)} of {workers}")
-        left = await look.count("$MQTT_wills")
-        if left:
+        if left := await look.left("$MQTT_wills", AGAIN):
             result.violations.append(f"{left} wills are still stored")
         pids = workers_of(gateway)
         if await asyncio.to_thread(gateway.term):

@@ -28,7 +28,7 @@ async def test_two_owners_are_noticed(setting: Setting, monkeypatch: pytest.Monk
 
 async def test_a_zombie_is_noticed(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """In most rounds: it is up to the kernel what a gateway reads first when it goes on."""
-    monkeypatch.setattr(zombie, "WAIT", 15.0)
+    monkeypatch.setattr(zombie, "WAIT", 20.0)
     violations: list[str] = []
     for _ in range(3):
         if not violations:
