@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from mqtt_nats.base.logs import Budgeted
-from tests.harness.durations import is_long, seconds
+from tests.harness.durations import has_long_tests, is_long, seconds
 from tests.harness.gateway import Gateway
 from tests.harness.nats import ROOT, NatsServer, container_obstacle, make_server
 from tests.harness.positions import needs_consumers
@@ -88,7 +88,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """For `make test-long`, do not load files that have no long test."""
     wanted = config.getoption("markexpr").split(" and ")
-    return ("long" in wanted and collection_path.is_file() and not seconds(_name(collection_path))) or None
+    if "long" not in wanted or not collection_path.is_file():
+        return None
+    return not has_long_tests(collection_path, seconds(_name(collection_path))) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -72,6 +72,7 @@ class Terminal:
         return process
 
 
+@pytest.mark.long
 def test_from_open_to_closed(nats_server: NatsServer, tmp_path: Path) -> None:
     need("openssl")
     text = section("From open to closed")

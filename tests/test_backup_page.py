@@ -43,6 +43,7 @@ def commands(title: str) -> list[str]:
     return "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL)).splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(BUILD_WAIT + 120)
 @pytest.mark.usefixtures("nats_cli")
 async def test_all_streams_are_restored_into_a_new_server(

@@ -90,6 +90,7 @@ def test_help_names_every_setting_but_no_flag_for_a_secret() -> None:
     assert "--config FILE" in done.stdout
 
 
+@pytest.mark.long
 def test_help_has_groups_and_begins_with_listen() -> None:
     for command in ("serve", "check-config"):
         lines = run(command, "--help").stdout.splitlines()
@@ -100,6 +101,7 @@ def test_help_has_groups_and_begins_with_listen() -> None:
     assert sorted(grouped) == sorted(Settings.model_fields)
 
 
+@pytest.mark.long
 def test_a_bad_setting_is_one_line(tmp_path: Path) -> None:
     assert_refused(run("serve", "--max-inflight", "many"), "max_inflight", "'many'")
     assert_refused(run("serve", MQTT_NATS_LISTEN="here"), "listen", "'here'", "HOST:PORT")
@@ -182,6 +184,7 @@ def test_an_unknown_flag_is_wrong_usage() -> None:
     assert "--listen" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, number: signal.Signals) -> None:
     process = LoggedProcess("stuck gateway", tmp_path / "log")
@@ -195,6 +198,7 @@ def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, number: signal.Sign
         process.discard()
 
 
+@pytest.mark.long
 def test_a_second_signal_cuts_the_shutdown_short(tmp_path: Path) -> None:
     process = LoggedProcess("stuck gateway", tmp_path / "log")
     arguments = ["--embedded", "--embedded-port", "0", "--data", str(tmp_path / "data")]
@@ -328,6 +332,7 @@ def on_terminal(directory: Path, *arguments: str) -> Iterator[str]:
             assert process.wait(60) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_embedded_on_a_terminal_has_a_dashboard(tmp_path: Path, workers: str) -> None:
     with on_terminal(tmp_path, "--workers", workers, "--log-level", "debug") as shown:
@@ -446,6 +451,7 @@ def test_embedded_ctrl_c_leaves_nothing_running(tmp_path: Path, gateway_factory:
     assert "Server Exiting" in log  # it closed its store in an orderly way
 
 
+@pytest.mark.long
 def test_ctl_finds_an_embedded_server_at_any_port(tmp_path: Path, gateway_factory: GatewayFactory) -> None:
     """By its data directory, while it runs; then the error names the options."""
     data = ["--data", str(tmp_path / "data")]

@@ -130,6 +130,7 @@ def test_nats_runs_with_the_shipped_configuration(services: dict[str, Any], name
         assert line in text
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_servers_form_a_cluster_and_two_gateways_use_it(
     services: dict[str, Any], secrets: Secrets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def ctl(server: SecuredNats, user: str, *arguments: str) -> Result:
     return CliRunner().invoke(command, ["ctl", *arguments], env=server.login(user))
 
 
+@pytest.mark.long
 def test_gateways_and_operators_do_their_work_and_nobody_else(gateway: Gateway, server: SecuredNats) -> None:
     with Raw.connected(gateway.port, "lamp", clean=False) as lamp, Raw.connected(gateway.port) as other:
         assert lamp.subscribe(("plant/#", 1)) == [1]

@@ -85,6 +85,7 @@ def test_every_page_is_in_the_site_once() -> None:
     assert sorted(named(nav)) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_site_can_be_built(tmp_path: Path) -> None:
     """Strictly: a link to a page or heading of the site that is not there is an error."""

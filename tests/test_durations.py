@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import durations
-from tests.harness.durations import LONG, SHORT, is_long, seconds
+from tests.harness.durations import LONG, SHORT, has_long_tests, is_long, seconds
 from tests.harness.nats import ROOT
 from tests.harness.positions import CONSUMERS, needs_consumers
 
@@ -69,6 +69,7 @@ def test_the_innermost_entry_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         seconds.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_each_test_of_a_long_file_is_in_one_part() -> None:
     """A test that starts no process is short wherever it stands."""
@@ -81,6 +82,7 @@ def test_each_test_of_a_long_file_is_in_one_part() -> None:
     assert collected("--unit", *paths) < short
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_stays_short_is_there() -> None:
     short = collected("-m", expression("test-short"), *sorted({one.partition("::")[0] for one in SHORT}))
@@ -88,12 +90,14 @@ def test_what_stays_short_is_there() -> None:
     assert names >= SHORT
 
 
-def test_no_test_has_the_mark_by_itself() -> None:
-    """`make test-long` loads the files of the table only."""
-    marks = re.compile(r"mark\." + "long")
-    assert [str(path) for path in (ROOT / "tests").rglob("*.py") if marks.search(path.read_text("utf-8"))] == []
+def test_files_with_a_marked_test_are_loaded() -> None:
+    """`make test-long` loads no others, but those of the table."""
+    assert has_long_tests(ROOT / "tests" / "ctl" / "test_history.py", 0)
+    assert has_long_tests(ROOT / "tests" / "codec" / "test_topics.py", 1)
+    assert not has_long_tests(ROOT / "tests" / "codec" / "test_topics.py", 0)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_what_needs_consumers_is_there() -> None:
     """`make test-records` runs the rest of the same folders."""

@@ -25,6 +25,7 @@ def bystanders(gateway: Gateway) -> Iterator[list[Bystanders]]:
         yield [one, two]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(90 + PACKETS // 50)
 def test_mutated_packets(gateway: Gateway, bystanders: list[Bystanders]) -> None:

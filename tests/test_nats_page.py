@@ -103,6 +103,7 @@ def answered(shell: Shell, request: str) -> str:
         return ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(BUILD_WAIT + 60)
 @with_clients

@@ -75,6 +75,7 @@ def test_an_error_of_the_test_itself_stays() -> None:
         print(1 // 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "outcome"), [((), "1 passed"), (("--unit",), "1 failed")])
 def test_the_option(arguments: tuple[str, ...], outcome: str, tmp_path: Path) -> None:
     """A test that starts a process and has no mark."""

@@ -47,6 +47,7 @@ def test_figures_of_a_small_tree(tmp_path: Path) -> None:
     assert found["words of README.md"] == "2"
 
 
+@pytest.mark.long
 @pytest.mark.sources  # compiled functions are not reported
 @pytest.mark.processes
 def test_a_traced_gateway_enters_modules_at_each_event(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def run(*arguments: str, stdin: str | bytes = "") -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_command(file: Path) -> None:
     assert run(str(file), "ann", "--stdin", stdin="pencil\n").stdout == b"ann added\n"

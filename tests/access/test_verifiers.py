@@ -178,6 +178,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_command(file: Path) -> None:
     assert run(str(file), "ann", "--stdin", stdin="pencil\n").stdout == "ann added\n"

@@ -151,6 +151,7 @@ def test_the_end_of_the_certificate_in_force(
     eventually(lambda: value(gateway, name) > time.time() + 29 * 86_400)
 
 
+@pytest.mark.long
 def test_dead_gateways_and_absent_sessions(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
     """Nobody deals with the clients of the dead one: the other has not been there for a whole lease of its own."""
     server = nats_factory()
@@ -239,6 +240,7 @@ def recorded(texts: Sequence[str], minutes: int, directory: Path, expected: Mapp
     return file
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @needs_promtool
 def test_a_gateway_in_order_and_one_without_room(promtool: str, gateway: Gateway, tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ async def test_no_bridge_for_strangers(admin: Admin) -> None:
             pass
 
 
+@pytest.mark.long
 def test_ready_only_while_clients_are_served(nats_factory: NatsFactory, gateway_factory: GatewayFactory) -> None:
     nats = nats_factory()
     gateway = gateway_factory(nats, *LISTEN, "--drain-time", "5")
@@ -223,6 +224,7 @@ def test_ready_only_while_clients_are_served(nats_factory: NatsFactory, gateway_
     assert gateway.wait(PATIENCE) == 0
 
 
+@pytest.mark.long
 def test_workers_have_one_listener(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory(nats_server, *LISTEN, "--workers", "2", env=ENV)
     admin = Admin(address(gateway), gateway.port, TOKEN)

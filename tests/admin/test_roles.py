@@ -214,6 +214,7 @@ async def test_what_goes_on_ends_with_its_token(
             pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/clients", "/sessions", "/subscriptions"])
 def test_a_long_pattern_is_refused(roles: dict[str, Admin], path: str) -> None:
     """A pattern of 16,000 brackets takes eleven seconds to compile, in which a gateway serves nobody."""

@@ -209,6 +209,7 @@ async def test_the_record_at_the_first_key_is_as_nats_server_has_it(port: int, n
         await client.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "ended"])
 async def test_wills_and_deadlines(nats_server: NatsServer, gateway_factory: GatewayFactory, kill: bool) -> None:
     """Of both, by another gateway."""

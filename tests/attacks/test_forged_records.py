@@ -157,6 +157,7 @@ def admitted(port: int, client_id: str) -> None:
     Raw5.open(port, client_id).close()
 
 
+@pytest.mark.long
 async def test_a_ban(forger: Forger, gateway: Gateway, server: SecuredNats | SecuredCluster) -> None:
     """Neither when it comes, nor by a gateway that reads it when it starts; a ban stays in force behind it."""
     subject = ban_subject("client", "victim")

@@ -159,6 +159,7 @@ async def test_a_device_hears_no_reply_to_a_gateway(setup: Setup, listeners: dic
         assert [one.subject for one in listeners[user].found if "login.lamp" not in one.subject] == []
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_a_device_logs_in_with_the_rights_of_the_page(setup: Setup, listeners: dict[str, Listener]) -> None:
     """And hears there what it may do itself; nothing about others."""

@@ -128,6 +128,7 @@ async def test_a_scheduled_request(gateways: Gateways, service: Service, more: d
         await watcher.quiet()
 
 
+@pytest.mark.long
 async def test_a_scheduled_request_of_another_gateway(gateways: Gateways, service: Service) -> None:
     """The gateway that publishes it permits everything: what the first one has decided counts."""
     first, second = gateways.ruled(), gateways.free()

@@ -90,6 +90,7 @@ def refused(port: int, client_id: str) -> None:
     Raw5.open(port, client_id).close()
 
 
+@pytest.mark.long
 def test_sessions_of_one_address(nats_server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     """At every gateway; who has one comes back to it, or begins it anew, and one that ends makes room."""
     caplog.set_level(logging.WARNING)
@@ -150,6 +151,7 @@ def test_sessions_of_one_user(nats_server: NatsServer, tmp_path: Path) -> None:
         end(port, "c0", "c1")
 
 
+@pytest.mark.long
 def test_sessions_that_expire_make_room(nats_server: NatsServer) -> None:
     with running(nats_server.url, max_sessions=1) as inside:
         Raw5.open(inside.ports[0], "short", prop(SESSION_EXPIRY, 3)).close()
@@ -158,6 +160,7 @@ def test_sessions_that_expire_make_room(nats_server: NatsServer) -> None:
         end(inside.ports[0], "later")
 
 
+@pytest.mark.long
 async def test_a_session_that_was_removed_without_its_note(nats_server: NatsServer) -> None:
     """Who is refused because of it is let in once that is found out."""
     with running(nats_server.url, max_sessions=1) as inside:
@@ -282,6 +285,7 @@ def test_the_rate_of_consumers(nats_server: NatsServer, positions: str) -> None:
         end(port, "many")
 
 
+@pytest.mark.long
 def test_the_rate_of_new_sessions(nats_server: NatsServer) -> None:
     """CONNACK comes later, and then CONNECT is refused. Sessions that go on, and clean ones, do not count."""
     with running(nats_server.url, session_rate=5, rate_burst=1) as inside, ExitStack() as stack:

@@ -179,6 +179,7 @@ def test_a_connection_of_another_user(port: int, parts: tuple[bytes, ...]) -> No
         ann.quiet()
 
 
+@pytest.mark.long
 def test_a_will_of_another_user(port: int) -> None:
     """Its delay goes on: who is refused neither has it published, nor removed."""
     will = raw5.will("ann/will", b"gone", prop(WILL_DELAY, 5))

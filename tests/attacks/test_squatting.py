@@ -79,6 +79,7 @@ def test_client_ids_that_were_taken(port: int, taken: int, version: int, clean: 
         assert bob.receive_message().payload == b"waits"
 
 
+@pytest.mark.long
 def test_many_at_once(inside: Inside, port: int) -> None:
     """As many as one user takes in a row; it counts for none of them afterwards."""
     quotas = inside.gateway.account.services.quotas  # type: ignore[union-attr]

@@ -152,6 +152,7 @@ async def connect(settings: Settings) -> tuple[NatsConnection, asyncio.Event]:
     return link, again
 
 
+@pytest.mark.long
 async def test_the_first_servers_of_the_list_are_down(
     nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

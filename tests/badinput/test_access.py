@@ -159,6 +159,7 @@ def test_denied_with_5(port: int) -> None:
         client.quiet()
 
 
+@pytest.mark.long
 def test_a_failing_authenticator_does_not_touch_the_session(port: int) -> None:
     """Who is denied takes over nobody's session."""
     with Raw.connected(port, "victim", clean=False) as victim:
@@ -221,6 +222,7 @@ def again(port: int, *messages: bytes) -> int:
         return found.reason
 
 
+@pytest.mark.long
 def test_a_re_authentication_that_fails_or_refuses(port: int) -> None:
     """[MQTT-4.12.1-2] (5.0)"""
     with Bystanders(port) as bystanders:
@@ -231,6 +233,7 @@ def test_a_re_authentication_that_fails_or_refuses(port: int) -> None:
         bystanders.check()
 
 
+@pytest.mark.long
 def test_an_authenticator_that_is_slow(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authenticating, "AUTHENTICATION_MOST_S", 0.5)
     monkeypatch.setattr(authenticating, "AUTHENTICATION_TURN_MOST_S", 0.5)
@@ -242,6 +245,7 @@ def test_an_authenticator_that_is_slow(port: int, monkeypatch: pytest.MonkeyPatc
         client.ended(0x87)
 
 
+@pytest.mark.long
 def test_who_goes_away_in_an_exchange_leaves_nothing(
     port: int, gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:

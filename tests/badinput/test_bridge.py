@@ -309,6 +309,7 @@ def test_a_bridge_says_whether_it_is_connected(
             one.close()
 
 
+@pytest.mark.long
 def test_the_operator_removes_what_a_bridge_has_left(gateway: Gateway) -> None:
     """The gateways' own topics are nothing that is retained."""
     client_id = f"core-{secrets.token_hex(4)}"

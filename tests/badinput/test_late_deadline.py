@@ -19,6 +19,7 @@ EXPIRY = 8
 """Seconds: more than it takes a gateway to come back."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("connected", [False, True])
 async def test_the_deadline_of_the_later_owner_counts(
     nats_server: NatsServer,

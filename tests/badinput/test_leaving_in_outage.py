@@ -38,6 +38,7 @@ async def records(server: NatsServer) -> tuple[int, int]:
     return state.last_seq, state.messages
 
 
+@pytest.mark.long
 async def test_a_gateway_ends_while_nats_is_away(server: NatsServer, local: Gateway) -> None:
     async with (
         await RawClient.connect(local.port, "regular") as regular,
@@ -52,6 +53,7 @@ async def test_a_gateway_ends_while_nats_is_away(server: NatsServer, local: Gate
         assert local.term() == 0
 
 
+@pytest.mark.long
 async def test_clients_that_give_up_are_forgotten(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     local = gateway_factory(server, env={"MQTT_NATS_CONNECT_TIMEOUT": "2"})
     async with await RawClient.connect(local.port, "witness") as witness:

@@ -285,6 +285,7 @@ def test_default_of_the_connect_timeout() -> None:
     assert Settings().connect_timeout == 15.0
 
 
+@pytest.mark.long
 def test_no_connect_in_time(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
     """Silence, half a CONNECT and one that trickles in are all closed; whoever has connected stays."""
     gateway = gateway_factory(nats_server, env={"MQTT_NATS_CONNECT_TIMEOUT": "1"})

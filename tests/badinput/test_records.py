@@ -157,6 +157,7 @@ async def test_a_record_overwritten_under_a_connected_client(gateway: Gateway, j
         client.ping()
 
 
+@pytest.mark.long
 async def test_a_poisoned_record_whose_deadline_passes(
     nats_server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext
 ) -> None:
@@ -236,6 +237,7 @@ async def test_garbage_in_every_stream(gateway: Gateway, bystanders: Bystanders,
     await js.purge_stream("$MQTT_rmsgs", subject="$MQTT.rmsgs.garbage.>")
 
 
+@pytest.mark.long
 def test_the_deadline_of_a_session_is_its_own(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
     """A session that was taken up again does not end at its former deadline."""
     expiry = 4  # seconds; the client has to be back in time

@@ -282,6 +282,7 @@ def test_what_is_stored_by_others_does_no_harm(pair: tuple[Inside, Inside], nats
     Raw.connected(pair[0].ports[0]).close()
 
 
+@pytest.mark.long
 def test_clients_that_flap(nats_factory: NatsFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """More and more slowly, then not at all, anywhere, for a while."""
     monkeypatch.setattr("mqtt_nats.base.flapping.SLOWEST", 2.0)

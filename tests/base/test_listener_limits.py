@@ -85,6 +85,7 @@ def test_connections_at_the_same_time(inside: Inside, port: int) -> None:
     Raw.connected(port).close()
 
 
+@pytest.mark.long
 @listener("connects", "connects each")
 def test_a_rate_of_connections(port: int) -> None:
     """The first are let in, the next in their turn, further ones are told to come later, and the rest is closed."""
@@ -104,6 +105,7 @@ def test_a_rate_of_connections(port: int) -> None:
     eventually(lambda: let_in(port), PATIENCE)
 
 
+@pytest.mark.long
 @listener("web connects")
 def test_a_rate_of_connections_by_websocket(port: int) -> None:
     """The request is answered, so that CONNACK can be."""
@@ -116,6 +118,7 @@ def test_a_rate_of_connections_by_websocket(port: int) -> None:
     assert set(codes) == {0, TOO_MANY}
 
 
+@pytest.mark.long
 @listener("hasty connects")
 def test_connect_timeout_begins_when_connect_has_its_turn(port: int) -> None:
     with ExitStack() as opened:
@@ -140,6 +143,7 @@ def test_a_client_that_waits_is_refused_when_the_gateway_stops(nats_server: Nats
         assert clients[1].expect(raw.CONNACK).body == bytes((0, BUSY))
 
 
+@pytest.mark.long
 @listener("messages")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_rate_of_messages(inside: Inside, port: int, qos: int) -> None:
@@ -157,6 +161,7 @@ def test_a_rate_of_messages(inside: Inside, port: int, qos: int) -> None:
         assert time.monotonic() - begun > 3.0  # 20 at once, then 20 per second
 
 
+@pytest.mark.long
 @listener("bytes")
 def test_a_rate_of_bytes(inside: Inside, port: int) -> None:
     with Raw.connected(inside.ports[0], patience=PATIENCE) as reader, Raw.connected(port, patience=PATIENCE) as writer:

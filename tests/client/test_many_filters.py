@@ -10,6 +10,7 @@ from tests.harness.rawclient import RawClient
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.long
 async def test_500_filters_in_one_packet_of_a_durable_session(
     nats_server: NatsServer, gateway_factory: GatewayFactory
 ) -> None:
@@ -19,6 +20,7 @@ async def test_500_filters_in_one_packet_of_a_durable_session(
         assert await client.subscribe(*filters, qos=1) == (1,) * 500
 
 
+@pytest.mark.long
 async def test_what_a_record_has_no_room_for_is_refused(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory
 ) -> None:

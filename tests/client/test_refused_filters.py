@@ -110,6 +110,7 @@ async def test_subscriptions_of_all_sessions(
                 await last.disconnect()
 
 
+@pytest.mark.long
 async def test_levels_and_the_size_of_the_record(nats_factory: NatsFactory, logged: Logged) -> None:
     nats_server = nats_factory(config="max_payload: 1MB")
     with running(settings(nats_server, max_subscriptions=4, max_topic_levels=40)) as gateway:

@@ -113,6 +113,7 @@ async def test_another_server_is_named(nats_server: NatsServer, gateway_factory:
             assert ("reason_string" in answer.properties) is (client is second)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["mqttv311", "mqttv5"])
 def test_mosquitto_sub_comes_back(

@@ -227,6 +227,7 @@ def ctl(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.long
 def test_ctl_and_other_gateways_log_in_by_themselves(
     embedded: Gateway, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def address() -> Iterator[str]:
         yield f"{directory}/notify"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "workers"])
 def test_a_gateway_tells_start_signs_of_life_and_end(
     nats_server: NatsServer, gateway_factory: GatewayFactory, address: str, workers: tuple[str, ...]

@@ -29,6 +29,7 @@ def launched(gateway_factory: GatewayFactory, fleet: Fleet, *arguments: str) -> 
     return attend(gateway)
 
 
+@pytest.mark.long
 def test_drain(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
     """Everybody is moved off, the process ends as on SIGTERM, and the others go on."""
     third = launched(gateway_factory, fleet)
@@ -58,6 +59,7 @@ def test_a_gateway_that_takes_longer(fleet: Fleet, gateway_factory: GatewayFacto
         assert complaint == f"gateway {identity} has not ended in 1 s: {found['left']} connections are left"
 
 
+@pytest.mark.long
 def test_workers_are_drained_one_by_one(fleet: Fleet, gateway_factory: GatewayFactory) -> None:
     """One that was drained is not started again; with the last of them all ends."""
     known = {one["id"] for one in fleet.json("cluster", "status")["gateways"]}
@@ -76,6 +78,7 @@ def test_workers_are_drained_one_by_one(fleet: Fleet, gateway_factory: GatewayFa
     assert gateway.wait() == 0
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_gone_is_named(
     fleet: Fleet, gateway_factory: GatewayFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

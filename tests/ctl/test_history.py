@@ -6,11 +6,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from mqtt_nats.observability.history import POINT_INTERVAL_S
 from tests.ctl.conftest import Fleet
 from tests.harness.waiting import eventually
 
 
+@pytest.mark.long
 def test_history(fleet: Fleet) -> None:
 
     def points() -> dict[str, Any] | None:

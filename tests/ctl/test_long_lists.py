@@ -90,6 +90,7 @@ def test_the_first_part_comes_before_the_rest_is_read(url: str, monkeypatch: pyt
     assert read == records.FIRST_PART_RECORDS
 
 
+@pytest.mark.long
 def test_no_part_is_long(url: str) -> None:
     """Neither in the order of the records, where only one is in memory, nor by client, where all keys are."""
     for sort, wanted in (("written", WRITTEN), ("client", sorted(WRITTEN))):

@@ -193,6 +193,7 @@ def test_a_time_that_ends_it(fleet: Fleet) -> None:
     assert untraced(fleet)
 
 
+@pytest.mark.long
 def test_a_trace_that_nobody_looks_at_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also without a word of who has asked for it, as when that is killed."""
     monkeypatch.setattr(tracing, "tell", lambda inbox, what, question: None)

@@ -50,6 +50,7 @@ def test_a_target(name: str) -> None:
     assert len(outcome.arcs) >= len(first.arcs) > 50
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_in_processes() -> None:
     names = ["decoder", "proxy"]

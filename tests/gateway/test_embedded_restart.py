@@ -77,6 +77,7 @@ def test_clients_stay_and_what_they_publish_meanwhile_arrives(embedded: Gateway,
     assert embedded.term() == 0
 
 
+@pytest.mark.long
 def test_after_too_many_restarts_clients_are_told_and_the_gateway_ends(embedded: Gateway) -> None:
     with Raw.connected(embedded.port, "client", clean=False) as client:
         assert client.subscribe(("t", 1)) == [1]

@@ -59,6 +59,7 @@ def fill(port: int) -> list[bytes]:
     raise AssertionError("the disk was never full")
 
 
+@pytest.mark.long
 def test_it_goes_on_when_there_is_room(disk: Path, gateway_factory: GatewayFactory) -> None:
     """Nothing that was acknowledged is lost, for a session that is away; operators see why nothing is stored."""
     arguments = ["--embedded", "--embedded-port", "0", "--data", str(disk / "data"), "--admin-listen", "127.0.0.1:0"]

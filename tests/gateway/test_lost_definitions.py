@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import nats
+import pytest
 
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness import raw
@@ -37,6 +38,7 @@ def test_a_stream_whose_definition_is_lost(nats_factory: NatsFactory, gateway_fa
     assert "definition of stream $MQTT_sess" not in gateway.log
 
 
+@pytest.mark.long
 def test_new_streams_are_flushed_to_the_disk(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:

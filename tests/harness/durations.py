@@ -2,14 +2,15 @@
 """Which tests `make test` leaves to `make test-long`: `tests/conftest.py` gives them the mark ``long`` by this table.
 
 Files and folders stand here that need much time for what they prove; of these, tests that start processes are long.
-Some of each kind stay in `make test`: those of `SHORT`, and the files that do not stand here.
+Some of each kind stay in `make test`: those of `SHORT`, and the files that do not stand here. Of those files, a single
+test that takes two seconds or more has the mark in its source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 LONG: Final[Mapping[str, int]] = {
@@ -90,21 +91,14 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/chaos/mutants/test_mutants.py::test_one_owner_is_not_suspected",
         "tests/chaos/points/test_points.py::test_the_gateway_dies_there[publish at QoS 1: kill before up {bare} #2]",
         "tests/chaos/points/test_points.py::test_the_gateway_is_held_up_there[publish at QoS 1: hold up {bare} #2]",
-        "tests/chaos/test_experiments.py::test_experiment[R1]",
         "tests/clocks/test_clocks.py::test_message_expiry",
         "tests/clocks/test_steps.py::test_a_clock_of_a_process_is_set",
         "tests/config/test_process_limits.py::test_fewer_open_files_than_connections",
         "tests/crash/test_dead_gateway.py::test_sessions_of_a_killed_gateway",
-        "tests/crash/test_dead_gateway.py::test_wills_of_a_killed_gateway",
         "tests/crash/test_forgotten.py",
-        "tests/crash/test_group_redelivery.py::test_a_gateway_dies_before_the_group_has_its_acknowledgement",
         "tests/crash/test_late_hold.py",
-        "tests/crash/test_leader.py::test_the_leader_of_the_messages_is_killed",
-        "tests/crash/test_names.py::test_a_name_that_a_living_gateway_has",
         "tests/crash/test_outage_lines.py",
         "tests/crash/test_release_order.py",
-        "tests/crash/test_removed_records.py::test_nothing_comes_back_after_a_kill[records-0]",
-        "tests/crash/test_shared.py::test_members_of_a_killed_gateway",
         "tests/crash/test_shared.py::test_nats_server_is_killed_at_qos_2",
         "tests/crash/test_standstill.py::test_a_session_that_has_moved",
         "tests/ctl/test_backup_snapshots.py::test_records_that_are_removed_meanwhile",
@@ -123,7 +117,6 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/integration/test_packet_order.py::test_a_publish_behind_a_subscribe[0-5.0 durable-1-wild]",
         "tests/integration/test_packet_order.py::test_a_publish_behind_an_unsubscribe[0-3.1.1-2]",
         "tests/integration/test_packet_order.py::test_two_subscribes_and_a_publish",
-        "tests/integration/test_refused_claims.py::test_a_delayed_will_waits_for_its_delay",
         "tests/integration/test_repeated_stores.py::test_the_stream_recognises_what_it_has",
         "tests/integration/test_replaced_stream.py::test_an_owed_pubrel_of_another_message",
         "tests/integration/test_replaced_stream.py::test_connected_clients",
@@ -141,7 +134,6 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/spark/test_read.py",
         "tests/spark/test_sink.py",
         "tests/spark/test_storage.py",
-        "tests/spark/test_streaming.py::test_a_query_that_is_started_again_reads_what_is_new_and_nothing_else",
     )
 )
 """What of these `make test` runs all the same: files, tests with all their cases, or single cases."""
@@ -158,3 +150,13 @@ def is_long(test: str) -> bool:
     """Whether a test is long, by its node id."""
     path = test.partition("::")[0]
     return seconds(path) > 0 and not {test, test.partition("[")[0], path} & SHORT
+
+
+def has_long_tests(file: Path, listed_s: float) -> bool:
+    """Whether `make test-long` has to load a file.
+
+    Args:
+        file: of tests.
+        listed_s: what `seconds` says of the file.
+    """
+    return listed_s > 0 or b"mark.long\n" in file.read_bytes()

@@ -299,6 +299,7 @@ def test_auth_explains_nothing(gateway: Gateway) -> None:
             size = len(raw.packet(one.first, one.body))
 
 
+@pytest.mark.long
 def test_an_exchange_that_stalls(nats_server: NatsServer, users: Path, gateway_factory: GatewayFactory) -> None:
     """The time for CONNECT is that of the whole exchange."""
     gateway = gateway_factory(nats_server, "--scram-file", str(users), "--connect-timeout", "3")

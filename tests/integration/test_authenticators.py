@@ -203,6 +203,7 @@ def test_rules_of_a_token_without_a_file(nats_server: NatsServer, place: Place) 
             assert may_publish(client, "b")
 
 
+@pytest.mark.long
 def test_a_token_that_expires(gateway: Running, place: Place) -> None:
     """The connection ends, with its will, and the token lets nobody in any more."""
     topic = "shared/" + secrets.token_hex(6)

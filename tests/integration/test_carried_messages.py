@@ -106,6 +106,7 @@ def cluster(nats_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
             server.discard()
 
 
+@pytest.mark.long
 def test_three_servers(cluster: Cluster, gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory(cluster.url, "--carried-messages")
     for client_id in ("lamp", "away"):

@@ -225,6 +225,7 @@ async def test_keepalive(connect: Connector, name: str) -> None:
     assert time.monotonic() - begun > 1.4
 
 
+@pytest.mark.long
 async def test_keepalive_counts_any_packet(connect: Connector, name: str) -> None:
     """[MQTT-3.1.2-24]: every control packet shows that the client is alive, PINGREQ or not."""
     silent = await connect(f"{name}-silent", keepalive=1)

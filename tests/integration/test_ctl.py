@@ -41,6 +41,7 @@ def start(server: NatsServer, gateway_factory: GatewayFactory, lease: int = LEAS
     return gateway_factory(server, "--gateway-lease", str(lease))
 
 
+@pytest.mark.long
 def test_status(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     gateways = [start(server, gateway_factory) for _ in range(2)]
     with Raw5.open(gateways[0].port), Raw5.open(gateways[0].port), Raw5.open(gateways[1].port):
@@ -61,6 +62,7 @@ def test_status(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     assert re.search(r"^\$MQTT_msgs +1 ", text, re.MULTILINE), text
 
 
+@pytest.mark.long
 def test_a_dead_gateway_is_removed(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     """Its will is published now, a minute before its lease ends."""
     watching = start(server, gateway_factory, lease=1)
@@ -82,6 +84,7 @@ def test_a_dead_gateway_is_removed(server: NatsServer, gateway_factory: GatewayF
     assert f"there is no gateway {dead}" in ctl(server.url, "remove", dead, status=1)
 
 
+@pytest.mark.long
 def test_nobody_is_there_to_take_over(server: NatsServer, gateway_factory: GatewayFactory) -> None:
     gateway = start(server, gateway_factory)
     (only,) = look(server)["gateways"]
@@ -90,6 +93,7 @@ def test_nobody_is_there_to_take_over(server: NatsServer, gateway_factory: Gatew
     assert [one["state"] for one in look(server)["gateways"]] == ["dead"]
 
 
+@pytest.mark.long
 def test_where_nothing_is(server: NatsServer) -> None:
     assert "no gateway has run there yet" in ctl(server.url, "status", status=1)
     assert "cannot connect to nats-server" in ctl(f"nats://127.0.0.1:{free_port()}", "status", status=1)

@@ -128,6 +128,7 @@ async def test_a_consumer_of_an_absent_client(local: Gateway, js: JetStreamConte
         await client.receive("a", b"x", qos=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("connected", [True, False])
 async def test_the_messages_of_a_session_with_overlapping_subscriptions(
     server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, connected: bool

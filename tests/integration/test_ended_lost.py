@@ -107,6 +107,7 @@ async def test_what_was_sent_is_completed(
         await lowered(stored, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_what_was_sent_before_is_completed(
     connect: Connector, name: str, stored: Stored, proxy: NatsProxy, plain: Gateway, qos: int

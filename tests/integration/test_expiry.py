@@ -70,6 +70,7 @@ async def test_absent_session_expires(
     await client.receive(f"{name}/a", b"again")
 
 
+@pytest.mark.long
 async def test_reconnecting_in_time_keeps_it(
     connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
 ) -> None:
@@ -98,6 +99,7 @@ async def test_reconnecting_in_time_keeps_it(
     await stored.gone(name)
 
 
+@pytest.mark.long
 async def test_any_gateway_ends_it(
     connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
 ) -> None:
@@ -114,6 +116,7 @@ async def test_any_gateway_ends_it(
     await stored.gone(name, 45)  # a timer that was delivered to the gateway as it ended comes again after 30 s
 
 
+@pytest.mark.long
 async def test_expires_while_no_gateway_runs(
     name: str, nats_factory: NatsFactory, gateway_factory: GatewayFactory
 ) -> None:
@@ -164,6 +167,7 @@ async def test_never(
     assert "timers" not in await stored.traces(name)
 
 
+@pytest.mark.long
 async def test_clean_start_stops_the_clock(connect: Connector, name: str, short: Gateway, stored: Stored) -> None:
     """The timer of a session that a clean start has replaced ends nothing."""
     client = await full_session(connect, name, short)

@@ -68,6 +68,7 @@ async def test_what_an_earlier_session_has_left(
     await listener.complete(await listener.message(f"{name}/t", b"new", qos=2))
 
 
+@pytest.mark.long
 async def test_a_release_that_only_the_stream_remembers(
     connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory
 ) -> None:

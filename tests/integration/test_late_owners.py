@@ -92,6 +92,7 @@ async def test_a_gateway_that_was_stopped_reads_a_clean_start_late(
     await gets_all(connect5, name, publisher, client)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["goes on", "begins anew", "is regular"])
 async def test_a_claim_whose_answer_is_lost(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, how: str
@@ -174,6 +175,7 @@ async def test_a_will_is_dealt_with_late(
     await watcher.message(name, b"second")
 
 
+@pytest.mark.long
 async def test_a_timer_is_removed_late(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:
@@ -198,6 +200,7 @@ async def test_a_timer_is_removed_late(
     await stored.gone(name)
 
 
+@pytest.mark.long
 async def test_a_publish_is_held_late(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy
 ) -> None:

@@ -84,6 +84,7 @@ async def over(stored: Stored, gateway: str, name: str) -> None:
     await stored.nats.request(LEFT + gateway, name.encode(), timeout=30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, qos: int
@@ -110,6 +111,7 @@ async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     await take_all(client, stored, name, PAYLOADS, WINDOW)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", ["never"], indirect=True)
 @pytest.mark.parametrize("killed", [False, True], ids=["left", "killed"])
 async def test_a_gateway_that_goes_on_with_a_session_sets_its_consumers_late(
@@ -196,6 +198,7 @@ async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
     await take_all(client, stored, name, PAYLOADS, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("late", ["never"], indirect=True)
 async def test_a_gateway_whose_write_was_answered_late_writes_again_before_it_sets_consumers(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy

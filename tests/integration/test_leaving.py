@@ -159,6 +159,7 @@ async def test_a_gateway_that_stands_still_is_not_waited_for_long(
     await client.quiet()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held", ["$JS.API.CONSUMER.INFO.$MQTT_msgs.", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs."])
 async def test_a_connection_ends_while_its_gateway_waits_for_an_answer(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, late: Gateway, proxy: NatsProxy, held: str

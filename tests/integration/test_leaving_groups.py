@@ -82,6 +82,7 @@ async def test_a_late_registration_takes_the_place_of_a_later_one(
     await nothing_left(stored, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clean", [True, False], ids=["regular", "durable"])
 async def test_unsubscribe_is_not_answered(
     connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy, clean: bool
@@ -152,6 +153,7 @@ async def test_a_gateway_is_killed_while_a_client_leaves(
     await nothing_left(stored, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("expiry", [0, 300], ids=["regular", "durable"])
 async def test_a_refused_clean_start(
     connect5: Connector5, name: str, stored: Stored, late: Gateway, proxy: NatsProxy, expiry: int

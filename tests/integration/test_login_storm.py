@@ -55,6 +55,7 @@ def report(seconds: Sequence[float], what: str) -> None:
     print(f"\n{what}: {DEVICES} log-ins in {', '.join(f'{one:.1f}' for one in seconds)} s")
 
 
+@pytest.mark.long
 async def test_costly_hashes_make_clients_wait_and_refuse_nobody(
     nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:

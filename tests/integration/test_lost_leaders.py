@@ -59,6 +59,7 @@ async def come(stored: Stored, what: str, *clients: RawClient) -> Publish:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_a_message_of_a_group(
     local: Gateway, gateway: Gateway, proxy: NatsProxy, stored: Stored, name: str, qos: int

@@ -122,6 +122,7 @@ async def test_positions_that_are_gone(
         assert absent.session_present
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("regime", REGIMES)
 async def test_removed_shared_records(
     server: NatsServer, client: NatsClient, gateway_factory: GatewayFactory, regime: str

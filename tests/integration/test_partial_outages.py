@@ -105,6 +105,7 @@ async def payloads(js: JetStreamContext, stream: str, subject: str) -> list[byte
     return found
 
 
+@pytest.mark.long
 async def test_a_will_that_waits_is_found_by_the_next_connection(
     between: Between, cut_off: Gateway, other: Gateway, js: JetStreamContext
 ) -> None:
@@ -126,6 +127,7 @@ async def test_a_will_that_waits_is_found_by_the_next_connection(
             assert await payloads(js, "$MQTT_rmsgs", "$MQTT.rmsgs.state.device") == [b"online"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("lease", [3])
 async def test_what_a_session_holds_does_not_outlive_its_record(
@@ -149,6 +151,7 @@ async def test_what_a_session_holds_does_not_outlive_its_record(
         assert (await js.stream_info("$MQTT_qos2in")).state.messages == 0
 
 
+@pytest.mark.long
 async def test_who_subscribes_while_retained_messages_wait_misses_none(
     between: Between, cut_off: Gateway, other: Gateway
 ) -> None:

@@ -34,6 +34,7 @@ def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -
         yield start(nats_server, "--shared-reader", "always")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [False, True])
 async def test_a_dormant_consumer_is_gone(
     connect: Connector,

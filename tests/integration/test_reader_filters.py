@@ -40,6 +40,7 @@ async def deliver(publisher: RawClient, receiver: RawClient | None, topic: str, 
     return start + 100
 
 
+@pytest.mark.long
 async def test_what_most_is_wanted_of(connect: Connector, name: str, stored: Stored) -> None:
     """Filters while little is wanted, none while most is, nothing when nobody is there."""
     client = await connect(name, clean=False)

@@ -56,6 +56,7 @@ async def test_what_the_shared_reader_lost(
     await asyncio.to_thread(gateway.term)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("name", ["plain", "wild"])
 async def test_what_was_lost_comes_before_what_followed(local: Gateway, proxy: NatsProxy, qos: int, name: str) -> None:
@@ -84,6 +85,7 @@ async def test_what_was_lost_comes_before_what_followed(local: Gateway, proxy: N
     assert LOST in local.log
 
 
+@pytest.mark.long
 async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
     """Also when a new connection gets them again."""
     async with (
@@ -105,6 +107,7 @@ async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
     assert LOST not in local.log
 
 
+@pytest.mark.long
 async def test_an_answer_that_counts_what_was_delivered_after_the_change(
     local: Gateway, proxy: NatsProxy, stored: Stored
 ) -> None:
@@ -139,6 +142,7 @@ async def test_an_answer_that_counts_what_was_delivered_after_the_change(
     assert LOST not in local.log
 
 
+@pytest.mark.long
 async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
     local: Gateway, proxy: NatsProxy, stored: Stored
 ) -> None:
@@ -161,6 +165,7 @@ async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
     assert LOST in local.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared_reader", ["always", "never"])
 @pytest.mark.parametrize("published", [False, True])
 async def test_a_gateway_is_killed_before_it_has_created_a_consumer(

@@ -168,6 +168,7 @@ async def test_the_identifier_of_a_subscription_with_a_retained_message(connect5
     assert (message.properties or {}).get("subscription_identifier") == [7]
 
 
+@pytest.mark.long
 async def test_the_expiry_of_a_retained_message_counts_down(connect5: Connector5, name: str) -> None:
     """rmqtt 513: [MQTT-3.3.2-6] (5.0); then the message is gone."""
     publisher = await connect5(f"{name}-publisher")
@@ -198,6 +199,7 @@ async def test_the_expiry_of_a_retained_message_counts_down(connect5: Connector5
     assert gap > 0.8 or {1, 2} <= set(seen)
 
 
+@pytest.mark.long
 async def test_an_exchange_that_has_begun_outlives_the_expiry(connect5: Connector5, name: str) -> None:
     """rmqtt 513: [MQTT-4.4.0-1] (5.0): PUBREL is owed, whatever has become of the message."""
     client = await connect5(name, session_expiry_interval=60)

@@ -250,6 +250,7 @@ async def test_replay_to_a_slow_reader(connect: Connector, name: str, many: str,
     check_many(got, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_replay_of_large_messages_to_a_slow_reader(connect: Connector, name: str, qos: int) -> None:
     """60 MB for a client that does not read: it is not held in memory, and nobody else waits."""

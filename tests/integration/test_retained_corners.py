@@ -85,6 +85,7 @@ def overlapping(root: str, levels: int) -> list[str]:
     return [f"{root}/{'/'.join(one)}/+" for one in itertools.product("1+", repeat=levels)]
 
 
+@pytest.mark.long
 async def test_many_filters_of_a_client_that_does_not_read(connect: Connector, name: str, gateway: Gateway) -> None:
     """10 MB that match each of them: a page for each would be hundreds of megabytes, for one client."""
     publisher = await connect(f"{name}-publisher")
@@ -105,6 +106,7 @@ async def test_many_filters_of_a_client_that_does_not_read(connect: Connector, n
         await publisher.deliver(topic, b"", 1, retain=True)
 
 
+@pytest.mark.long
 async def test_many_filters_get_all_of_it(connect: Connector, name: str) -> None:
     publisher = await connect(f"{name}-publisher")
     topics = [f"{name}/1/1/1/1/{index}" for index in range(300)]

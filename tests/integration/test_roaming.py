@@ -175,6 +175,7 @@ class Device:
         return connection
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 async def test_roaming(
     connect5: Connector5, name: str, stored: Stored, gateway: Gateway, second_gateway: Gateway, seed: int

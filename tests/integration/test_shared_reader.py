@@ -114,6 +114,7 @@ async def test_window_of_mixed_states(
     await stored.settled(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["behind", "lost"])
 async def test_window_is_that_of_the_subscription(
     connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory, end: str

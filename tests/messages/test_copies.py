@@ -85,6 +85,7 @@ def test_without_an_id(gateway: InProcess) -> None:
     assert len(stored(gateway, "no/id")) == 2
 
 
+@pytest.mark.long
 def test_what_waits_is_bounded(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """By number and by bytes; the rest is passed over and counted, and the log has a budget."""
     before = FAILURES["copy"]
@@ -101,6 +102,7 @@ def test_what_waits_is_bounded(gateway: InProcess, monkeypatch: pytest.MonkeyPat
     eventually(lambda: gateway.account.copies.stored == 13)
 
 
+@pytest.mark.long
 def test_too_much_to_look_at(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     suspect(gateway, "busy", *(block(number) for number in range(20)))
     eventually(lambda: gateway.account.copies.stored == 20)
@@ -119,6 +121,7 @@ def doubt(gateway: InProcess, subject: str, *headers: bytes) -> None:
     gateway.call(doubt_each)
 
 
+@pytest.mark.long
 def test_unclear_copies_are_counted_and_never_stored(gateway: InProcess) -> None:
     """All copies of a subject count, each once however many filters match, if the first one is not there."""
     doubt(gateway, "not.there", block(1), block(1), block(2), block(2), block(3))
@@ -140,6 +143,7 @@ def test_subjects_with_unclear_copies_are_bounded(gateway: InProcess, monkeypatc
     eventually(lambda: passed_over(gateway) == 5)
 
 
+@pytest.mark.long
 def test_too_much_to_look_at_for_unclear_copies(gateway: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     suspect(gateway, "busy/unclear", *(block(number) for number in range(20)))
     eventually(lambda: gateway.account.copies.stored == 20)

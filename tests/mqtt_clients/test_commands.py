@@ -60,6 +60,7 @@ def test_each_qos_live(gateway: Gateway, tmp_path: Path, qos: str, version: str)
         subscriber.discard()
 
 
+@pytest.mark.long
 @VERSIONS
 @pytest.mark.parametrize("qos", ["1", "2"])
 def test_a_session_waits(gateway: Gateway, qos: str, version: str) -> None:
@@ -74,6 +75,7 @@ def test_a_session_waits(gateway: Gateway, qos: str, version: str) -> None:
     assert run("sub", *session, "-W", "0.5").stdout == b""
 
 
+@pytest.mark.long
 def test_retained(gateway: Gateway) -> None:
     port = str(gateway.port)
     printed("pub", "-p", port, "-t", "kept/door", "-r", "-q", "1", "-m", "shut")
@@ -84,6 +86,7 @@ def test_retained(gateway: Gateway) -> None:
     assert run("sub", "-p", port, "-t", "kept/#", "-W", "0.5").stdout == b""
 
 
+@pytest.mark.long
 def test_will(gateway: Gateway, tmp_path: Path) -> None:
     """It is published after SIGKILL, not after SIGTERM, which is a DISCONNECT."""
     port = str(gateway.port)
@@ -110,6 +113,7 @@ def sensor_command(port: str, will: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "mqtt_nats", "sub", "-p", port, "-t", "will/orders", "-i", "sensor", *will]
 
 
+@pytest.mark.long
 def test_properties_both_ways(gateway: Gateway) -> None:
     port = str(gateway.port)
     session = ("-p", port, "-i", "properties", "-c", "-x", "600", "-q", "1", "-t", "props/a")
@@ -202,6 +206,7 @@ def test_lines_are_published_as_they_come(gateway: Gateway, tmp_path: Path) -> N
         subscriber.discard()
 
 
+@pytest.mark.long
 def test_keep_alive(gateway: Gateway) -> None:
     """Three times the keep alive without a message: the gateway has not closed the connection."""
     done = run("sub", "-p", str(gateway.port), "-t", "silent", "-k", "1", "-W", "3")
@@ -221,6 +226,7 @@ def test_a_session_is_taken_over(gateway: Gateway, tmp_path: Path) -> None:
         first.discard()
 
 
+@pytest.mark.long
 def test_what_reads_the_output_may_leave(gateway: Gateway) -> None:
     port = str(gateway.port)
     printed("pub", "-p", port, "-t", "pipe/a", "-r", "-q", "1", "-m", "x")

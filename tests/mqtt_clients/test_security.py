@@ -82,6 +82,7 @@ def there_and_back(setup: Setup, *server: str) -> None:
     assert run("sub", *server, *session, "-C", "1").stdout == payload + b"\n"
 
 
+@pytest.mark.long
 def test_tls(setup: Setup) -> None:
     there_and_back(setup, "-h", "localhost", "-p", str(setup.tls), "--cafile", str(setup.authority.file))
 

@@ -143,6 +143,7 @@ async def test_who_is_refused_was_never_there(pair: Pair, name: str, seen: Seen)
     ]
 
 
+@pytest.mark.long
 async def test_a_killed_gateway(
     nats_server: NatsServer, gateway_factory: GatewayFactory, name: str, seen: Seen
 ) -> None:

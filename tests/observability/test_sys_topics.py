@@ -191,6 +191,7 @@ async def test_clients_cannot_publish_there(pair: Pair, name: str) -> None:
         assert (ack.packet_id, ack.reason) == (identifier, ReasonCode.NOT_AUTHORIZED)
 
 
+@pytest.mark.long
 async def test_a_gateway_that_is_not_heard_of_is_forgotten(pair: Pair, nats_client: NatsClient) -> None:
     first, _ = pair
     heard = await nats_client.subscribe("$MQTT.gateways.report")

@@ -183,6 +183,7 @@ async def test_without_the_plugin_it_is_a_topic_like_others(start: Start) -> Non
         await client.message("$delayed/1/a", b"x")
 
 
+@pytest.mark.long
 async def test_any_gateway_publishes_what_is_due_when_the_others_are_gone(
     start: Start, nats_server: NatsServer
 ) -> None:

@@ -112,6 +112,7 @@ def test_what_not_all_have_done_is_not_asked_of_others(start: Start, install: In
     assert wishes(nats_server) == []
 
 
+@pytest.mark.long
 def test_a_gateway_that_cannot_load_what_all_have_starts_without_it_and_says_so(
     start: Start, install: Install, nats_server: NatsServer, logged: Logged
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_wish_for_a_plugin_that_nobody_has_keeps_no_gateway_from_starting(
     assert not wishes(nats_server)[0].loaded
 
 
+@pytest.mark.long
 def test_who_was_away_does_it_when_it_is_back(install: Install, nats_server: NatsServer, tmp_path: Path) -> None:
     install("suffix", HERE + "Suffix")
     acl = tmp_path / "acl.toml"

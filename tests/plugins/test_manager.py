@@ -130,6 +130,7 @@ def test_what_load_may_be(start: Start) -> None:
         start({"delayed": {"load": "no"}})
 
 
+@pytest.mark.long
 def test_ctl_on_one_gateway_and_on_all(start: Start, install: Install, nats_server: NatsServer) -> None:
     install("suffix", HERE + "Suffix")
     first, second = (start({"suffix": {"load": False, "suffix": "!"}}) for _ in range(2))

@@ -65,6 +65,7 @@ def loaded(server: NatsServer) -> list[tuple[str, str]]:
     return [(plugin["name"], plugin["package"]) for plugin in one["plugins"] if plugin["loaded"]]
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_the_template(
     template: Template, nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
@@ -88,6 +89,7 @@ async def test_the_template(
         await client.message("loud/a", b"HELLO")
 
 
+@pytest.mark.long
 def test_the_template_is_loaded_later(
     template: Template, nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ GATEWAYS = 3
 REPEATS = 2
 
 
+@pytest.mark.long
 async def test_announcements_of_several_gateways(nats_server: NatsServer, gateway_factory: GatewayFactory) -> None:
     """They are about as many as of one gateway."""
     for _ in range(GATEWAYS):

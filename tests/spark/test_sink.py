@@ -95,6 +95,7 @@ def numbered(name: str, count: int, **more: Any) -> list[Row]:
 
 
 class TestDelivery:
+    @pytest.mark.long
     @pytest.mark.parametrize("qos", [0, 1, 2])
     async def test_in_order_to_whoever_is_there_and_to_who_comes_back(
         self, nats_server: NatsServer, gateway: Gateway, name: str, qos: int

@@ -116,6 +116,7 @@ async def test_create_info_names_delete(js: NatsPyJetStream) -> None:
         await update_consumer(js, messages.STREAM, consumer())
 
 
+@pytest.mark.long
 async def test_names_of_more_than_one_page(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     for number in range(1030):

@@ -105,6 +105,7 @@ async def test_purge_touches_one_client_only(js: NatsPyJetStream) -> None:
     assert [len(await store.held(token)) for token in tokens] == [0, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.long
 async def test_a_release_is_found_whenever_it_was(js: NatsPyJetStream) -> None:
     await ensure_streams(js)
     store = Qos2Store(js)

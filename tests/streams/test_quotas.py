@@ -3,6 +3,8 @@
 
 import asyncio
 
+import pytest
+
 from mqtt_streams.consumers import consumer_names
 from mqtt_streams.definitions import ensure_streams
 from mqtt_streams.pages import PAGE_FIRST, PAGE_MESSAGES
@@ -11,6 +13,7 @@ from mqtt_streams.shared import STREAM
 from tests.streams.support import NatsPyJetStream
 
 
+@pytest.mark.long
 async def test_all_notes_of_a_quota_count(js: NatsPyJetStream) -> None:
     """Also those beyond the first page; the consumer that reads these is removed."""
     await ensure_streams(js)

@@ -212,6 +212,7 @@ async def consumers(js: NatsPyJetStream) -> list[str]:
     return await consumer_names(js, retained.STREAM)
 
 
+@pytest.mark.long
 async def test_more_matches_than_one_multi_get_allows(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained, "PAGE_MESSAGES", 300)
     expected = await many(js, 1100)

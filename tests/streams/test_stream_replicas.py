@@ -70,6 +70,7 @@ async def until_ready(js: RequestInbox, **options: Any) -> EnsureReport:
     return await ensure_streams(js, **options)
 
 
+@pytest.mark.long
 async def test_replicas_by_the_size_of_the_cluster(tmp_path: Path) -> None:
     with cluster_of(tmp_path, 3) as cluster:
         async with inbox_at(cluster) as js:
@@ -90,6 +91,7 @@ async def test_replicas_by_the_size_of_the_cluster(tmp_path: Path) -> None:
                 await until_ready(js, replicas=5)
 
 
+@pytest.mark.long
 async def test_a_cluster_that_grows(tmp_path: Path) -> None:
     """Two servers cannot have three replicas. The third one comes."""
     with cluster_of(tmp_path, 2) as cluster:
@@ -119,6 +121,7 @@ async def test_a_cluster_that_grows(tmp_path: Path) -> None:
             assert await replicas(js) == {3}
 
 
+@pytest.mark.long
 async def test_gateways_that_begin_together_in_a_cluster(tmp_path: Path) -> None:
     """Each wants a stream of its own making, and takes the one that is being made."""
     with cluster_of(tmp_path, 3) as cluster:

@@ -120,6 +120,7 @@ async def test_overdue_timers_fire_at_once(js: NatsPyJetStream) -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.long
 async def test_cancel_and_replace(js: NatsPyJetStream) -> None:
     store = await store_of(js)
     await store.schedule(EXPIRY, "gone", time.time() + 0.8, 1)

@@ -42,6 +42,7 @@ async ({url, version}) => {
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_mqtt_js_in_a_browser(nats_server: NatsServer, tmp_path: Path) -> None:
     """Both versions: every QoS to itself, a long message, and messages from and to a client on TCP."""

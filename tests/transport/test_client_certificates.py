@@ -120,6 +120,7 @@ def listed(tmp_path: Path, nats_server: NatsServer, gateway_factory: GatewayFact
         yield found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 def test_a_session_of_tls_does_not_outlive_its_certificate(place: Place, version: ssl.TLSVersion) -> None:
     """OpenSSL does not verify a certificate again when it resumes a session."""
@@ -144,6 +145,7 @@ def test_a_session_of_tls_does_not_outlive_its_certificate(place: Place, version
             Secure5(place.port, context, known)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("identity", [True, False], ids=["with use_identity", "without"])
 def test_a_connection_ends_with_its_certificate(
     tmp_path: Path, nats_server: NatsServer, gateway_factory: GatewayFactory, identity: bool

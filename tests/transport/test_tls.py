@@ -224,6 +224,7 @@ def ended(client: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"])
 def test_a_handshake_that_is_not_completed(setup: Setup, begun: bytes) -> None:
     """Ends at the connect time-out, not before."""
@@ -234,6 +235,7 @@ def test_a_handshake_that_is_not_completed(setup: Setup, begun: bytes) -> None:
     assert time.monotonic() - since > TIMEOUT * 0.9
 
 
+@pytest.mark.long
 def test_no_connect_after_the_handshake(setup: Setup) -> None:
     since = time.monotonic()
     with dial(setup.port, trusting(setup.authority)) as client:
@@ -269,6 +271,7 @@ def test_a_client_that_leaves_in_the_middle(setup: Setup) -> None:
         greeted(client)
 
 
+@pytest.mark.long
 def test_the_end_of_a_5_0_client_is_said_before_tls_ends(setup: Setup) -> None:
     """DISCONNECT arrives, then the end of TLS, whether the client agrees or not; what it sends then is ignored."""
     watch = Raw.connected(setup.gateway.port)
@@ -380,6 +383,7 @@ def test_addresses(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp
         assert line.startswith(f"mqtt-nats: cannot listen on 127.0.0.1:{gateway.port}: ")
 
 
+@pytest.mark.long
 def test_stopping(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path) -> None:
     """A gateway does not wait for handshakes, nor for clients that do not agree that TLS ends."""
     authority = Authority(tmp_path)

@@ -194,6 +194,7 @@ def test_authorities_that_cannot_be_used(place: Place, content: bytes | None, te
     assert str(place.trusted) in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_gateway_does_not_start_with_a_bad_certificate(
     place: Place, nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:
@@ -255,6 +256,7 @@ def test_other_clients_are_trusted(
                 pass
 
 
+@pytest.mark.long
 def test_a_worker_that_was_being_started(
     place: Place, nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Path
 ) -> None:
@@ -298,6 +300,7 @@ def test_before_it_has_started(gateway_factory: GatewayFactory) -> None:
             assert gateway.wait() == 0
 
 
+@pytest.mark.long
 def test_the_terminal_is_closed(nats_server: NatsServer, tmp_path: Path) -> None:
     """That is what the signal was invented for: the gateway ends in good order."""
     master, slave = pty.openpty()

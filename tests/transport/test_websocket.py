@@ -194,6 +194,7 @@ def test_pings_of_a_client_that_does_not_read(setup: Setup) -> None:
         assert 0 < len(client.framed.pongs) <= BARREN_MOST
 
 
+@pytest.mark.long
 def test_a_reader_that_stops(setup: Setup) -> None:
     total = 400
     with Web(setup.port) as reader, Web(setup.port) as writer:
@@ -268,6 +269,7 @@ def test_takeover(setup: Setup) -> None:
         assert owner.ping() == []
 
 
+@pytest.mark.long
 def test_stopping(nats_server: NatsServer, gateway_factory: GatewayFactory, tmp_path: Any) -> None:
     """Clients hear of it; those that do not answer, and upgrades that are not complete, do not keep it."""
     config = write_config(tmp_path / "gateway.toml", {"listen": "127.0.0.1:0", "type": "ws"})

@@ -182,6 +182,7 @@ def test_a_query_does_not_matter(setup: Setup) -> None:
         assert plain.recv(12) == b"HTTP/1.1 101"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begun", [b"", b"GET /mq", request()[:-1], request()])
 def test_what_is_not_completed(setup: Setup, begun: bytes) -> None:
     """Neither the upgrade nor CONNECT: both share the connect time-out."""
@@ -250,6 +251,7 @@ def test_packets_that_are_too_large(setup: Setup, version: int) -> None:
         assert client.framed.code == 1000
 
 
+@pytest.mark.long
 def test_too_many(setup: Setup) -> None:
     """Upgrades that are not complete count; who is one too many hears nothing."""
     with Web(setup.few) as first, socket.create_connection(("127.0.0.1", setup.few), PATIENCE) as half:

@@ -297,6 +297,7 @@ def test_takeover_between_versions(gateway: Gateway, open5: Opener, name: str) -
         assert second.expect_closed() == []
 
 
+@pytest.mark.long
 def test_keep_alive(open5: Opener, name: str) -> None:
     """[MQTT-3.1.2-22], [MQTT-3.2.2-22] (5.0): DISCONNECT 0x8D after one and a half times; the will is published."""
     listener = open5()
@@ -320,6 +321,7 @@ def test_no_keep_alive(open5: Opener) -> None:
     silent.quiet()
 
 
+@pytest.mark.long
 def test_server_keep_alive(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: Opener) -> None:
     """[MQTT-3.2.2-22] (5.0): what the client sent holds unless CONNACK says something else, and then that."""
     gateway = gateway_factory(nats_server, "--server-keep-alive", "2")

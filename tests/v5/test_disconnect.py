@@ -167,6 +167,7 @@ def test_shutdown(nats_server: NatsServer, gateway_factory: GatewayFactory, open
         assert old.expect_closed() == []
 
 
+@pytest.mark.long
 def test_drain(nats_server: NatsServer, gateway_factory: GatewayFactory, open5: Opener) -> None:
     """Clients are let go one after the other and told where to go; until then they are served, and nobody new is."""
     gateway = gateway_factory(nats_server, "--drain-time", "8", "--server-reference", "other:1883")

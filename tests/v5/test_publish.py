@@ -240,6 +240,7 @@ def test_nothing_is_added_to_properties(open5: Opener, name: str) -> None:
     assert client.receive_message(b"x").properties == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_expiry(

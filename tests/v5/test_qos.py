@@ -49,6 +49,7 @@ def test_any_pieces(gateway: Gateway, name: str) -> None:
                 client.message(b"%07d" % at * 10_000)
 
 
+@pytest.mark.long
 async def test_a_session_lives_as_long_as_its_connection(open5: Opener, name: str, stored: Stored) -> None:
     """[MQTT-4.1.0-1], [MQTT-4.1.0-2] (5.0): its expiry counts from the end of the connection, and then it is gone."""
     client, publisher = open5(name, prop(SESSION_EXPIRY, 3)), open5()
@@ -232,6 +233,7 @@ def test_an_identifier_after_a_refusal(open5: Opener, name: str) -> None:
     listener.quiet()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_has_been_sent_does_not_expire(open5: Opener, name: str, qos: int, second_gateway: Gateway) -> None:
     """[MQTT-4.3.3-7], [MQTT-4.3.3-13] (5.0): it is sent again, and its handshake goes on."""

@@ -157,6 +157,7 @@ def test_a_refused_connect_leaves_no_will(gateway: Gateway, open5: Opener, name:
     assert fenced(listener, open5(), name) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 @pytest.mark.parametrize("qos", [0, 1])
 def test_will_delay(

@@ -148,6 +148,7 @@ DELAY = 5
 """Seconds within which a client that is connected again is back in time."""
 
 
+@pytest.mark.long
 async def test_will_with_delay(make: Maker, name: str) -> None:
     """[MQTT-3.1.3-9] (5.0), section 3.1.3.2.2: not before the delay is over; not if the client is back in time."""
     watcher = await make(f"{name}-watcher")
