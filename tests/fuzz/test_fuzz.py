@@ -112,6 +112,7 @@ def _maker(kind: Callable[[Limits, int], Decoder]) -> Callable[[int, str, Limits
     return lambda version, side, limits: decoder(version, side, limits) if side == "server" else kind(limits, version)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "text"), [(Broken, "IndexError: index"), (Forgetful, "cut into reads of 7"), (Hoarding, "bytes are kept")]
 )
