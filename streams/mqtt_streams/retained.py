@@ -205,11 +205,25 @@ class RetainedStore:
         finally:
             await reader.close()
         if self.replicated and seq <= last_seq:
-            late = []
-            async with aclosing(stored.scan(self._js, STREAM, PREFIX + filter_subject, seq)) as messages:
-                async for message in messages:
-                    if message.seq > last_seq:
-                        break
-                    late.append(message)
-            if page := _matches(filter_subject, stored.newest(late)):
-                yield page
+            async with aclosing(self._pages_of_leader(filter_subject, seq, last_seq)) as late:
+                async for page in late:
+                    yield page
+
+    async def _pages_of_leader(
+        self, filter_subject: str, seq: int, last_seq: int
+    ) -> AsyncGenerator[list[RetainedMessage], None]:
+        """Yield pages of what the leader has from sequence `seq` to `last_seq`; one request for each message."""
+        page: list[StoredMessage] = []
+        size = 0
+        async with aclosing(stored.scan(self._js, STREAM, PREFIX + filter_subject, seq)) as messages:
+            async for message in messages:
+                if message.seq > last_seq:
+                    break
+                page.append(message)
+                size += len(message.payload) + len(message.headers)
+                if len(page) == PAGE_MESSAGES or size >= PAGE_BYTES:
+                    if found := _matches(filter_subject, stored.newest(page)):
+                        yield found
+                    page, size = [], 0
+        if found := _matches(filter_subject, stored.newest(page)):
+            yield found

@@ -141,8 +141,9 @@ async def test_a_replica_that_lags(js: NatsPyJetStream) -> None:
     assert found.payload == b"5"
 
 
-async def test_a_replica_that_lags_far(js: NatsPyJetStream) -> None:
-    """Nothing between its last message and the leader's is left out."""
+async def test_a_replica_that_lags_far(js: NatsPyJetStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing between its last message and the leader's is left out; no page is larger than others."""
+    monkeypatch.setattr(retained, "PAGE_MESSAGES", 60)
     await ensure_streams(js)
     old = await put(js, "a/0")
     wanted = [f"a.{number}" for number in range(1, 101)]
@@ -150,7 +151,7 @@ async def test_a_replica_that_lags_far(js: NatsPyJetStream) -> None:
         await put(js, f"a/{number}")
     store = RetainedStore(Lagging(js, old))
     store.replicated = True
-    assert await topics(store, "a/+") == [["a.0"], wanted]
+    assert await topics(store, "a/+") == [["a.0"], wanted[:60], wanted[60:]]
 
 
 async def test_without_a_leader_nothing_is_told() -> None:
