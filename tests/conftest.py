@@ -90,16 +90,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     wanted = config.getoption("markexpr").split(" and ")
     if "long" not in wanted or not collection_path.is_file():
         return None
-    return not has_long_tests(collection_path, seconds(_name(collection_path))) or None
+    return not has_long_tests(collection_path, _name(collection_path)) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, which with several processes (pytest-xdist) are run by one each."""
     items.sort(key=lambda item: (-seconds(_name(item.path)), not _is_spark(item)))
+    known: set[str] = set()
     for item in items:
+        test = item.nodeid.partition("[")[0]
+        first = test not in known
+        known.add(test)
         if STARTERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
-        if is_long(item.nodeid) and any(item.iter_markers("processes")):
+        if is_long(item.nodeid, first=first) and any(item.iter_markers("processes")):
             item.add_marker("long")
         if needs_consumers(item.nodeid):
             item.add_marker("consumers")

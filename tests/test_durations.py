@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import durations
-from tests.harness.durations import LONG, SHORT, has_long_tests, is_long, seconds
+from tests.harness.durations import LONG, ONE_IN, SAMPLED, SHORT, has_long_tests, is_long, seconds
 from tests.harness.nats import ROOT
 from tests.harness.positions import CONSUMERS, needs_consumers
 
@@ -92,9 +92,23 @@ def test_what_stays_short_is_there() -> None:
 
 def test_files_with_a_marked_test_are_loaded() -> None:
     """`make test-long` loads no others, but those of the table."""
-    assert has_long_tests(ROOT / "tests" / "ctl" / "test_history.py", 0)
-    assert has_long_tests(ROOT / "tests" / "codec" / "test_topics.py", 1)
-    assert not has_long_tests(ROOT / "tests" / "codec" / "test_topics.py", 0)
+    assert has_long_tests(ROOT / "tests" / "ctl" / "test_history.py", "tests/ctl/test_history.py")
+    other = ROOT / "tests" / "codec" / "test_topics.py"
+    assert has_long_tests(other, "tests/crash/test_topics.py")
+    assert has_long_tests(other, min(SAMPLED))
+    assert not has_long_tests(other, "tests/codec/test_topics.py")
+
+
+def test_some_cases_of_a_test_stay_short() -> None:
+    """The first one, and about one in `ONE_IN` of the others."""
+    path = min(SAMPLED - LONG.keys() - {one for one in SAMPLED if seconds(one)})
+    cases = [f"{path}::test_1[{number}]" for number in range(1000)]
+    long = [one for one in cases if is_long(one, first=False)]
+    assert 1 / ONE_IN - 0.05 < 1 - len(long) / len(cases) < 1 / ONE_IN + 0.05
+    assert not any(map(is_long, cases))
+    assert not is_long("tests/codec/test_topics.py::test_1[1]", first=False)
+    for one in SAMPLED:
+        assert (ROOT / one).is_file(), one
 
 
 @pytest.mark.long

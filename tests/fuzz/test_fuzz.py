@@ -33,6 +33,7 @@ INPUTS = {"decoder": 40_000}
 """How many inputs a target has here; 2,000 where nothing is said."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target(name: str) -> None:
     seed = secrets.token_hex(8) if name == "decoder" else "seed"

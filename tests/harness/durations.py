@@ -3,7 +3,7 @@
 
 Files and folders stand here that need much time for what they prove; of these, tests that start processes are long.
 Some of each kind stay in `make test`: those of `SHORT`, and the files that do not stand here. Of those files, a single
-test that takes two seconds or more has the mark in its source.
+test that takes two seconds or more has the mark in its source. Of tests with many cases, some cases stay: `SAMPLED`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
+from zlib import crc32
 
 LONG: Final[Mapping[str, int]] = {
     # Faults: experiments, a gateway that dies at each point, broken gateways that are to be noticed.
@@ -127,7 +128,6 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/integration/test_two_groups.py::test_filters_of_groups_that_overlap",
         "tests/integration/test_two_groups.py::test_what_one_group_is_done_with_is_still_the_other_ones",
         "tests/lifecycle/test_busy.py::test_a_look_at_others_that_hangs",
-        "tests/spark/test_batch.py::test_messages_of_mqtt_clients_and_of_nats_clients",
         "tests/spark/test_connection.py",
         "tests/spark/test_jetstream.py",
         "tests/spark/test_ranges.py",
@@ -139,6 +139,40 @@ SHORT: Final[frozenset[str]] = frozenset(
 """What of these `make test` runs all the same: files, tests with all their cases, or single cases."""
 
 
+SAMPLED: Final[frozenset[str]] = frozenset(
+    (
+        "tests/attacks/test_forged_records.py",
+        "tests/attacks/test_presence.py",
+        "tests/attacks/test_refusals.py",
+        "tests/badinput/test_bridge.py",
+        "tests/badinput/test_payload.py",
+        "tests/benchmarks/test_generator_command.py",
+        "tests/clocks/test_clocks.py",
+        "tests/hooks/test_messages.py",
+        "tests/integration/libraries/test_messages.py",
+        "tests/integration/test_acl_deliver.py",
+        "tests/integration/test_durable.py",
+        "tests/integration/test_ended_groups.py",
+        "tests/integration/test_ended_lost.py",
+        "tests/integration/test_lowering.py",
+        "tests/integration/test_operators_hands.py",
+        "tests/integration/test_repeated_stores.py",
+        "tests/integration/test_resumed_groups.py",
+        "tests/integration/test_retained.py",
+        "tests/integration/test_session_positions.py",
+        "tests/integration/test_shared.py",
+        "tests/integration/test_subscribe.py",
+        "tests/integration/test_two_groups.py",
+        "tests/integration/test_wills.py",
+        "tests/integration/test_wills5.py",
+        "tests/plugins/test_delayed.py",
+    )
+)
+"""Files with tests of many cases: of each test that stays short, one case in `ONE_IN` does, and the first."""
+
+ONE_IN: Final = 4
+
+
 @cache
 def seconds(path: str) -> int:
     """What `LONG` says of a file, by itself or by its innermost folder; 0: it is not long. Paths begin with tests/."""
@@ -146,17 +180,22 @@ def seconds(path: str) -> int:
     return next((LONG[str(one)] for one in (path, *parents) if str(one) in LONG), 0)
 
 
-def is_long(test: str) -> bool:
-    """Whether a test is long, by its node id."""
-    path = test.partition("::")[0]
-    return seconds(path) > 0 and not {test, test.partition("[")[0], path} & SHORT
-
-
-def has_long_tests(file: Path, listed_s: float) -> bool:
-    """Whether `make test-long` has to load a file.
+def is_long(test: str, *, first: bool = True) -> bool:
+    """Whether a test is long.
 
     Args:
-        file: of tests.
-        listed_s: what `seconds` says of the file.
+        test: its node id.
+        first: it is the first case of a test that has several.
     """
-    return listed_s > 0 or b"mark.long\n" in file.read_bytes()
+    path = test.partition("::")[0]
+    if test in SHORT:
+        return False
+    if seconds(path) > 0 and not {test.partition("[")[0], path} & SHORT:
+        return True
+    # By a checksum: every n-th case would have the same parameters again and again.
+    return path in SAMPLED and not first and crc32(test.encode()) % ONE_IN > 0
+
+
+def has_long_tests(file: Path, name: str) -> bool:
+    """Whether `make test-long` has to load a file of tests; its ``name`` begins with tests/."""
+    return name in SAMPLED or seconds(name) > 0 or b"mark.long\n" in file.read_bytes()
