@@ -15,7 +15,7 @@ from mqtt_nats.client.subscription_room import consumer_keys
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
 from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
-from mqtt_nats.delivery.resume import leave_shared_reader, set_options
+from mqtt_nats.delivery.resume import leave_reader_unless_wholly_live, set_options
 from mqtt_nats.ingress.retained.replay import Replay
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import SubscriptionState
@@ -65,18 +65,18 @@ async def grant(
     assert side is not None
     lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
     if lowered:
-        await leave_shared_reader(client)
+        await leave_reader_unless_wholly_live(client)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
     others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
     await client.services.quotas.pace(client.hash)
     in_records = client.delivery.feed.without_consumers(client)
-    joins = came is None and _may_join(client, side, others)
+    joins = _may_join(client, side, others)
     if not (joins and in_records):
         client.services.stream.count_consumers(sum(1 for _ in _new_keys(client, others)))
         if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
             await retry_until_answered(client, partial(attach_pubrels, side))
     if joins:
-        put = partial(_put_served, side, others, replays, _Starts(side, position), in_records=in_records)
+        put = partial(_put_served, side, others, replays, _Starts(side, position), came, in_records=in_records)
         added = await client.delivery.feed.subscribe(client, position, put)
         if not in_records:
             await retry_until_answered(client, partial(_create_dormant, client, added))
@@ -114,13 +114,14 @@ def _put_served(
     wanted: dict[str, Wish],
     replays: dict[str, Replay],
     start_of: Callable[[str], int],
+    came: Came | None,
     *,
     in_records: bool,
 ) -> list[ConsumerBinding]:
     """Put subscriptions into the session record; return those that the shared reader is to serve from the start."""
     if in_records:
         claimed(side.client.record)[1].move_to_records()
-    add = partial(side.add_removed, removed=in_records)
+    add = partial(side.add_removed, removed=in_records, came=came)
     return [one for _, one in _put(side, wanted, replays, start_of, add)]
 
 

@@ -39,7 +39,8 @@ async def limit_backlog(client: Receiver, side: DurableDelivery) -> None:
     most, position_writer = client.services.settings.max_backlog, side.position_writer
     if most is not None and position_writer is not None:
         limit = partial(_limit, client, side, position_writer.ledger.reached, most)
-        await in_turn([partial(retry_until_answered, client, partial(limit, one)) for one in side.dormant])
+        concerned = [one for one in side.dormant if not one.source.ended]
+        await in_turn([partial(retry_until_answered, client, partial(limit, one)) for one in concerned])
 
 
 async def _limit(client: Receiver, side: DurableDelivery, reached: int, most: int, binding: ConsumerBinding) -> None:

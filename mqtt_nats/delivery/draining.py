@@ -40,6 +40,10 @@ DRAINED_CHECK_S: Final = 1.0
 """Seconds until JetStream is asked again whether a consumer has a message left: its messages may be removed."""
 
 
+READ_CHECK_S: Final = 0.1
+"""Seconds until the stream is asked again whether a reader has yet to bring a message of a lowered subscription."""
+
+
 def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
     """Take a subscription out of the session record; return the record's `v5` part, and the consumer's binding."""
     record, v5 = claimed(side.client.record)
@@ -146,6 +150,13 @@ def handle_delivery(
         finish(side, binding)
 
 
+def note_read(side: DurableDelivery, message: Stored, sequence: int) -> None:
+    """Handle a message that a reader has brought: a lowered subscription may match it, and core NATS its copy."""
+    for binding in side.overlap.matching(message.subject, sequence, own=False):
+        if binding.gates:
+            binding.brings(message)
+
+
 def note_exhausted(side: DurableDelivery, binding: ConsumerBinding) -> None:
     """Note that an ended subscription has no message left, except for redeliveries of messages that were pending."""
     binding.exhaust()
@@ -237,13 +248,18 @@ async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> Non
             if nothing:
                 note_exhausted(side, binding)
                 return
-        await binding.rest(DRAINED_CHECK_S)
+        await binding.rest(READ_CHECK_S if binding.source.live else DRAINED_CHECK_S)
 
 
 async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     """Whether the consumer of an ended subscription has no undelivered message left (up to its end)."""
     services = side.client.services
     consumer, source = binding.consumer, binding.source
+    if source.live:
+        side.settle()
+        return source.last >= source.end or await services.head.beyond(
+            consumer.filter_subject, max(source.last + 1, source.start), source.end
+        )
     info = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True

@@ -401,10 +401,21 @@ class DurableDelivery(StatefulDelivery):
         return binding
 
     def add_removed(
-        self, key: str, consumer: ConsumerRef, source: SubscriptionState, *, removed: bool = True
+        self,
+        key: str,
+        consumer: ConsumerRef,
+        source: SubscriptionState,
+        *,
+        removed: bool = True,
+        came: Came | None = None,
     ) -> ConsumerBinding:
-        """Add a subscription for readers after its start and a restored position; ``removed``: it has no consumer."""
-        binding = self._bind(ConsumerBinding(key, consumer, source))
+        """Add a subscription for readers after its start and a restored position.
+
+        Args:
+            removed: it has no consumer.
+            came: see `Came`.
+        """
+        binding = self._bind(ConsumerBinding(key, consumer, source, came))
         binding.go_on(max(self.resumed_from, source.start - 1), removed=removed)
         if not removed:
             self.client.services.registry.attached[consumer.durable_name] = self.client

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.batch import all_done, in_turn, parts
 from mqtt_nats.backbone.retry import retry_until_answered
@@ -39,6 +38,7 @@ from mqtt_streams.consumers import (
     update_consumer,
 )
 from mqtt_streams.hashing import registered_as
+from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import decode
 from mqtt_streams.sessions import Conflict
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mqtt_nats.protocol.inflight import SubscriptionState
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_streams.positions import Position
-    from mqtt_streams.sessions import V5, SessionRecord
+    from mqtt_streams.sessions import V5, Draining, SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -214,6 +214,36 @@ async def check_dormant(client: Receiver, side: DurableDelivery) -> None:
     await in_turn([partial(_check, client, side, one, threshold) for one in kept])
 
 
+async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
+    """Create the consumers of a session that has none, to lie dormant; False: the session has moved.
+
+    The position names them before: this gateway may die before the record says that they exist.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    position_writer, services = side.position_writer, client.services
+    _, v5 = claimed(client.record)
+    missing = [one for one in side.dormant if one.removed]
+    assert position_writer is not None
+    position_writer.expect_consumers(one.consumer.durable_name for one in missing)
+    services.stream.count_consumers(len(missing))  # at once: many sessions may decide at the same time
+    try:
+        if not await position_writer.flush():
+            position_writer.end_if_moved()
+            return False
+        await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
+    except BaseException:
+        services.stream.count_consumers(-len(missing))
+        raise
+    for one in missing:
+        one.lie_dormant()
+        services.registry.attached[one.consumer.durable_name] = client
+    v5.move_to_consumers()
+    side.change_record()
+    return True
+
+
 async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, threshold: int) -> None:
     inbox, name = client.services.nats.inbox, one.consumer.durable_name
     if not (client.alive and one.source.live and side.bindings.get(name) is one):
@@ -299,13 +329,42 @@ def _valid_up_to(client: Receiver, side: DurableDelivery, position: Position) ->
     return SEQUENCE_EVER if side.replaced is None and len(generations) < 2 else client.services.stream.floor
 
 
-def _stays(record: SessionRecord, position: Position, valid: int) -> bool:
+class _Replaced(NamedTuple):
+    """A consumer that the stored position replaces."""
+
+    key: str
+    """Key in the session record; empty for a subscription that was lowered to QoS 0."""
+    consumer: ConsumerRef
+    start: int
+    """Stream sequence at which the subscription begins."""
+
+
+def _replaced(client: Receiver, side: DurableDelivery, position: Position) -> list[_Replaced]:
+    record, v5 = claimed(client.record)
+    found = [_Replaced(key, one, v5.start.get(key, 0)) for key, one in record.cons.items()]
+    found += [_Replaced("", lowered_consumer(side, entry), entry.start) for entry in v5.draining if entry.qos]
+    return [one for one in found if one.consumer.durable_name in position.live]
+
+
+def lowered_consumer(side: DurableDelivery, entry: Draining) -> ConsumerRef:
+    """Return the consumer of a subscription that was lowered to QoS 0, as it would be made."""
+    client = side.client
+    return ConsumerRef(
+        entry.name,
+        DELIVER_PREFIX + client.services.identity.new_nuid(),
+        entry.filter_subject,
+        side.window(),
+        inactive_threshold=backstop(claimed(client.record)[1].expiry),
+        client_id=client.client_id,
+    )
+
+
+def _stays(record: SessionRecord, position: Position) -> bool:
     """Whether readers can bring every missed message: the position replaces the consumers of all subscriptions."""
     assert record.v5 is not None
-    settled = max((until for _, until in record.v5.was.values()), default=0)
     names = {one.durable_name for one in record.cons.values()}
-    settled_before = settled <= min(position.reached, valid)
-    return settled_before and bool(names) and names.issubset(position.live)
+    names |= {entry.name for entry in record.v5.draining if entry.qos}
+    return bool(names) and names.issubset(position.live)
 
 
 def continue_in_stream(client: Receiver, side: DurableDelivery) -> None:
@@ -359,15 +418,15 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         unclear = bool(position.live) and not position.clean
         if unclear:
             sent = max(sent, int((await services.head.state())["last_seq"]))
-        live = [key for key, one in record.cons.items() if one.durable_name in position.live]
+        replaced = _replaced(client, side, position)
         writer = PositionWriter(client, sequence)
         writer.restore(position, valid, sent)
         side.store_position_with(writer)  # from here on it is handed over even when the connection ends meanwhile
         side.machine.not_sent(one for one in position.unsent if one <= valid)
         if position.clean and position.most >= 0:
             side.machine.sent_at_most(min(position.most, valid))
-        keys = None if may_stay and _stays(record, position, valid) else live
-        if await _set_consumers(client, side, writer, keys) and await writer.flush():
+        stays = may_stay and _stays(record, position)
+        if await _set_consumers(client, side, writer, None if stays else replaced) and await writer.flush():
             break
         if not await still_owner(client):
             raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
@@ -375,7 +434,7 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
         raise RequestTimeout("another connection writes the position of the session")
     writer.end_restore()
     _take_identifiers(side, position, valid)
-    went = {record.cons[key].durable_name for key in live}
+    went = {one.consumer.durable_name for one in replaced}
     if went:
         side.resume_from(reached)
     if writer.perhaps > reached:
@@ -416,37 +475,36 @@ async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, reached: i
 
 
 async def _set_consumers(
-    client: Receiver, side: DurableDelivery, position_writer: PositionWriter, keys: Sequence[str] | None
+    client: Receiver, side: DurableDelivery, position_writer: PositionWriter, replaced: list[_Replaced] | None
 ) -> bool:
     """Set the consumers of a session to its position; False when another gateway has written the position.
 
     Before that, the position names this gateway: the next owner waits until this gateway has left the session.
 
     Args:
-        keys: keys of the consumers in the session record; None: the session goes on without consumers.
+        replaced: the consumers that the position replaces; None: the session goes on with readers.
     """
-    if keys is None:
+    if replaced is None:
         position_writer.go_on()
         return True
     record, v5 = claimed(client.record)
     removed = v5.consumerless
     if removed:
-        position_writer.expect_consumers(record.cons[key].durable_name for key in keys)
-    for some in parts(keys):
+        position_writer.expect_consumers(one.consumer.durable_name for one in replaced)
+    for some in parts(replaced):
         if not await position_writer.sure():
             return False
         # With the present deliver subject: attaching the consumer gives it a new one.
-        consumers = [record.cons[key] for key in some]
-        starts = [max(position_writer.ledger.reached + 1, v5.start.get(key, 0)) for key in some]
-        pairs = zip(consumers, starts, strict=True)
+        first = position_writer.ledger.reached + 1
+        setting = (_set(client, position_writer, one.consumer, max(first, one.start), removed=removed) for one in some)
         try:
-            moved = await all_done(_set(client, position_writer, one, start, removed=removed) for one, start in pairs)
+            moved = await all_done(setting)
         except Conflict:
             position_writer.give_up()
             return False
-        for key, one, now in zip(some, consumers, moved, strict=True):
-            if now is not one:
-                record.cons[key] = now
+        for one, now in zip(some, moved, strict=True):
+            if one.key and now is not one.consumer:
+                record.cons[one.key] = now
                 side.change_record()
     position_writer.replace_no_consumer()
     return True

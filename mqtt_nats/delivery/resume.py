@@ -29,6 +29,7 @@ from mqtt_nats.delivery.position_recovery import (
     end_suspicion,
     fetch_in_flight,
     limit_in_flight,
+    lowered_consumer,
     remove_dormant,
     restore_position,
     store_positions_in_consumers,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.groups.member import Membership
+    from mqtt_streams.consumers import ConsumerRef
     from mqtt_streams.sessions import V5, Draining, SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -162,8 +164,8 @@ async def resume(
     if v5.q2:
         await take_over_held(client, side.former, record)
     owed = await _owe_pubrels(client, side)
-    in_records = _stays_in_records(client)
-    went = await restore_position(client, side, may_stay=_may_stay(client, side, denied, in_records=in_records))
+    went = await restore_position(client, side, may_stay=client.delivery.feed.admit())
+    stays = side.position_writer is not None and bool(side.position_writer.live)
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client, members)
     if v5.ended:
@@ -174,14 +176,14 @@ async def resume(
     if owed or assignments or _may_owe(side, record, v5):
         await attach_pubrels(side)
     bindings, unfinished = await _add_sources(client, side, went)
-    ended, done = await _add_ended(client, side, gates)
+    ended, lowered, done = await _add_ended(client, side, gates, went)
     for gate in gates:
         close_gate(client, gate)
     # None is left for later: a denied subscription ends now, an ended one delivers first, or the stream is another.
     idle = [] if denied or ended or side.replaced is not None else await _find_idle(client, bindings)
     unused = set(idle)
     bindings = [one for one in bindings if one not in unused] + ended
-    await _attach(client, side, bindings, with_consumers=not in_records)
+    await _attach(client, side, bindings, with_consumers=not (stays or _stays_in_records(client)))
     done += [one.consumer.durable_name for one in bindings if finished(side, one)]
     if done:
         await side.remove(done)
@@ -189,7 +191,7 @@ async def resume(
     given_up = await gone(client, side, halfway)
     if denied - shares:
         await withdraw(denied - shares)
-    await _start(client, side, bindings, unfinished, given_up)
+    await _start(client, side, bindings + lowered, unfinished, given_up)
     return idle
 
 
@@ -200,17 +202,6 @@ def _stays_in_records(client: Receiver) -> bool:
     if v5.consumerless and not wanted:
         client.services.stream.count_consumers(len(record.cons))
     return wanted
-
-
-def _may_stay(client: Receiver, side: DurableDelivery, denied: Set[str], *, in_records: bool) -> bool:
-    """Whether readers may bring the messages: nothing is left that only consumers can bring.
-
-    Args:
-        in_records: the session has no consumers, and is to have none.
-    """
-    _, v5 = claimed(client.record)
-    left = denied or v5.draining or v5.replay or v5.consumerless != in_records
-    return not left and client.delivery.feed.admit()
 
 
 def _may_owe(side: DurableDelivery, record: SessionRecord, v5: V5) -> bool:
@@ -329,8 +320,7 @@ async def _add_sources(
                 unfinished[-1].hold(source)
                 side.machine.replayed(source, cursor)
             if side.position_writer is not None and consumer.durable_name in side.position_writer.live:
-                removed = v5.consumerless and consumer.durable_name not in side.position_writer.present
-                side.add_removed(key, consumer, source, removed=removed)
+                _add(side, key, consumer, source)
             else:
                 bindings.append(side.add(key, consumer, source))
 
@@ -338,20 +328,32 @@ async def _add_sources(
     return bindings, unfinished
 
 
+def _add(side: DurableDelivery, key: str, consumer: ConsumerRef, source: SubscriptionState) -> ConsumerBinding:
+    """Add a subscription that readers serve; the position may still name its consumer as present."""
+    assert side.position_writer is not None
+    removed = claimed(side.client.record)[1].consumerless and consumer.durable_name not in side.position_writer.present
+    return side.add_removed(key, consumer, source, removed=removed)
+
+
 async def _add_ended(
-    client: Receiver, side: DurableDelivery, gates: list[Gate]
-) -> tuple[list[ConsumerBinding], list[str]]:
-    """Subscribe the deliver subjects of ended subscriptions; also return the names of consumers that can go."""
+    client: Receiver, side: DurableDelivery, gates: list[Gate], went: Set[str]
+) -> tuple[list[ConsumerBinding], list[ConsumerBinding], list[str]]:
+    """Add the ended subscriptions.
+
+    Returns:
+        Those that consumers serve; those that readers serve; the names of consumers that can go.
+    """
     _, v5 = claimed(client.record)
     bindings: list[ConsumerBinding] = []
+    lowered: list[ConsumerBinding] = []
     done: list[str] = []
     for entry in v5.draining:
-        ended = await _ended(client, side, entry, gates)
+        ended = await _ended(client, side, entry, gates, went)
         if ended is None:
             done.append(entry.name)
         else:
-            bindings.append(ended)
-    return bindings, done
+            (lowered if ended.source.live else bindings).append(ended)
+    return bindings, lowered, done
 
 
 async def _find_idle(client: Receiver, bindings: list[ConsumerBinding]) -> list[ConsumerBinding]:
@@ -402,22 +404,28 @@ async def attach_idle(client: Receiver, side: DurableDelivery, idle: list[Consum
     side.machine.pump()
 
 
-async def _ended(client: Receiver, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding | None:
-    """Return the consumer of an ended subscription; None = it has no message left, or the consumer is gone."""
-    services = client.services
-    draining = (
-        await existing_consumer(services.nats.inbox, MESSAGES, entry.name, client.client_id) if entry.qos else None
-    )
-    if draining is None:
+async def _ended(
+    client: Receiver, side: DurableDelivery, entry: Draining, gates: list[Gate], went: Set[str]
+) -> ConsumerBinding | None:
+    """Add an ended subscription; None = it has no message left, or its consumer is gone."""
+    if not entry.qos:
         return None
-    draining = replace(draining, deliver_subject=DELIVER_PREFIX + services.identity.new_nuid())
+    draining = lowered_consumer(side, entry)
+    live = side.position_writer is not None and entry.name in side.position_writer.live
+    if not live:
+        found = await existing_consumer(client.services.nats.inbox, MESSAGES, entry.name, client.client_id)
+        if found is None:
+            return None
+        draining = replace(found, deliver_subject=draining.deliver_subject)
     source = SubscriptionState(entry.qos, entry.start, draining.max_ack_pending, entry.end, whole=entry.whole)
+    if entry.name in went:
+        source.deliver_to(side.resumed_from)
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
     _, v5 = claimed(client.record)
     described = v5.options.get(subject) or v5.options.get(f"{subject}.>")
     if entry.whole and described is not None:
         set_options(source, described)
-    binding = side.add("", draining, source)
+    binding = _add(side, "", draining, source) if live else side.add("", draining, source)
     still_draining(side, binding, [gate for gate in gates if gate.found in meeting(client, [subject])])
     return binding
 
@@ -487,12 +495,15 @@ async def deliver_by_consumers(client: Receiver, side: DurableDelivery) -> None:
 
 
 async def leave_reader_unless_wholly_live(client: Receiver) -> None:
-    """Leave the shared reader before subscriptions end, unless it serves all subscriptions of the session.
+    """Leave the shared reader before subscriptions end, unless it serves all subscriptions, or will when it is resumed.
 
     Else messages could be lost that a live subscription has left to a plain one, or the reverse.
     """
     side = client.durable_side
-    if side is not None and not (side.live and all(one.source.live for one in side.bindings.values())):
+    if side is None:
+        return
+    served = side.live or side.state is DeliveryState.RESUMING
+    if not (served and all(one.source.live for one in side.bindings.values())):
         await leave_shared_reader(client)
 
 

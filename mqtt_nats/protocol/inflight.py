@@ -213,6 +213,11 @@ class SubscriptionState:
         self.deliver_to(reached)
         self.place = self.expected = self.again = 0
 
+    @property
+    def by_reader(self) -> bool:
+        """Whether readers bring messages: it is live, and has not ended except by being lowered to QoS 0."""
+        return self.live and (self.whole or not self.ended)
+
     def stand_for_position(self, clear: int) -> None:
         """Stand for the messages of a stored position, without a consumer: none is left up to sequence ``clear``."""
         self.live = True

@@ -176,6 +176,10 @@ class ConsumerBinding:
         """Note that the consumer is being removed: the session's position replaces it."""
         self.removed = True
 
+    def lie_dormant(self) -> None:
+        """Note that the consumer was created again: the session's position replaces it."""
+        self.removed = False
+
     def go_on(self, since: int, *, removed: bool = True) -> None:
         """Take the messages after stream sequence ``since`` from readers; ``removed``: there is no consumer."""
         self.source.idle(since, since)

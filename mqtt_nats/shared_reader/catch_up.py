@@ -263,7 +263,7 @@ class CatchUpReader:
     def subjects(self) -> list[str]:
         """Return the filter subjects of the live subscriptions."""
         bindings = self._member.side.bindings.values()
-        return [one.consumer.filter_subject for one in bindings if one.source.live and not one.source.ended]
+        return [one.consumer.filter_subject for one in bindings if one.source.by_reader]
 
     # -- pages ----------------------------------------------------------------------------------
 

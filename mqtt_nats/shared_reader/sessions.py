@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.codec import MqttError, ReasonCode
-from mqtt_nats.delivery.position_recovery import check_dormant, end_shared_delivery, limit_in_flight, remove_dormant
+from mqtt_nats.delivery.draining import note_read
+from mqtt_nats.delivery.position_recovery import (
+    check_dormant,
+    create_dormant,
+    end_shared_delivery,
+    limit_in_flight,
+    remove_dormant,
+)
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.delivery.resume import deliver_by_consumers, write_changed_record
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.record import claimed, name_position
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
@@ -214,6 +222,8 @@ class SharedReaderSessions(SharedFeed):
             qos = source.qos
         if (
             sequence <= binding.since
+            or sequence <= source.until
+            or binding.came is not None
             or not source.live
             or source.ended
             or not machine.sent_at_once(source, sequence, qos, mark)
@@ -261,9 +271,11 @@ class SharedReaderSessions(SharedFeed):
         if sources is not None and (owner is None or owner.source not in sources):
             return
         machine.read_to(sequence)
+        if client.gates:
+            note_read(side, message, sequence)
         if owner is None or not owner.source.live or (own and client.bridge):
             return
-        if owner.resent < sequence <= owner.since:
+        if owner.resent < sequence <= owner.since or (owner.came is not None and owner.came(message, sequence)):
             return
         qos = min(message.qos, granted)
         position_writer.ledger.add_pending(sequence, qos)
@@ -465,19 +477,18 @@ class SharedReaderSessions(SharedFeed):
         side.change(DeliveryEvent.JOINED)
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
-        if not claimed(client.record)[1].consumerless:
+        if not (claimed(client.record)[1].consumerless and self.wants_records(client)):
             self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
             client.do(self._settle_consumers(client, side))
 
     async def _settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:
-        """Check the dormant consumers of a resumed session; remove them where the account has too many."""
+        """Check the dormant consumers of a resumed session; create or remove them where it is to have them, or none."""
         position_writer = side.position_writer
         if position_writer is None or not side.live:
             return
         try:
             if not self.wants_records(client):
-                await check_dormant(client, side)
-                await write_changed_record(client, side)
+                await self._keep_consumers(client, side)
                 return
             await move_to_records(client)
             position_writer.expect_consumers(one.consumer.durable_name for one in side.dormant)
@@ -489,6 +500,21 @@ class SharedReaderSessions(SharedFeed):
             log.debug("%s: its dormant consumers stay as they are: %s", client, error)
         except Conflict:
             client.taken_over()
+
+    async def _keep_consumers(self, client: Receiver, side: DurableDelivery) -> None:
+        """Check the dormant consumers of a session, or create them.
+
+        Raises:
+            ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        """
+        record, v5 = claimed(client.record)
+        if not v5.consumerless:
+            await check_dormant(client, side)
+        elif not await create_dormant(client, side):
+            return
+        if 2 in record.subs.values() and not side.has_pubrels:
+            await attach_pubrels(side)
+        await write_changed_record(client, side)
 
     def caught_up(self, member: ReaderSession, joining: Promotion, since: int) -> None:
         """End a session's catch-up: after sequence ``since`` the shared reader's messages count."""

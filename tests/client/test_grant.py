@@ -13,6 +13,7 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.client.grant import replays_of
 from mqtt_nats.client.subscription_change import Wish
 from mqtt_nats.delivery.receiver import SharedFeed
+from mqtt_nats.messages.message import Stored
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
@@ -230,12 +231,24 @@ async def test_the_shared_reader_serves_new_subscriptions_with_consumers() -> No
     assert not claimed(cast("Any", client.fake_record))[1].consumerless
 
 
-@pytest.mark.parametrize("why", ["known", "qos 0", "raised"])
+@pytest.mark.parametrize("why", ["known", "qos 0"])
 async def test_what_the_shared_reader_need_not_serve(why: str) -> None:
-    """No new subscription with a consumer, or one of which core NATS has brought messages already."""
+    """No new subscription at QoS 1 or 2."""
     client = FakeSubscriber()
     await client.fake_grant(wishes("a"))
     client.delivery.feed = feed = FakeFeed(taking=True)
-    more: dict[str, Any] = {"came": lambda message, sequence: False} if why == "raised" else {}
-    await client.fake_grant(wishes("b" if why != "known" else "a", qos=0 if why == "qos 0" else 1), **more)
+    await client.fake_grant(wishes("b" if why != "known" else "a", qos=0 if why == "qos 0" else 1))
     assert feed.fake_places == []
+
+
+async def test_the_shared_reader_serves_a_subscription_raised_from_qos_0() -> None:
+    """It passes over what core NATS has brought."""
+    client = FakeSubscriber()
+    client.delivery.feed = feed = FakeFeed(taking=True)
+    await client.fake_grant(wishes("a"), came=came)
+    assert feed.fake_places == [7]
+    assert [one.came for one in client.fake_side.bindings.values()] == [came]
+
+
+def came(message: Stored, sequence: int) -> bool:
+    return sequence < 9

@@ -49,16 +49,29 @@ class Mortal(NamedTuple):
     proxy: NatsProxy
 
 
-@pytest.fixture
-async def mortal(nats_server: NatsServer, gateway_factory: GatewayFactory) -> AsyncIterator[Mortal]:
-    """One more, whose words to nats-server may be held up, or not come there at all."""
-    proxy = NatsProxy(nats_server.port, lambda: dies.kill())
+@contextlib.asynccontextmanager
+async def started(server: NatsServer, factory: GatewayFactory, *options: str) -> AsyncIterator[Mortal]:
+    proxy = NatsProxy(server.port, lambda: dies.kill())
     await proxy.start()
-    dies = gateway_factory(proxy.url, "--gateway-lease", "60", *RECORDS, start=False)
+    dies = factory(proxy.url, "--gateway-lease", "60", *options, start=False)
     await asyncio.to_thread(dies.start)
     yield Mortal(dies, proxy)
     dies.kill()
     await proxy.close()
+
+
+@pytest.fixture
+async def mortal(nats_server: NatsServer, gateway_factory: GatewayFactory) -> AsyncIterator[Mortal]:
+    """One more, whose words to nats-server may be held up, or not come there at all."""
+    async with started(nats_server, gateway_factory, *RECORDS) as found:
+        yield found
+
+
+@pytest.fixture
+async def mortal_keeping(nats_server: NatsServer, gateway_factory: GatewayFactory) -> AsyncIterator[Mortal]:
+    """The same, but its sessions have consumers."""
+    async with started(nats_server, gateway_factory, "--shared-reader", "always") as found:
+        yield found
 
 
 @contextlib.asynccontextmanager
@@ -409,13 +422,15 @@ async def test_a_gateway_dies_before_it_removes_a_consumer(
 
 
 async def test_a_gateway_dies_when_it_has_created_a_consumer(
-    connect: Connector, name: str, stored: Stored, mortal: Mortal
+    connect: Connector, name: str, stored: Stored, mortal_keeping: Mortal
 ) -> None:
-    """Before the position says that the consumer counts: the next gateway removes it, and reads from the position."""
-    client = await connect(name, clean=False, to=mortal.gateway)
+    """Before the record says that the consumer counts: the next gateway removes it, and reads from the position."""
+    client = await connect(name, clean=False)
     await client.subscribe(name, qos=1)
-    trap = mortal.proxy.set("answer", f"$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name_hash(name)}", Action.AFTER)
-    client.send(Subscribe(client.next_id(), (Subscription(name, 0),)))
+    client.drop()
+    create = f"$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.{name_hash(name)}"
+    trap = mortal_keeping.proxy.set("answer", create, Action.AFTER)
+    client = await connect(name, clean=False, to=mortal_keeping.gateway)
     await asyncio.wait_for(trap.sprung.wait(), 30)
     await client.expect_closed()
     assert len(await stored.session_consumers(name)) == 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -354,6 +355,88 @@ async def test_lowered_to_qos_0(connect: Connector, name: str, stored: Stored) -
     await client.quiet()
     await stored.settled(name)
     assert not await stored.session_consumers(name)
+
+
+async def test_raised_from_qos_0(connect: Connector, name: str, stored: Stored) -> None:
+    """The reader serves the subscription from the start, and what core NATS has brought does not come again."""
+    client = await connect(name, clean=False)
+    await client.subscribe(f"{name}/+", qos=0)
+    publisher = await connect(f"{name}-publisher")
+    new = await created(stored)
+    for qos, payload in enumerate([b"0", b"1", b"2"]):
+        await client.subscribe(f"{name}/{'+' if qos != 1 else '#'}", qos=qos)
+        await publisher.deliver(f"{name}/a", payload, 2)
+        (one,) = await received(client, 1)
+        assert (one.payload, one.qos) == (payload, qos)
+        await client.complete(one)
+    await client.quiet()
+    assert new.of(name) == []
+
+
+async def test_lowered_while_messages_wait(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, other: Gateway
+) -> None:
+    """[MQTT-3.8.4-4] (5.0): the reader brings the rest at the QoS from before, also at the next gateway."""
+    publisher = await connect5(f"{name}-publisher")
+    resume = partial(connect5, name, clean=False, session_expiry_interval=60, receive_maximum=1)
+    client = await resume()
+    await client.subscribe(f"{name}/+", qos=1)
+    await client.subscribe(f"{name}/#", qos=2)
+    await consumerless(stored, name, 3)
+    new = await created(stored)
+    payloads = [b"%d" % number for number in range(8)]
+    await publisher.deliver_all(f"{name}/a", payloads[:4], 2)
+    first = await client.message(f"{name}/a", payloads[0], qos=2)
+    await client.subscribe(f"{name}/#", qos=0)
+    await publisher.deliver(f"{name}/a/b", b"by core NATS", 1)
+    client.drop()
+    client = await resume(to=other)
+    again = await client.message(f"{name}/a", payloads[0], qos=2, dup=True)
+    assert again.packet_id == first.packet_id
+    await publisher.deliver_all(f"{name}/a", payloads[4:], 2)
+    await publisher.deliver(f"{name}/a/b", b"new", 1)
+    await client.complete(again)
+    got = []
+    for _ in range(8):
+        got.append((await received(client, 1))[0])
+        await client.complete(got[-1])
+    stream = [(one.payload, one.qos) for one in got if one.payload != b"new"]
+    assert stream == [(payload, 2 if payload < b"4" else 1) for payload in payloads[1:]]
+    assert [one.qos for one in got if one.payload == b"new"] == [0]
+
+    async def ended() -> None:
+        assert not (await stored.record(name))["v5"].get("draining")
+
+    await until(ended)
+    assert new.of(name) == []
+
+
+async def test_a_replay_that_goes_on(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, other: Gateway
+) -> None:
+    """[MQTT-3.3.1-9] (5.0): retained messages that are left come before new ones, and a reader brings these."""
+    publisher = await connect5(f"{name}-publisher")
+    topics = [f"{name}/{number}" for number in range(5)]
+    for topic in topics:
+        await publisher.deliver(topic, b"retained", 1, retain=True)
+    resume = partial(connect5, name, clean=False, session_expiry_interval=60, receive_maximum=1)
+    client = await resume()
+    new = await created(stored)
+    await client.subscribe(f"{name}/+", qos=1)
+    first = await client.message(topics[0], b"retained", qos=1)
+    client.drop()
+    await publisher.deliver(topics[0], b"new", 1)
+    client = await resume(to=other)
+    again = await client.message(topics[0], b"retained", qos=1, dup=True)
+    assert again.packet_id == first.packet_id
+    await client.complete(again)
+    for topic in topics[1:]:
+        await client.complete(await client.message(topic, b"retained", qos=1))
+    await client.complete(await client.message(topics[0], b"new", qos=1))
+    await client.quiet()
+    assert new.of(name) == []
+    for topic in topics:
+        await publisher.deliver(topic, b"", 1, retain=True)
 
 
 @pytest.mark.parametrize("end", ["clean start", "expiry", "unsubscribe"])
