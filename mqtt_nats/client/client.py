@@ -142,11 +142,11 @@ class Client(JobRunner):
         )
 
     def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
-        """Take the record that claims a durable session, and put new deliver subjects into it."""
+        """Take the record that claims a durable session."""
         self.record, self.durable, self.regular_side = record, True, None
         self.durable_side = side = DurableDelivery(self, former)
         if continued:
-            side.point_anew()
+            side.adapt_consumers()
         else:
             side.begin()
 

@@ -362,19 +362,29 @@ class DurableDelivery(StatefulDelivery):
         client = self.client
         return min(client.terms.receive_maximum, max(present, client.connection.settings.max_inflight))
 
-    def point_anew(self) -> None:
-        """Put new deliver subjects into the record; the caller writes the record before it changes the consumers."""
+    def adapt_consumers(self) -> None:
+        """Adapt the consumers in the record to the present expiry and window of the session."""
         record, v5 = claimed(self.client.record)
         threshold = backstop(v5.expiry)
         for key, consumer in record.cons.items():
-            known = self.bindings.get(consumer.durable_name)
-            if known is not None and known.source.live:
-                continue  # dormant: the shared reader brings its messages
-            deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
             window = self.window(consumer.max_ack_pending)
-            record.cons[key] = replace(
-                consumer, deliver_subject=deliver, inactive_threshold=threshold, max_ack_pending=window
-            )
+            record.cons[key] = replace(consumer, inactive_threshold=threshold, max_ack_pending=window)
+
+    def point_anew(self) -> None:
+        """Put new deliver subjects of consumers that do not lie dormant into the record.
+
+        The caller writes the record before it changes the consumers. nats-server's listener subscribes to what the
+        record says: there a dormant consumer keeps the subject that it has.
+        """
+        self.adapt_consumers()
+        record, _ = claimed(self.client.record)
+        dormant = {one.consumer.durable_name for one in self.dormant}
+        if self.position_writer is not None and not self.bindings:  # the session is being resumed
+            dormant = self.position_writer.live
+        for key, consumer in record.cons.items():
+            if consumer.durable_name not in dormant:
+                deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
+                record.cons[key] = replace(consumer, deliver_subject=deliver)
 
     def add(
         self, key: str, consumer: ConsumerRef, source: SubscriptionState, came: Came | None = None

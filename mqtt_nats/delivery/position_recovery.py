@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.batch import all_done, in_turn, parts
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
-from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.position_import import import_position
+from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, SEQUENCE_EVER
@@ -254,13 +255,40 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
         wanted = replace(one.consumer, start_seq=one.source.last + 1, inactive_threshold=threshold)
         with suppress(ConsumerExists):
             await create_consumer(inbox, MESSAGES, wanted)
+    elif found.start_seq is None:
+        made = await _make_settable(client, side, replace(found, inactive_threshold=threshold))
+        if made is None:
+            return
+        wanted = made
     elif found.inactive_threshold not in (threshold, threshold + RENEWED_NS):
         wanted = replace(found, inactive_threshold=threshold)
         with suppress(ConsumerNotFound):
             await update_consumer(inbox, MESSAGES, wanted)
+    elif found.deliver_subject != one.consumer.deliver_subject:
+        wanted = replace(one.consumer, deliver_subject=found.deliver_subject)
     else:
         return
     side.reconfigure(one, wanted)
+
+
+async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef | None:
+    """Make a dormant consumer of nats-server's listener again: such a one begins with new messages, and cannot be set.
+
+    Returns:
+        The consumer; None: the session has moved.
+    """
+    position_writer, attached = side.position_writer, client.services.registry.attached
+    if position_writer is None or not await position_writer.sure():
+        return None
+    side.settle()
+    made = replace(consumer, start_seq=side.bindings[consumer.durable_name].source.last + 1)
+    attached.pop(consumer.durable_name, None)  # its deletion is no loss
+    try:
+        await delete_consumer(client.services.nats.inbox, MESSAGES, consumer.durable_name)
+        await create_again(client.services.nats.inbox, MESSAGES, made)
+    finally:
+        attached[consumer.durable_name] = client
+    return made
 
 
 async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) -> bool:
@@ -402,14 +430,14 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
     services = client.services
     record, v5 = claimed(client.record)
     if not v5.pos:
-        return set()
+        return await _begin_without_position(client, side, NO_POSITION, may_stay=may_stay)
     await client.delivery.handover.over(client.hash)
     asked: set[str] = set()
     for _ in range(POSITION_WRITE_ATTEMPTS):
         data, sequence, written = await services.streams.positions.load(client.hash)
         position = decode(data) if data else None
         if position is None or position.id != v5.pos:
-            return _begin_without_position(client, side)
+            return await _begin_without_position(client, side, sequence, may_stay=may_stay)
         if position.gateway not in asked and await _handed_over(client, position, written, asked):
             continue
         valid = _valid_up_to(client, side, position)
@@ -442,10 +470,17 @@ async def restore_position(client: Receiver, side: DurableDelivery, *, may_stay:
     return went
 
 
-def _begin_without_position(client: Receiver, side: DurableDelivery) -> set[str]:
-    """Give the position another id: the first one of an earlier owner, if it is stored late, is void then."""
+async def _begin_without_position(
+    client: Receiver, side: DurableDelivery, expected: int, *, may_stay: bool
+) -> set[str]:
+    """Begin where the consumers are; return their names if readers go on there.
+
+    Else the position gets another id: the first one of an earlier owner, if it is stored late, is void then.
+    """
+    if may_stay and (names := await import_position(client, side, expected)):
+        return names
     record, v5 = claimed(client.record)
-    if record.cons:
+    if record.cons and v5.pos:
         v5.name_position(client.services.identity.new_nuid())
         side.change_record()
     return set()

@@ -55,7 +55,7 @@ from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.positions import STREAM as POSITIONS
-from mqtt_streams.sessions import Conflict, SubscriptionOptions
+from mqtt_streams.sessions import SECOND_SID, Conflict, SubscriptionOptions, first_subject
 from mqtt_streams.subjects import subject_to_filter
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ async def resume(
         await take_over_held(client, side.former, record)
     owed = await _owe_pubrels(client, side)
     went = await restore_position(client, side, may_stay=client.delivery.feed.admit())
-    stays = side.position_writer is not None and bool(side.position_writer.live)
+    stays = await _write_deliver_subjects(client, side)
     assignments, halfway = await client.services.streams.groups.assigned(client.hash)
     await rejoin_shared(client, members)
     if v5.ended:
@@ -193,6 +193,16 @@ async def resume(
         await withdraw(denied - shares)
     await _start(client, side, bindings + lowered, unfinished, given_up)
     return idle
+
+
+async def _write_deliver_subjects(client: Receiver, side: DurableDelivery) -> bool:
+    """Write the record before consumers are attached; return whether readers bring the messages instead."""
+    stays = side.position_writer is not None and bool(side.position_writer.live)
+    if claimed(client.record)[0].cons and not stays:
+        side.point_anew()
+        side.change_record()
+    await write_changed_record(client, side)
+    return stays
 
 
 def _stays_in_records(client: Receiver) -> bool:
@@ -305,8 +315,7 @@ async def _add_sources(
         for at, (key, consumer) in enumerate(list(record.cons.items())):
             if at and not at % ITEMS_PER_STEP:
                 yield
-            subject = key.removesuffix(" fwc")
-            first = subject if key == subject else f"{subject}.>"
+            subject, first = key.removesuffix(SECOND_SID), first_subject(key)
             qos = record.subs.get(first, 0) or 1
             was = v5.was.get(key, (0, 0))
             source = SubscriptionState(qos, v5.start.get(key, 0), consumer.max_ack_pending, was=was)

@@ -134,6 +134,12 @@ def second_sid(subject: str) -> str:
     return subject + SECOND_SID
 
 
+def first_subject(sid: str) -> str:
+    """Return the subject of a filter in `subs` that has the consumer with this key in `cons`."""
+    subject = sid.removesuffix(SECOND_SID)
+    return subject if subject == sid else f"{subject}.>"
+
+
 def _consumer(value: object, where: str, client_hash: str, client_id: str) -> ConsumerRef:
     reader = Fields(value, where)
     name = reader.text("durable_name")
