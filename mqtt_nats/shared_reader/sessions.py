@@ -275,7 +275,11 @@ class SharedReaderSessions(SharedFeed):
             note_read(side, message, sequence)
         if owner is None or not owner.source.live or (own and client.bridge):
             return
-        if owner.resent < sequence <= owner.since or (owner.came is not None and owner.came(message, sequence)):
+        if owner.resent < sequence <= owner.since:
+            return
+        if owner.came is not None and owner.came(message, sequence):
+            position_writer.ledger.change()
+            position_writer.hurry()  # the next gateway does not know what core NATS has brought
             return
         qos = min(message.qos, granted)
         position_writer.ledger.add_pending(sequence, qos)
