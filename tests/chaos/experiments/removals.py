@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from mqtt_nats.codec import Publish, Subscription
 from tests.chaos.experiment import Experiment, Result, Setting
@@ -33,6 +34,18 @@ KEPT = 3600
 PATIENCE = 90.0
 
 
+STREAMS = (
+    *("$MQTT_rmsgs", "$MQTT_sess", "$MQTT_pos", "$MQTT_msgs"),
+    *("$MQTT_out", "$MQTT_qos2in", "$MQTT_shared", "KV_MQTT_gateways"),
+)
+"""Streams that have a leader again before a round goes on."""
+
+
+async def connected(port: int, client_id: str, **options: Any) -> RawClient5:
+    """Connect, once more after a refusal that passes: consumers and streams elect leaders after a kill."""
+    return await aeventually(partial(RawClient5.connect5, port, client_id, **options), PATIENCE)
+
+
 class Round:
     """Topics and sessions of one round: some are removed, the others stay as they were last."""
 
@@ -48,7 +61,7 @@ class Round:
 
     async def use(self) -> None:
         """Change all, then remove some: messages by an empty one, sessions by their expiry or a clean start."""
-        async with await RawClient5.connect5(self._port(), "publisher") as publisher:
+        async with await connected(self._port(), "publisher") as publisher:
             for name in (*self.kept, *self.removed):
                 for number in range(self._chance.randint(2, 4)):
                     self.last[name] = b"%d" % number
@@ -60,14 +73,12 @@ class Round:
         for number, name in enumerate(self.removed):
             await self._visit(name, GONE if number % 2 else KEPT)
             if not number % 2:
-                async with await RawClient5.connect5(self._port(), name) as client:
+                async with await connected(self._port(), name) as client:
                     await client.disconnect5()
 
     async def _visit(self, name: str, expiry: int) -> None:
         for _ in range(self._chance.randint(2, 3)):
-            async with await RawClient5.connect5(
-                self._port(), name, clean=False, session_expiry_interval=KEPT
-            ) as client:
+            async with await connected(self._port(), name, clean=False, session_expiry_interval=KEPT) as client:
                 await client.subscribe5(Subscription(f"to/{name}", 1))
                 await client.disconnect5(session_expiry_interval=expiry)
             if expiry == GONE:
@@ -76,7 +87,7 @@ class Round:
     async def seen(self, gateway: Gateway) -> dict[str, bytes]:
         """Return the retained messages that a new subscriber gets at a gateway, by the last level of the topic."""
         found: dict[str, bytes] = {}
-        async with await RawClient5.connect5(gateway.port, "reader") as reader:
+        async with await connected(gateway.port, "reader") as reader:
             await reader.subscribe5(Subscription("kept/#", 1))
             reader.publish("kept", b"end", 1)
             while True:
@@ -105,7 +116,7 @@ class Round:
     async def admitted(self) -> None:
         """Wait until every gateway lets clients in."""
         for gateway in self._gateways:
-            probe = await aeventually(partial(RawClient5.connect5, gateway.port, "probe"), PATIENCE)
+            probe = await connected(gateway.port, "probe")
             await probe.disconnect5()
 
     async def judge(self, result: Result, why: str) -> None:
@@ -119,9 +130,7 @@ class Round:
                 lost = sorted(wanted.keys() - own.keys())
                 result.violations.append(f"{why}: gateway {number} has {back} again, lacks {lost}, of {own}")
         for name in (*self.kept, *self.removed):
-            async with await RawClient5.connect5(
-                self._port(), name, clean=False, session_expiry_interval=KEPT
-            ) as client:
+            async with await connected(self._port(), name, clean=False, session_expiry_interval=KEPT) as client:
                 if client.session_present is not (name in self.kept):
                     result.violations.append(f"{why}: session {name} is {'not ' * (name in self.kept)}there")
                 await client.disconnect5()
@@ -148,7 +157,7 @@ async def _script(
             for server in some:
                 await asyncio.to_thread(server.start)
             if cluster is not None:
-                for stream in ("$MQTT_rmsgs", "$MQTT_sess", "$MQTT_msgs", "$MQTT_shared", "KV_MQTT_gateways"):
+                for stream in STREAMS:
                     await cluster.settled(stream)
             kills += len(some)
         for gateway in gateways:
