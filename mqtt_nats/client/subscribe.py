@@ -153,7 +153,10 @@ class Subscribing:
         client, wish = self.client, self.wanted[topic_filter]
         most = client.services.settings.max_subscriptions_per_gateway
         if topic_filter in self.present or most is None or client.path.table.subscriptions < most:
-            self.gates[topic_filter] = open_gate(client, client.join(topic_filter, wish.qos, wish.options))
+            found = client.join(topic_filter, wish.qos, wish.options)
+            self.gates[topic_filter] = open_gate(client, found)
+            if wish.qos and not client.durable and topic_filter not in self.present:
+                found.begin_joining(client)
 
     async def run(self) -> None:
         """Create the subscriptions; returns when they are live on all gateways.
@@ -176,6 +179,7 @@ class Subscribing:
         await self._join_all()
         await _abandon(client, wanted, replays, client.refuse_surplus(wanted.keys() - self.gates))
         await retry_until_answered(client, partial(client.services.nodes.fence_wild, client.filters))
+        await self._await_older()
         # The client gets messages that are published from now on; retained ones of before have to be stored to be read.
         await client.ingress.retained.stored_so_far()
         # Read before SUBACK leaves: newer messages then come after these. The requests follow the subscriptions on the
@@ -199,6 +203,15 @@ class Subscribing:
         while client.guarded is not self.guard:
             self.guard = client.guarded
             self.lost |= await _hold_again(client, wanted, self.shares, replays)
+
+    async def _await_older(self) -> None:
+        """Wait until what was on its way to this gateway has come; on the connection for wildcards it has."""
+        client, nats = self.client, self.client.services.nats
+        new = [gate.found for gate in self.gates.values() if client in (gate.found.joining or ())]
+        if any(found.link is nats.link for found in new):
+            await retry_until_answered(client, nats.link.fence)
+        for found in new:
+            found.end_joining(client)
 
     async def _await_copies(self) -> None:
         """Wait for the copies of retained messages that change just now: they come as new messages, too.

@@ -36,6 +36,11 @@ def identity(headers: bytes) -> bytes:
     return header(headers, b"Nmqtt-Id:")
 
 
+def is_retained(headers: bytes) -> bool:
+    """Return whether a message was published with RETAIN."""
+    return b"\r\nNmqtt-Retain:" in headers
+
+
 def moved(headers: bytes, line: bytes) -> bool:
     """Return whether the headers name another subject than the one on which the message came.
 

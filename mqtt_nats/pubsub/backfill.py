@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mqtt_nats.backbone.batch import in_turn
-from mqtt_nats.messages.headers import identity
+from mqtt_nats.messages.headers import identity, is_retained
 from mqtt_nats.pubsub.backlog import Backlog
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.error_codes import NO_MESSAGE_FOUND
@@ -170,7 +170,7 @@ class Gaps:
             current = path.table.route_of_subject(route.subject.encode())
             group = None if current is None else current.groups.get(found)
             if current is not None and group is not None:
-                late = backlog.later(number)
+                late = backlog.later(number, kept=is_retained(headers))
                 group = group.without(late) if late else group
                 path.fanout.from_nats(found, group, current, headers, payload, reply=reply)
 

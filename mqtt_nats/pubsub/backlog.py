@@ -24,7 +24,7 @@ class Backlog:
     These messages are stored, too: if there are too many, the queue drops them and they are read from the stream.
     """
 
-    __slots__ = ("_bytes", "_limit", "begun", "full", "joined", "overflowed", "waiting")
+    __slots__ = ("_bytes", "_limit", "begun", "full", "in_force", "joined", "overflowed", "waiting")
 
     def __init__(self, limit: int) -> None:
         """``limit`` is in bytes."""
@@ -43,15 +43,30 @@ class Backlog:
         self.waiting: list[tuple[Route, bytes, bytes, bytes]] = []
         self.joined: dict[Member, int] = {}
         """Number of messages that waited when a member joined: they are not for the member."""
+        self.in_force: dict[Member, int] = {}
+        """The same when its subscription was in force: those that are not retained are not for it either."""
 
     def join(self, member: Member) -> None:
         """Note that a member joins."""
         if self.waiting:
             self.joined[member] = len(self.waiting)
 
-    def later(self, number: int) -> set[Member]:
-        """Return the members that joined when the message with this index was waiting."""
-        return {member for member, first in self.joined.items() if number < first} if self.joined else set()
+    def end_joining(self, member: Member) -> None:
+        """Note that the subscription of a member is in force."""
+        if self.waiting:
+            self.in_force[member] = len(self.waiting)
+
+    def part(self, member: Member) -> None:
+        """Forget a member."""
+        self.joined.pop(member, None)
+        self.in_force.pop(member, None)
+
+    def later(self, number: int, *, kept: bool) -> set[Member]:
+        """Return the members for whom the message with this index is too old; ``kept``: it is retained."""
+        late = {member for member, first in self.joined.items() if number < first} if self.joined else set()
+        if self.in_force and not kept:
+            late |= {member for member, first in self.in_force.items() if number < first}
+        return late
 
     def keep_missed(self, route: Route, headers: bytes, payload: bytes, reply: bytes) -> bool:
         """Keep a message; when there is no room, drop all messages. False: the first ones are dropped."""

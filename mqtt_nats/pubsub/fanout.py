@@ -10,7 +10,7 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.transport import RunHandler
 from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import PublishRun, publish_head
-from mqtt_nats.messages.headers import identity, is_status, moved, publish_qos, publisher
+from mqtt_nats.messages.headers import identity, is_retained, is_status, moved, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Rich
 from mqtt_nats.messages.properties import from_headers
 from mqtt_nats.pubsub.routing_table import NOBODY, Filter, Group, Member, Route, Table
@@ -220,6 +220,8 @@ class Fanout:
         qos = publish_qos(headers)
         known = b""
         if qos:
+            if found.joining is not None and not born and not is_retained(headers):
+                group = group.without(found.joining)
             known = identity(headers)
             if known and not self.remember(found, known, route.subject):
                 known = self._elsewhere(found, known, route.subject)
@@ -382,7 +384,7 @@ def received(
     body, expiry = from_headers(headers)
     if topic:
         body = topic + body
-    kept = b"\r\nNmqtt-Retain:" in headers
+    kept = is_retained(headers)
     if not body and expiry < 0 and not kept:
         return Message(key, payload, qos, sender, retain)
     if expiry >= 0 and not born:

@@ -215,6 +215,7 @@ class Filter:
         "beginnings",
         "carrier",
         "denied",
+        "joining",
         "link",
         "local",
         "members",
@@ -246,6 +247,8 @@ class Filter:
         """Queue of new messages while missed messages are read; None = no missed messages are read."""
         self.beginnings: dict[Member, Beginning] | None = None
         """Beginnings of recent members; None = there are none."""
+        self.joining: set[Member] | None = None
+        """Members that have just joined: what the connection brings is older; None = there are none."""
         self.seen: dict[bytes, str] = {}
         """Ids of recent QoS 1 and 2 messages from NATS, with their subjects; `seen_before` has the older half."""
         self.seen_before = self.seen  # until the first rotation: most filters have no ids, and need one dictionary
@@ -278,13 +281,37 @@ class Filter:
         if self.backlog is not None:
             self.backlog.join(member)
 
+    def begin_joining(self, member: Member) -> None:
+        """Note that a member has just joined, which others have joined before.
+
+        A message that is acknowledged may still be on its way from nats-server, on another connection than the
+        acknowledgement. So what the filter's connection brings before a PONG is older than the subscription.
+        """
+        if len(self.members) == 1 and self.carrier is None:
+            return  # nats-server gets the filter's subscription behind what is older
+        if self.joining is None:
+            self.joining = set()
+        self.joining.add(member)
+
+    def end_joining(self, member: Member) -> None:
+        """Note that the subscription of a member is in force: later messages are for it, those that wait are not."""
+        if self.joining is None or member not in self.joining:
+            return
+        self.joining.discard(member)
+        self.joining = self.joining or None
+        if self.backlog is not None:
+            self.backlog.end_joining(member)
+
     def remove_member(self, member: Member) -> None:
         """Remove a member."""
         del self.members[member]
+        if self.joining is not None:
+            self.joining.discard(member)
+            self.joining = self.joining or None
         if self.beginnings is not None:
             self.beginnings.pop(member, None)
         if self.backlog is not None:
-            self.backlog.joined.pop(member, None)
+            self.backlog.part(member)
 
     def forget_beginnings(self, before: float) -> bool:
         """Forget beginnings before a Unix time in seconds; return whether others are left."""

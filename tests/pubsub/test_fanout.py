@@ -9,6 +9,7 @@ from mqtt_nats.codec import Decoder, Limits, PublishRun, encode_publish
 from mqtt_nats.messages.headers import header, identity, publish_qos, publisher
 from mqtt_nats.messages.message import Message, Stored
 from mqtt_nats.pubsub import fanout as module
+from mqtt_nats.pubsub.backlog import Backlog
 from tests.pubsub.support import Bench, Subscriber, key_of
 
 KEY = key_of("a")
@@ -199,6 +200,40 @@ def test_a_message_with_an_id_comes_once_per_filter() -> None:
     assert not bench.fanout._remembering, "nothing is kept for good"
     bench.from_nats(b"a", headers(1, b"id"))
     assert len(one.taken) == 2
+
+
+def test_what_was_on_its_way_is_not_for_a_member_that_joins() -> None:
+    """A retained message is: the replay may have been read before it was stored."""
+    bench = Bench()
+    first, second = Subscriber(bench, "first"), Subscriber(bench, "second")
+    bench.subscribe(first, "+", 1).begin_joining(first)
+    bench.from_nats(b"a", headers(1, b"1"))
+    found = bench.subscribe(second, "+", 1)
+    found.begin_joining(second)
+    bench.from_nats(b"a", headers(1, b"2"))
+    bench.from_nats(b"a", headers(1, b"3", b"Nmqtt-Retain:1"), b"r")
+    assert second.taken == [(b"r", 1)]
+    found.end_joining(second)
+    assert found.joining is None
+    bench.from_nats(b"a", headers(1, b"4"))
+    assert second.taken == [(b"r", 1), (b"x", 1)]
+    assert len(first.taken) == 4
+
+
+def test_what_waits_when_a_subscription_is_in_force_is_not_for_it() -> None:
+    bench = Bench()
+    first, second = Subscriber(bench, "first"), Subscriber(bench, "second")
+    bench.subscribe(first, "+", 1)
+    found = bench.subscribe(second, "+", 1)
+    found.begin_joining(second)
+    found.queue(backlog := Backlog(10_000))
+    bench.from_nats(b"a", headers(1, b"1"))
+    found.end_joining(second)
+    bench.from_nats(b"a", headers(1, b"2"))
+    assert [backlog.later(number, kept=False) for number in range(2)] == [{second}, set()]
+    assert backlog.later(0, kept=True) == set()
+    found.remove_member(second)
+    assert backlog.later(0, kept=False) == set()
 
 
 def test_the_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
