@@ -56,10 +56,19 @@ EVERYTHING = Promises()
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken promise. ``kind`` is a word or two, ``text`` says what happened to whom."""
+    """One broken promise.
+
+    Attributes:
+        kind: a word or two.
+        text: what happened to whom.
+        who: the subscriber, where it is known.
+        message: the message, where it is known.
+    """
 
     kind: str
     text: str
+    who: str = ""
+    message: Message | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
@@ -183,8 +192,8 @@ class _Checker:
         self._accepted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         self._handed: dict[tuple[str, int, int], int] = {}
 
-    def _violation(self, kind: str, text: str) -> None:
-        self._verdict.violations.append(Violation(kind, text))
+    def _violation(self, kind: str, text: str, who: str = "", message: Message | None = None) -> None:
+        self._verdict.violations.append(Violation(kind, text, who, message))
 
     def verdict(self) -> Verdict:
         """Go through all events, then count what is missing."""
@@ -420,7 +429,8 @@ class _Checker:
             on_its_way = not sent.acked or sent.acked > self._sent[event.of, newest].at
             excused = self._promises.leaders_change and on_its_way
             if self._promises.order and sent.qos and not excused:
-                self._violation("out of order", f"{event.who} got {_name(message)} after {event.of}/{newest}")
+                text = f"{event.who} got {_name(message)} after {event.of}/{newest}"
+                self._violation("out of order", text, event.who, message)
         else:
             one.newest[line] = event.n
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.checker import Promises, check
 from tests.chaos.experiment import Setting
-from tests.chaos.experiments.majority import GRACE, GRACE_BEFORE, Scene
+from tests.chaos.experiments.majority import GRACE, GRACE_BEFORE, Scene, excused, first_sent
 from tests.chaos.history import Event
 
 SECOND = 1_000_000_000
@@ -41,3 +42,32 @@ def test_an_answer_that_was_on_its_way(
     monkeypatch.setattr(scene, "events", lambda: events)
     scene._judge_outage(int(KILLED * SECOND), int(END * SECOND))
     assert (scene.meanwhile, len(scene.violations)) == (found, found)
+
+
+@pytest.mark.parametrize(
+    ("who", "sent", "seconds", "found"),
+    [
+        ("default-q1-clean-0", KILLED, 60.0, True),
+        ("default-q1-clean-0", KILLED - GRACE_BEFORE + 0.1, 60.0, True),  # its live copy may have been on its way
+        ("default-q1-clean-0", KILLED - GRACE_BEFORE - 0.1, 60.0, False),
+        ("default-q1-clean-0", KILLED + 60.1, 60.0, False),
+        ("default-q1-clean-0", KILLED, 29.0, False),
+        ("default-q1-s0", KILLED, 60.0, False),
+    ],
+)
+def test_what_a_clean_session_has_missed_comes_late_after_a_long_outage(
+    who: str, sent: float, seconds: float, found: bool
+) -> None:
+    """In the run of 2026-11-30 ids of clients had the name of the regime in front."""
+    end = KILLED + seconds
+    about: dict[str, Any] = {"topic": "t", "qos": 1, "id": 1, "dup": False, "conn": 1}
+    delivered: dict[str, Any] = {"of": "p", "topic": "t"}
+    events = [
+        event(sent, "publish", n=1, **about),
+        event(end + 1, "acked", n=1, topic="t", conn=1),
+        event(end + 2, "publish", n=2, **about),
+        *(Event(int((end + 2 + n) * SECOND), who, "delivered", {**delivered, "n": 3 - n}) for n in (1, 2)),
+    ]
+    (violation,) = check(events, Promises(leaders_change=True)).violations
+    outages = [(int(KILLED * SECOND), int(end * SECOND))]
+    assert excused(violation, {"default-q1-clean-0"}, first_sent(events), outages) is found
