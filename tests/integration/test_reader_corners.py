@@ -162,8 +162,9 @@ def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
-        assert client.subscribe(("crowded", 0)) == [0]
-        assert client.subscribe(("crowded", 1)) == [1]  # a raised subscription begins with a consumer
+        inside.call(lambda: live.allow(False))  # a consumer serves the subscription first
+        assert client.subscribe(("crowded", 1)) == [1]
+        inside.call(lambda: live.allow(True))
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
         publish(writer, "crowded", range(100))
         inside.call(let.set)
@@ -228,8 +229,9 @@ def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatc
     live = served(inside)
     monkeypatch.setattr(becoming, "_passed", passed)
     with Raw.connected(inside.ports[0], "hasty", clean=False) as client:
-        assert client.subscribe(("hasty/1", 0)) == [0]
-        assert client.subscribe(("hasty/1", 1)) == [1]  # a raised subscription begins with a consumer
+        inside.call(lambda: live.allow(False))  # a consumer serves the first subscription
+        assert client.subscribe(("hasty/1", 1)) == [1]
+        inside.call(lambda: live.allow(True))
         eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
         since = time.monotonic()
         assert client.subscribe(("hasty/2", 1)) == [1]
@@ -279,8 +281,9 @@ def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypa
     monkeypatch.setattr(becoming, "_passed", passed)
     port = inside.ports[0]
     with Raw.connected(port, "switched", clean=False) as client, Raw.connected(port) as writer:
-        assert client.subscribe(("switched/+", 0)) == [0]
-        assert client.subscribe(("switched/+", 1)) == [1]  # a raised subscription begins with a consumer
+        inside.call(lambda: live.allow(False))  # a consumer serves the subscription first
+        assert client.subscribe(("switched/+", 1)) == [1]
+        inside.call(lambda: live.allow(True))
         side: Any = inside.client("switched").durable_side
 
         def joining() -> list[Promotion]:
