@@ -133,7 +133,6 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/spark/test_ranges.py",
         "tests/spark/test_read.py",
         "tests/spark/test_sink.py",
-        "tests/spark/test_storage.py",
     )
 )
 """What of these `make test` runs all the same: files, tests with all their cases, or single cases."""
