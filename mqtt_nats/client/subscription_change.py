@@ -98,6 +98,8 @@ class Lowering:
         self._found: Filter = client.path.table.filters[topic_filter]
         self._gates: list[Gate] = []
         self._bindings: list[ConsumerBinding] = []
+        self._behind: list[SubscriptionState] = []
+        """Overlapping subscriptions whose newer messages wait until the messages that have waited are sent."""
         side, record = client.durable_side, client.record
         assert side is not None
         assert record is not None
@@ -120,6 +122,10 @@ class Lowering:
         for source in sources:
             if side is not None:
                 side.machine.drop_hold(source)
+        behind, self._behind = self._behind, []
+        for other in behind:
+            if side is not None:
+                side.machine.drop_hold(other, SubscriptionState.BEHIND)
         gates, self._gates = self._gates, []
         for gate in gates:
             close_gate(self._client, gate)
@@ -141,6 +147,9 @@ class Lowering:
             return []
         keys = [key for key in self._keys if key in record.cons]
         self._bindings = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
+        self._behind = [other for one in self._bindings if one.source.live for other in side.overlap.after(one)]
+        for other in self._behind:
+            other.hold(SubscriptionState.BEHIND)
         record.subs[self._wish.subjects[0]] = 0
         record.v5.options[self._wish.subjects[0]] = self._wish.described(self.filter)
         return self._bindings

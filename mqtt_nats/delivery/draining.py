@@ -41,7 +41,7 @@ DRAINED_CHECK_S: Final = 1.0
 
 
 READ_CHECK_S: Final = 0.1
-"""Seconds until the stream is asked again whether a reader has yet to bring a message of a lowered subscription."""
+"""Seconds until the gateway looks again whether a reader has come further for a lowered subscription."""
 
 
 def _strike(side: DurableDelivery, key: str) -> tuple[V5, ConsumerBinding]:
@@ -109,10 +109,15 @@ def lower(side: DurableDelivery, key: str, end: int, gates: list[Gate], retained
     source = binding.source
     side.machine.lower(source, end, retained)
     binding.lowered(list(gates))
-    binding.stand_before(side.overlap.after(binding))
+    stand_before_others(side, binding)
     qos = max(source.qos, source.was_qos) if source.end else 0  # at 0 the stream has no message for the consumer
     v5.draining.append(Draining(consumer.durable_name, consumer.filter_subject, qos, source.end, source.start, True))
     return binding
+
+
+def stand_before_others(side: DurableDelivery, binding: ConsumerBinding) -> None:
+    """Have new messages of overlapping subscriptions wait for a lowered one; a reader brings all in stream order."""
+    binding.stand_before([] if binding.source.live else side.overlap.after(binding))
 
 
 def unmatch(side: DurableDelivery, binding: ConsumerBinding) -> None:
@@ -128,7 +133,7 @@ def still_draining(side: DurableDelivery, binding: ConsumerBinding, gates: list[
     source = binding.source
     if source.whole:
         binding.lowered(gates)
-        binding.stand_before(side.overlap.after(binding))
+        stand_before_others(side, binding)
         return
     binding.end_subscription(dict.fromkeys(side.overlap.after_ended(source.start, subject), source.end))
     side.machine.end_up_to(source.end)
@@ -238,8 +243,14 @@ def watch(side: DurableDelivery, binding: ConsumerBinding) -> None:
 
 
 async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> None:
-    name = binding.consumer.durable_name
+    name, source = binding.consumer.durable_name, binding.source
+    asked = -1
     while side.client.alive and not binding.drained and side.bindings.get(name) is binding:
+        side.settle()
+        if source.live and source.last == asked:  # the reader has not come further: what was left then is left
+            await binding.rest(READ_CHECK_S)
+            continue
+        asked = source.last
         try:
             nothing = await _has_nothing(side, binding)
         except (ApiError, NoResponders, RequestTimeout) as error:
@@ -248,7 +259,7 @@ async def _look_for_rest(side: DurableDelivery, binding: ConsumerBinding) -> Non
             if nothing:
                 note_exhausted(side, binding)
                 return
-        await binding.rest(READ_CHECK_S if binding.source.live else DRAINED_CHECK_S)
+        await binding.rest(READ_CHECK_S if source.live else DRAINED_CHECK_S)
 
 
 async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
@@ -256,10 +267,8 @@ async def _has_nothing(side: DurableDelivery, binding: ConsumerBinding) -> bool:
     services = side.client.services
     consumer, source = binding.consumer, binding.source
     if source.live:
-        side.settle()
-        return source.last >= source.end or await services.head.beyond(
-            consumer.filter_subject, max(source.last + 1, source.start), source.end
-        )
+        reached = max(source.last, source.start - 1)
+        return await services.head.nothing_left([consumer.filter_subject], reached, source.end)
     info = await consumer_info(services.nats.inbox, MESSAGES, consumer.durable_name)
     if info is None:
         return True

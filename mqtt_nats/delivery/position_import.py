@@ -8,12 +8,14 @@ a position, and readers go on from there. See docs/internals/shared_reader.md#re
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.protocol.overlap import patterns_meet
 from mqtt_nats.sessions.consumer_attach import move
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import RequestTimeout
@@ -27,8 +29,13 @@ from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_streams.sessions import SessionRecord
 
 log = logging.getLogger("mqtt_nats.broker")
+
+
+PAIRS_MOST: Final = 10_000
+"""Largest number of pairs of subscriptions that are compared."""
 
 
 class _Found(NamedTuple):
@@ -61,8 +68,14 @@ async def import_position(client: Receiver, side: DurableDelivery, expected: int
     found = [one for one in answers if one is not None]
     if len(found) < len(answers):
         return set()
+    reached = min(one.delivered for one in found)
+    ahead = {one.key for one in found if one.delivered > reached}
+    # A subscription that is ahead begins behind the position: neither pending messages nor owners may depend on that.
+    if any(one.key in ahead and one.pending for one in found) or _overlaps(record, ahead):
+        return set()
     for one in found:
-        v5.start[one.key] = max(v5.start.get(one.key, 0), one.delivered + 1)
+        if one.key in ahead:
+            v5.start[one.key] = max(v5.start.get(one.key, 0), one.delivered + 1)
     v5.name_position(client.services.identity.new_nuid())
     writer = PositionWriter(client, expected)
     names = {one.durable_name for one in record.cons.values()}
@@ -70,7 +83,7 @@ async def import_position(client: Receiver, side: DurableDelivery, expected: int
     pending: dict[int, int] = {}
     for one in found:
         pending.update({at: max(qos, pending.get(at, 0)) for at, qos in one.pending.items()})
-    writer.ledger.restore(min(one.delivered for one in found), pending, {}, {})
+    writer.ledger.restore(reached, pending, {}, {})
     side.store_position_with(writer)
     try:
         await save_record(client, client.epoch)
@@ -83,6 +96,16 @@ async def import_position(client: Receiver, side: DurableDelivery, expected: int
     side.resume_from(writer.ledger.reached)
     log.debug("%s: readers go on where its consumers are", client)
     return names
+
+
+def _overlaps(record: SessionRecord, keys: Set[str]) -> bool:
+    """Whether one of these subscriptions overlaps with another one; True where there are too many to compare."""
+    subjects = {key: one.filter_subject for key, one in record.cons.items()}
+    if len(subjects) * len(keys) > PAIRS_MOST:
+        return True
+    return any(
+        key != other and patterns_meet(subjects[key], subject) for key in keys for other, subject in subjects.items()
+    )
 
 
 async def _read(client: Receiver, key: str, consumer: ConsumerRef) -> _Found | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt_nats.backbone.batch import all_done, in_turn, parts
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base import server_clock as natstime
+from mqtt_nats.delivery.draining import stand_before_others
 from mqtt_nats.delivery.position_import import import_position
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
@@ -234,6 +235,8 @@ async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
             position_writer.end_if_moved()
             return False
         await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
+        if not client.alive:  # the position names those that were created
+            raise RequestTimeout("the client has gone")
     except BaseException:
         services.stream.count_consumers(-len(missing))
         raise
@@ -251,8 +254,7 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
         return  # the subscription has ended meanwhile, or its consumer is to deliver
     found = await existing_consumer(inbox, MESSAGES, name, client.client_id)
     if found is None:
-        side.settle()
-        wanted = replace(one.consumer, start_seq=one.source.last + 1, inactive_threshold=threshold)
+        wanted = replace(one.consumer, start_seq=_oldest_pending(side, one), inactive_threshold=threshold)
         with suppress(ConsumerExists):
             await create_consumer(inbox, MESSAGES, wanted)
     elif found.start_seq is None:
@@ -271,6 +273,14 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
     side.reconfigure(one, wanted)
 
 
+def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:
+    """Return the first stream sequence that a dormant consumer has to bring, should it have to deliver."""
+    side.settle()
+    pending = side.position_writer.ledger.pending if side.position_writer is not None else {}
+    first: int = min([*pending, binding.source.last + 1])
+    return max(first, binding.source.start, 1)
+
+
 async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef | None:
     """Make a dormant consumer of nats-server's listener again: such a one begins with new messages, and cannot be set.
 
@@ -280,8 +290,7 @@ async def _make_settable(client: Receiver, side: DurableDelivery, consumer: Cons
     position_writer, attached = side.position_writer, client.services.registry.attached
     if position_writer is None or not await position_writer.sure():
         return None
-    side.settle()
-    made = replace(consumer, start_seq=side.bindings[consumer.durable_name].source.last + 1)
+    made = replace(consumer, start_seq=_oldest_pending(side, side.bindings[consumer.durable_name]))
     attached.pop(consumer.durable_name, None)  # its deletion is no loss
     try:
         await delete_consumer(client.services.nats.inbox, MESSAGES, consumer.durable_name)
@@ -329,6 +338,9 @@ async def store_positions_in_consumers(client: Receiver, side: DurableDelivery) 
         return False
     for one in bindings:
         one.become_plain(reached)
+    for one in bindings:
+        if one.source.whole and not one.drained:
+            stand_before_others(side, one)
     limit_in_flight(side)
     return True
 

@@ -50,6 +50,7 @@ from mqtt_nats.sessions.guard import denied_subscriptions
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.turns import ITEMS_PER_STEP
+from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import consumer_info, existing_consumer
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -202,6 +203,8 @@ async def _write_deliver_subjects(client: Receiver, side: DurableDelivery) -> bo
         side.point_anew()
         side.change_record()
     await write_changed_record(client, side)
+    if client.taken:
+        raise RequestTimeout("the session belongs to another connection")
     return stays
 
 

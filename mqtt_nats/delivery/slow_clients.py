@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
 from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import BACKSTOP_S
+from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
@@ -264,6 +266,9 @@ async def _attach_consumers(client: Receiver, side: DurableDelivery) -> bool:
         bindings = [one for one in side.bindings.values() if one.key in record.cons]
         for one in bindings:
             side.add(one.key, record.cons[one.key], one.source)
+        for one in [one for one in side.bindings.values() if one.source.whole and not one.sid]:
+            subject = DELIVER_PREFIX + client.services.identity.new_nuid()
+            bindings.append(side.add("", replace(one.consumer, deliver_subject=subject), one.source))
         await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in bindings])
         await write_changed_record(client, side)
     except Conflict:

@@ -987,8 +987,9 @@ class DurableSender:
 
     def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
         """Note that an earlier connection had taken a message that is on its way; ``mark`` is acknowledged with it."""
-        if mark not in delivery.replies():
-            delivery.add_reply(mark)
+        if mark in delivery.replies():
+            return  # this connection has taken it from a reader
+        delivery.add_reply(mark)
         if self._perhaps_sent(delivery):
             delivery.mark_duplicate(qos)
 

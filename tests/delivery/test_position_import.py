@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,28 +93,31 @@ async def test_nothing_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await setup.imported() == names
     writer = setup.side.position_writer
     assert (writer.ledger.reached, writer.ledger.pending, writer.live) == (4, {}, names)
-    assert setup.v5.start == {"a": 10, "b": 5}
+    assert setup.v5.start == {"a": 10}
     assert (writer.fake_expected, setup.saved, setup.side.resumed_from) == (7, [setup.v5.pos], 4)
 
 
 async def test_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     """All messages of the subscription behind the acknowledgement floor, at the QoS of both; other topics are not."""
     setup = Setup(monkeypatch)
-    setup.consumer("a", 9, 3, 3)
+    setup.consumer("a", 10, 3, 3)
     setup.consumer("b", 10, 8, 1)
     assert len(await setup.imported()) == 2
     assert setup.side.position_writer.ledger.pending == {5: 1, 7: 1, 9: 1, 10: 1}
 
 
-@pytest.mark.parametrize("why", ["acknowledged", "gone", "draining", "replaced", "paused"])
+@pytest.mark.parametrize("why", ["acknowledged", "gone", "draining", "replaced", "paused", "ahead", "overlap"])
 async def test_consumers_that_have_to_deliver(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """Of three messages behind the floor two are pending, and nobody says which; and other reasons."""
+    """Of three messages behind the floor two are pending, and nobody says which; or one that is ahead has some."""
     setup = Setup(monkeypatch)
     setup.consumer(
         "a", 9, 3, 2 if why == "acknowledged" else 3, **({"pause_remaining": 1 << 40} if why == "paused" else {})
     )
     if why != "gone":
         setup.consumer("b", 4, 4, 0)
+    if why == "overlap":  # which of two delivers a message must not change
+        setup.record.cons["b"] = replace(setup.record.cons["b"], filter_subject="$MQTT.msgs.*")
+        setup.consumer("a", 9, 9, 0)
     if why == "draining":
         setup.v5.draining.append(Draining("other", "$MQTT.msgs.c", 1, 9))
     if why == "replaced":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from mqtt_nats.codec import Publish, Subscription
+from mqtt_nats.codec import Publish, Suback, Subscribe, Subscription
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness.fence import fence
@@ -19,7 +19,7 @@ from tests.harness.nats import NatsServer
 from tests.integration.conftest import Connector, Connector5, Stored, position, until
 from tests.integration.resuming import expect_rest, left, mixed_window, received
 
-PUBREC, PUBREL, PUBCOMP = 5, 6, 7
+PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 RECORDS = ("--shared-reader", "always", "--session-positions", "records")
 
 
@@ -409,6 +409,40 @@ async def test_lowered_while_messages_wait(
 
     await until(ended)
     assert new.of(name) == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_lowered_far_behind(
+    connect5: Connector5, name: str, stored: Stored, gateway: Gateway, other: Gateway, moves: bool
+) -> None:
+    """[MQTT-3.8.4-4] (5.0): more messages of another subscription than a window are before the last one of this one."""
+    publisher = await connect5(f"{name}-publisher")
+    resume = partial(connect5, name, clean=False, session_expiry_interval=60, receive_maximum=10)
+    client = await resume()
+    await client.subscribe(f"{name}/b", qos=1)
+    await publisher.deliver(f"{name}-other", b"", 1)  # the other subscription begins later
+    await client.subscribe(f"{name}/#", qos=1)
+    client.drop()
+    await absent(stored, name)
+    payloads = [b"%d" % number for number in range(60)]
+    await publisher.deliver_all(f"{name}/c", payloads[:-1], 1)
+    await publisher.deliver(f"{name}/b", payloads[-1], 1)
+    client = await resume()
+    waiting = await client.messages(10)
+    client.send(Subscribe(7, (Subscription(f"{name}/b", 0),)))
+    await client.expect(Suback)
+    if moves:
+        client.drop()
+        client = await resume(to=other)
+        waiting = []
+    got = [one.payload for one in waiting]
+    for one in waiting:
+        client.ack(PUBACK, one.packet_id)
+    while len(got) < 60:
+        (one,) = await client.messages(1)
+        got.append(one.payload)
+        client.ack(PUBACK, one.packet_id)
+    assert got == payloads
 
 
 async def test_a_replay_that_goes_on(

@@ -78,3 +78,23 @@ async def test_what_nats_server_has_sent_and_nobody_has_acknowledged(
     for one in got:
         await client.complete(one)
     await client.quiet()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_what_nobody_has_acknowledged_goes_back(raw: Raws, let_go: Callable[[str], None], qos: int) -> None:
+    """[MQTT-4.4.0-1] (3.1.1): nats-server sends it again, after a gateway has sent it in vain, too."""
+    topic, client_id = unique("moves/"), unique("sub")
+    publisher = await raw("gateway", unique("pub"))
+    client = await raw("nats-server", client_id, clean=False)
+    await client.subscribe(topic, qos=qos)
+    await publisher.deliver_all(topic, [b"0", b"1"], qos)
+    for side in ("nats-server", "gateway", "nats-server"):
+        got = await client.messages(2)
+        assert [one.payload for one in got] == [b"0", b"1"]
+        await client.quiet()
+        client.drop()
+        await asyncio.to_thread(let_go, client_id)
+        client = await raw("gateway" if side == "nats-server" else "nats-server", client_id, clean=False)
+    for one in await client.messages(2):
+        await client.complete(one)
+    await client.quiet()
