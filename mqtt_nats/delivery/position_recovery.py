@@ -229,17 +229,12 @@ async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
     missing = [one for one in side.dormant if one.removed]
     assert position_writer is not None
     position_writer.expect_consumers(one.consumer.durable_name for one in missing)
-    services.stream.count_consumers(len(missing))  # at once: many sessions may decide at the same time
-    try:
-        if not await position_writer.flush():
-            position_writer.end_if_moved()
-            return False
-        await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
-        if not client.alive:  # the position names those that were created
-            raise RequestTimeout("the client has gone")
-    except BaseException:
-        services.stream.count_consumers(-len(missing))
-        raise
+    if not await position_writer.flush():
+        position_writer.end_if_moved()
+        return False
+    await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
+    if not client.alive:  # the position names those that were created
+        return False
     for one in missing:
         one.lie_dormant()
         services.registry.attached[one.consumer.durable_name] = client

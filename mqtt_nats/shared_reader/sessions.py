@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
+from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.delivery.draining import note_read
 from mqtt_nats.delivery.position_recovery import (
@@ -481,18 +483,23 @@ class SharedReaderSessions(SharedFeed):
         side.change(DeliveryEvent.JOINED)
         self.catch_up(member, side.position_writer.ledger.reached, missed=False).begin()
         let_go(self, side, side.dormant)
-        if not (claimed(client.record)[1].consumerless and self.wants_records(client)):
-            self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
-            client.do(self._settle_consumers(client, side))
+        record, v5 = claimed(client.record)
+        in_records = self.wants_records(client)
+        if v5.consumerless and in_records:
+            return
+        if v5.consumerless:  # counted with the decision: many sessions may decide at the same time
+            self.services.stream.count_consumers(len(record.cons))
+        self.renewals.put(client, self.services.clock.now + DORMANT_RENEWAL_S)
+        client.do(self._settle_consumers(client, side, in_records=in_records))
 
-    async def _settle_consumers(self, client: Receiver, side: DurableDelivery) -> None:
-        """Check the dormant consumers of a resumed session; create or remove them where it is to have them, or none."""
+    async def _settle_consumers(self, client: Receiver, side: DurableDelivery, *, in_records: bool) -> None:
+        """Check the dormant consumers of a resumed session, or create them; ``in_records``: remove them."""
         position_writer = side.position_writer
         if position_writer is None or not side.live:
             return
         try:
-            if not self.wants_records(client):
-                await self._keep_consumers(client, side)
+            if not in_records:
+                await retry_until_answered(client, partial(self._keep_consumers, client, side))
                 return
             await move_to_records(client)
             position_writer.expect_consumers(one.consumer.durable_name for one in side.dormant)

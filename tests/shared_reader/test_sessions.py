@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.receiver import Receiver
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions import message_stream
@@ -118,7 +119,7 @@ class Room:
         self.registry: Registry[Any] = Registry()
         self.renewals: TimingWheel[Any] = TimingWheel()
 
-    def _settle_consumers(self, client: object, side: object) -> None:
+    def _settle_consumers(self, client: object, side: object, *, in_records: bool) -> None:
         """A job, which `FakeClient.do` notes."""
 
     def catch_up(self, member: ReaderSession, position: int, *, missed: bool) -> FakeCatchUpReader:
@@ -126,6 +127,9 @@ class Room:
 
     def admit(self) -> bool:
         return SharedReaderSessions.admit(cast("SharedReaderSessions", self))
+
+    def wants_records(self, client: Receiver) -> bool:
+        return SharedReaderSessions.wants_records(cast("SharedReaderSessions", self), client)
 
     def _member(self, client: object) -> ReaderSession:
         return self.members[client]
