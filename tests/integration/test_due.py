@@ -41,8 +41,12 @@ def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway
 async def nobody_looks(stored: Stored, gateway: Gateway) -> None:
     """Timers that have fired are not delivered, as when no gateway runs."""
     body = orjson.dumps({"pause_until": "2100-01-01T00:00:00Z"})
-    answer = orjson.loads((await stored.nats.request(PAUSE, body)).data)
-    assert answer["paused"], gateway.log
+
+    async def paused() -> None:  # not at once while the gateway makes the consumer
+        answer = orjson.loads((await stored.nats.request(PAUSE, body)).data)
+        assert answer["paused"], gateway.log
+
+    await until(paused)
 
 
 async def fired(stored: Stored, kind: str) -> None:
