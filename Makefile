@@ -118,7 +118,7 @@ bench: $(VENV)/.bench $(BUILT)
 		--title "Beside nats-server's own listener and mosquitto" \
 		--report docs/benchmarks.md --ratios docs/benchmarks.json $(BENCH_ARGS)
 
-# The figures of the README's table, beside nats-server's own listener and mosquitto, in three minutes. The first time it
+# The figures of the README's table, beside nats-server's own listener and mosquitto, in three to five minutes. The first time it
 # installs and compiles before. BENCH_ARGS='--figures docs/bench-quick.json' and `make reference` put them into the README.
 bench-quick: $(VENV)/.run $(BUILT)
 	$(BIN)/python -m benchmarks $(OURS) --quick --rounds 3 --seconds 0.7 --warmup 0.3 $(BENCH_ARGS)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Set
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.draining import lower, meeting, watch
 from mqtt_nats.ingress.retained.replay import close_gate, open_gate
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.protocol.overlap import patterns_meet, subject_matches
+from mqtt_nats.protocol.overlap import PAIRS_MOST, patterns_meet, subject_matches
 from mqtt_nats.pubsub.filter_handover import Parting
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
-
-PAIRS_MOST: Final = 10_000
-"""Largest number of filter pairs that are compared in one turn of the event loop."""
 
 
 class Wish(NamedTuple):

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Set
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.protocol.overlap import patterns_meet
+from mqtt_nats.protocol.overlap import PAIRS_MOST, patterns_meet
 from mqtt_nats.sessions.consumer_attach import move
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import RequestTimeout
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqtt_nats.broker")
 
 
-PAIRS_MOST: Final = 10_000
-"""Largest number of pairs of subscriptions that are compared."""
-
-
 class _Found(NamedTuple):
-    """What a consumer tells of its subscription."""
+    """The progress of one subscription, as its consumer tells it."""
 
     key: str
     """Key in the session record."""

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MAX_TOPICS = 4096
 
+PAIRS_MOST = 10_000
+"""Largest number of pairs of patterns that are compared in one turn of the event loop."""
+
 
 class Overlap(Generic[T]):
     """The subscriptions of one session that get stored messages, in the order of ownership."""
