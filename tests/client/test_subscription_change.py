@@ -15,7 +15,6 @@ from mqtt_nats.client import subscription_change as changing
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.grant import grant
 from mqtt_nats.client.subscription_change import (
-    PAIRS_MOST,
     CoreCopies,
     Lowering,
     Raising,
