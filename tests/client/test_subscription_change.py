@@ -28,6 +28,7 @@ from mqtt_nats.client.subscription_change import (
 )
 from mqtt_nats.messages.ids import MessageIds
 from mqtt_nats.messages.message import Message, Stored
+from mqtt_nats.protocol.overlap import PAIRS_MOST
 from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.sessions.message_stream import Mark
