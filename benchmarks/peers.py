@@ -268,6 +268,12 @@ def _relay(start: _Start, command: str) -> None:
     start.spawn("relay", [sys.executable, str(script), str(start.ports[0]["mqtt"])])
 
 
+def _least(start: _Start, command: str) -> None:
+    _start_nats(start, mqtt=False)
+    script, ports = Path(__file__).with_name("least.py"), start.ports[0]
+    start.spawn("gateway", [sys.executable, str(script), str(ports["nats"]), str(ports["mqtt"])])
+
+
 PEERS: dict[str, Callable[[_Start, str], None]] = {
     "ours": _ours,
     "nats": _nats,
@@ -276,6 +282,7 @@ PEERS: dict[str, Callable[[_Start, str], None]] = {
     "amqtt": _amqtt,
     "emqx": _emqx,
     "relay": _relay,
+    "least": _least,
     **{name: partial(_ours, plugin=plugin) for name, plugin in HOOKED.items()},
 }
 ON_NATS = ("ours", "nats", *HOOKED)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from time import perf_counter
 
 from mqtt_nats.backbone.frames import (
     ACKNOWLEDGEMENT,
@@ -169,7 +170,8 @@ class AckedPublisher(PendingStores):
             raise TooLarge(f"{total} bytes with headers, the nats-server takes {self.max_payload}")
         self._count = count = self._count + 1
         token = b"%x" % count
-        self._measure(op)
+        if self._timed is None:
+            self._timed, self._timed_from = op, perf_counter()
         self._send(token, b"%b%b%b %d %d\r\n%b%b\r\n" % (target, self.prefix, token, size, total, headers, payload), op)
 
     def call(self, subject: bytes, body: bytes, op: PendingStore) -> None:
@@ -181,6 +183,15 @@ class AckedPublisher(PendingStores):
     def _send(self, token: bytes, data: bytes, op: PendingStore) -> None:
         self.pending[token] = op
         self.bytes += len(data)
+        if not (self._in_outage or self._withheld or self.replicated):
+            op.send(data, self.now)
+            self.link.out.append(data)
+        else:
+            self._send_or_hold(token, data, op)
+        self._press()
+
+    def _send_or_hold(self, token: bytes, data: bytes, op: PendingStore) -> None:
+        """Send a frame, unless it has to wait: for its stream, for room, or for the stores before it."""
         op.begin(data)
         waits = (self._in_outage and self._waits(op)) or (self._withheld and op in self._withheld)
         if waits or self._holds(token, op):
@@ -191,7 +202,6 @@ class AckedPublisher(PendingStores):
         else:
             op.attempt(self.now)
             self.link.out.append(data)
-        self._press()
 
     def _waits(self, op: PendingStore) -> bool:
         outage = self._outages.get(frame_group(op.frame)) if self._outages else None
@@ -218,8 +228,9 @@ class AckedPublisher(PendingStores):
             self._answer = payload
             self._end(token, op)
             op.stored(payload)
-            for earlier, one in self.overtaking.overtaken(token, op):
-                self._fail(earlier, one, OVERTAKEN)
+            if self.overtaking.waiting:
+                for earlier, one in self.overtaking.overtaken(token, op):
+                    self._fail(earlier, one, OVERTAKEN)
         if self._in_outage:
             group = frame_group(op.frame)
             outage = self._outages.get(group)
@@ -227,7 +238,8 @@ class AckedPublisher(PendingStores):
                 if b'"error"' not in payload:
                     self.refusals.room()
                 self._resume(group)
-        self._send_held(self._released_by(op))
+        if self.replicated:
+            self._send_held(self._released_by(op))
 
     def _send_held(self, held: dict[bytes, PendingStore]) -> None:
         """Send the stores that have waited for an answer to an earlier one."""

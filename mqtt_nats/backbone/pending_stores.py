@@ -83,6 +83,11 @@ class PendingStore:
         self.frame = frame
         self.begun = self.born = 0.0
 
+    def send(self, frame: bytes, now: float) -> None:
+        """Take the frame, which is sent at ``now``, loop time in seconds."""
+        self.frame = frame
+        self.begun = self.born = now
+
     def attempt(self, now: float) -> None:
         """Note an attempt to send the frame at ``now``, loop time in seconds."""
         self.born = now
@@ -318,11 +323,6 @@ class PendingStores:
         for one in self.silences:
             one.take_held()
 
-    def _measure(self, op: PendingStore) -> None:
-        """Measure the duration of a store, unless another one is being measured."""
-        if self._timed is None:
-            self._timed, self._timed_from = op, perf_counter()
-
     def _end(self, token: bytes, op: PendingStore) -> None:
         """Remove a store that has ended."""
         del self.pending[token]
@@ -335,7 +335,8 @@ class PendingStores:
         self.bytes -= len(op.frame)
         if not self.pending:
             self._empty.set()
-        self._relieve()
+        if self._pressed:
+            self._relieve()
 
     def _press(self) -> None:
         """Ask for no further stores when too many wait."""
@@ -393,30 +394,28 @@ class Overtaking:
 
     def __init__(self, pending: dict[bytes, PendingStore]) -> None:
         self._pending = pending
-        self._waiting: dict[tuple[object, bytes], dict[bytes, PendingStore]] = {}
+        self.waiting: dict[tuple[object, bytes], dict[bytes, PendingStore]] = {}
         """Stores by token, by publisher and subject."""
 
     def waits(self, token: bytes, op: PendingStore) -> None:
         """Note that a store waits for room."""
         publisher = op.publisher()
         if publisher is not None:
-            self._waiting.setdefault((publisher, op.frame.split(b" ", 2)[1]), {})[token] = op
+            self.waiting.setdefault((publisher, op.frame.split(b" ", 2)[1]), {})[token] = op
 
     def prune(self) -> None:
         """Forget the stores that have ended."""
-        for key, waiting in list(self._waiting.items()):
+        for key, waiting in list(self.waiting.items()):
             left = {token: op for token, op in waiting.items() if token in self._pending}
             if left:
-                self._waiting[key] = left
+                self.waiting[key] = left
             else:
-                del self._waiting[key]
+                del self.waiting[key]
 
     def overtaken(self, token: bytes, op: PendingStore) -> list[tuple[bytes, PendingStore]]:
         """Return the waiting stores before which ``op`` should not have been stored; ``op`` has ended."""
-        if not self._waiting:
-            return []
         key = op.publisher(), op.frame.split(b" ", 2)[1]
-        waiting = self._waiting.get(key)
+        waiting = self.waiting.get(key)
         if waiting is None:
             return []
         waiting.pop(token, None)
@@ -425,7 +424,7 @@ class Overtaking:
         for earlier, _ in found:
             del waiting[earlier]
         if not waiting:
-            del self._waiting[key]
+            del self.waiting[key]
         return [(earlier, one) for earlier, one in found if earlier in self._pending]
 
 

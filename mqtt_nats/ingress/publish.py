@@ -85,7 +85,7 @@ class Acknowledgement(CountedStore):
     __slots__ = ("client", "id", "kind", "reason", "text")
 
     def __init__(self, client: Publisher, kind: int, identifier: int, left: int, reason: int = 0) -> None:
-        super().__init__(left)
+        self.remaining = left  # without the base class: a call less for each message
         self.client = client
         self.kind = kind
         self.id = identifier

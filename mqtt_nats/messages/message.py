@@ -77,9 +77,11 @@ class Message:
         heads = self._heads
         if heads is None:
             heads = self._heads = [b""] * 5
-        if not heads[qos]:
-            heads[qos] = self._head(qos, len(self.payload))
-        return heads[qos]
+        head = heads[qos]
+        if not head:
+            flags = 0x30 | qos << 1 | (1 if self.retain else 0)
+            head = heads[qos] = publish_head(flags, self.key, 2 + len(self.payload))
+        return head
 
     def head5(self, qos: int) -> bytes:
         """Return the bytes before the packet identifier, DUP clear [MQTT-4.3.2-2] [MQTT-4.3.3-2] (5.0)."""
@@ -87,11 +89,9 @@ class Message:
         if heads is None:
             heads = self._heads = [b""] * 5
         if not heads[qos + 2]:
-            heads[qos + 2] = self._head(qos, len(self.tail5()))
+            flags = 0x30 | qos << 1 | (1 if self.retain else 0)
+            heads[qos + 2] = publish_head(flags, self.key, 2 + len(self.tail5()))
         return heads[qos + 2]
-
-    def _head(self, qos: int, size: int) -> bytes:
-        return publish_head(0x30 | qos << 1 | (1 if self.retain else 0), self.key, 2 + size)
 
     def tail5(self) -> bytes:
         """Return the bytes after the packet identifier (5.0); not for a message that waits while its expiry runs."""

@@ -152,11 +152,11 @@ async def test_what_was_refused_and_has_ended_is_forgotten() -> None:
     bench.store.denied(b"$MQTT.msgs.s")
     bench.put("small", waits=True, by="a")
     bench.store.tick(1.0)
-    (waiting,) = bench.store.overtaking._waiting.values()
+    (waiting,) = bench.store.overtaking.waiting.values()
     assert list(waiting.values()) == [bench.op("small")]
     bench.store.denied(b"$MQTT.msgs.s")
     bench.store.tick(2.0)
-    assert not bench.store.overtaking._waiting
+    assert not bench.store.overtaking.waiting
 
 
 async def test_what_can_be_refused_is_refused_at_once() -> None:
