@@ -20,7 +20,7 @@ STORED: Final = b"least.stored."
 INBOX: Final = b"least.inbox."
 DELIVER: Final = b"least.deliver"
 STREAM: Final = {"name": "LEAST", "subjects": ["least.stored.>"], "storage": "file", "num_replicas": 1}
-CONSUMER: Final = {"ack_policy": "none", "deliver_subject": DELIVER.decode(), "max_deliver": 1, "mem_storage": True}
+CONSUMER: Final = {"ack_policy": "none", "deliver_subject": DELIVER.decode(), "mem_storage": True}
 HEADERS: Final = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:0123456789ab0123456789ab01234567\r\nNmqtt-Client:least\r\n\r\n"
 
 
@@ -60,10 +60,19 @@ class Nats(asyncio.Protocol):
         self.out = Buffer(cast("asyncio.Transport", transport).write)
         self.out.add(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n')
         self.out.add(b"SUB %b* 1\r\nSUB %b 2\r\n" % (INBOX, DELIVER))
-        consumer = {"stream_name": "LEAST", "config": CONSUMER}
-        for verb, body in (("STREAM.CREATE.LEAST", STREAM), ("CONSUMER.CREATE.LEAST", consumer)):
-            payload = json.dumps(body).encode()
-            self.out.add(b"PUB $JS.API.%b %bready %d\r\n%b\r\n" % (verb.encode(), INBOX, len(payload), payload))
+        self._ask(b"STREAM.CREATE.LEAST", STREAM)
+
+    def _ask(self, verb: bytes, body: object) -> None:
+        payload = json.dumps(body).encode()
+        self.out.add(b"PUB $JS.API.%b %bready %d\r\n%b\r\n" % (verb, INBOX, len(payload), payload))
+
+    def _answered(self, answer: bytes) -> None:
+        if b'"error"' in answer:
+            self.ready.set_exception(RuntimeError(answer.decode()))
+        elif b"stream_create_response" in answer:
+            self._ask(b"CONSUMER.CREATE.LEAST", {"stream_name": "LEAST", "config": CONSUMER})
+        elif b"consumer_create_response" in answer:
+            self.ready.set_result(None)
 
     def publish(self, topic: bytes, payload: bytes, client: Buffer, puback: bytes) -> None:
         """Publish a message in NATS, and store it."""
@@ -98,8 +107,8 @@ class Nats(asyncio.Protocol):
                     subscriber.deliver(data[start + int(words[-2]) : stop])
             elif (waiting := self.waiting.pop(words[1][len(INBOX) :], None)) is not None:
                 waiting[0].add(waiting[1])
-            elif words[1].endswith(b"ready") and b"CONSUMER" in data[start:stop].upper() and not self.ready.done():
-                self.ready.set_result(None)
+            elif words[1] == INBOX + b"ready":
+                self._answered(data[start:stop])
         self._rest = data[at:]
 
 

@@ -48,6 +48,16 @@ def test_command_measures_and_reports(tmp_path: Path) -> None:
     assert "Void" not in text
 
 
+@pytest.mark.parametrize("name", ["pairs10-q1", "pairs10-q1-durable"])
+def test_least_gateway_in_pure_python(name: str) -> None:
+    with peers.running("least") as broker:
+        (scenario,) = select([name])
+        job = Job(name, peers.HOST, broker.port, seconds=0.3, warmup=0.1, processes=broker.processes)
+        result = load.throughput(job, scenario)
+    assert isinstance(result["count"], int)
+    assert result["count"] > 0
+
+
 @pytest.mark.parametrize("name", ["pairs10-q1-durable", "pairs10-q2", "fanin50-q1", "latency-q1"])
 def test_flows_with_a_broker(name: str) -> None:
     with peers.running("nats") as broker:
