@@ -38,12 +38,19 @@ def _says(python: str) -> str:
 
 
 def interpreters(given: Iterable[str]) -> Iterator[str]:
-    """Yield the first interpreter of each version: of those given, else of this one and those on PATH."""
-    wanted = {f"cpython 3 {minor}" for minor in MINORS}
-    for python in list(given) or [sys.executable, *(f"python3.{minor}" for minor in MINORS)]:
+    """Yield the first interpreter of each version: of those given, else of this one and those on PATH.
+
+    Raises:
+        ValueError: a given one does not run, or is no CPython that wheels are built for.
+    """
+    known = {f"cpython 3 {minor}" for minor in MINORS}
+    wanted, named = set(known), list(given)
+    for python in named or [sys.executable, *(f"python3.{minor}" for minor in MINORS)]:
         if (version := _says(python)) in wanted:
             wanted.remove(version)
             yield python
+        elif named and version not in known:
+            raise ValueError(f"{python}: {version or 'it does not run'}; wheels are built for CPython 3.11 to 3.14")
 
 
 def _run(*command: str, build: str = "") -> None:
@@ -76,6 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="in place of those that are found on PATH")
     options = parser.parse_args(arguments)
+    try:
+        pythons = list(interpreters(options.pythons))
+    except ValueError as error:
+        parser.error(str(error))
     to: Path = options.directory.resolve()
     to.mkdir(parents=True, exist_ok=True)
     for old in to.glob("*.whl"):
@@ -84,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing := hatch_build.missing_for_compiler():
         print(f"no compiled wheel: {missing}")
     else:
-        for python in interpreters(options.pythons):
+        for python in pythons:
             build(python, to)
     print("\n".join(sorted(path.name for path in to.glob("*.whl"))))
 

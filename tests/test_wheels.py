@@ -43,7 +43,21 @@ def test_one_interpreter_of_each_version(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     monkeypatch.setattr(wheels, "_says", lambda python: says.get(python, ""))
     assert list(wheels.interpreters([])) == [sys.executable, "python3.11"]
-    assert list(wheels.interpreters(["old", "/opt/new", "/opt/none"])) == ["/opt/new"]
+    assert list(wheels.interpreters(["/opt/new", "python3.12", "/opt/new"])) == ["/opt/new", "python3.12"]
+
+
+@pytest.mark.parametrize(("python", "says"), [("old", "cpython 3 10"), ("python3.14", "pypy 3 14"), ("/opt/none", "")])
+def test_a_given_interpreter_that_does_not_fit(
+    python: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is built, and nothing removed."""
+    monkeypatch.setattr(wheels, "_says", lambda python: says)
+    (tmp_path / "former.whl").touch()
+    with pytest.raises(SystemExit) as ended:
+        wheels.main([str(tmp_path), python])
+    assert ended.value.code == 2
+    assert f"{python}: {says or 'it does not run'}; wheels are built for" in capsys.readouterr().err
+    assert (tmp_path / "former.whl").exists()
 
 
 @pytest.mark.processes
