@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import durations
+from tests.harness import durations, positions
 from tests.harness.durations import LONG, ONE_IN, SAMPLED, SHORT, has_long_tests, is_long, seconds
 from tests.harness.nats import ROOT
 from tests.harness.positions import CONSUMERS, needs_consumers
@@ -120,6 +120,26 @@ def test_what_needs_consumers_is_there() -> None:
     assert names >= CONSUMERS
     assert needs_consumers("tests/integration/test_reconciling.py::test_any[1]")
     assert not needs_consumers("tests/integration/test_durable.py::test_any")
+
+
+@pytest.mark.parametrize("folder", positions.FOLDERS)
+def test_each_folder_has_files_with_records_and_with_consumers(folder: str) -> None:
+    files = {f"tests/{folder}/{one.name}::test_any" for one in (ROOT / "tests" / folder).glob("test_*.py")}
+    with_records = {one for one in files if positions.has_records(one)}
+    assert with_records
+    assert files > with_records
+    assert not any(needs_consumers(one.partition("::")[0]) for one in with_records)
+
+
+def test_gateways_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test says itself goes first."""
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "tests/v5/test_qos.py::test_any (setup)")
+    assert positions.settings(["--listen", "x"]) == {"MQTT_NATS_SESSION_POSITIONS": "records"}
+    assert not positions.settings(["--session-positions=consumers"])
+    assert not positions.settings(["--shared-reader", "never"])
+    for other in ("tests/integration/test_reconciling.py::test_any", "tests/interop/test_listener.py::test_any", ""):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", other)
+        assert not positions.settings([])
 
 
 @pytest.mark.processes

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.harness import positions
 from tests.harness.nats import ROOT
 from tests.harness.process import LoggedProcess, wait_ready
 from tests.harness.waiting import free_port
@@ -41,9 +42,8 @@ class Gateway:
         self.process = LoggedProcess("gateway", log)
         self.port = 0
         self._arguments = [*(["--nats", nats] if nats else []), *arguments]
-        self._env = {"MQTT_NATS_SESSION_CONSUMERS": "1000000", "MQTT_NATS_TEMPORARY_REFUSALS": "connack"} | dict(
-            env or {}
-        )
+        defaults = {"MQTT_NATS_SESSION_CONSUMERS": "1000000", "MQTT_NATS_TEMPORARY_REFUSALS": "connack"}
+        self._env = defaults | positions.settings(arguments) | dict(env or {})
         """Tests share nats-servers: consumers of others are not to decide whether a session has consumers. And tests
         compare the reasons of refusals; tests/client/test_temporary_refusals.py has the default."""
         self._module = module or "mqtt_nats"

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests need consumers of sessions: `tests/conftest.py` gives them the mark ``consumers`` by this table.
+"""Where the gateways of a test keep the positions of sessions: in consumers, or in records.
 
-Gateways of tests have consumers for their sessions, up to a million of them. `make test-records` runs tests of sessions
-once more with positions in records, as in a large deployment, without the tests that stand here. These look at the
-consumers of a session, or begin gateways without a shared reader.
+Each test runs with both: a file of `FOLDERS` with consumers or with records in CI, as the checksum of its name says,
+and with records in `make test-records`. The chaos kit has experiments with each. Gateways of other tests have consumers
+for their sessions, up to a million of them.
+
+Some tests need consumers: `tests/conftest.py` gives them the mark ``consumers`` by the table. They look at consumers of
+sessions, or begin gateways without a shared reader.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Final
+from zlib import crc32
+
+FOLDERS: Final = ("crash", "delivery", "integration", "lifecycle", "pubsub", "sessions", "v5")
+"""Below ``tests/``: those of which half of the files have sessions without consumers."""
 
 CONSUMERS: Final[frozenset[str]] = frozenset(
     (
@@ -48,3 +57,22 @@ CONSUMERS: Final[frozenset[str]] = frozenset(
 def needs_consumers(test: str) -> bool:
     """Whether a test needs consumers of sessions, by its node id."""
     return bool({test, test.partition("[")[0], test.partition("::")[0]} & CONSUMERS)
+
+
+def has_records(test: str) -> bool:
+    """Whether the sessions of a test have positions in records, by its node id: all tests of a file, or none."""
+    file = test.partition("::")[0]
+    folder = file.split("/")[1:2]
+    return (
+        bool(folder and folder[0] in FOLDERS)
+        and not any(entry.partition("::")[0] == file for entry in CONSUMERS)
+        and bool(crc32(file.encode()) & 1)
+    )
+
+
+def settings(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables for a gateway of the present test, unless its arguments decide."""
+    if {"--session-positions", "--shared-reader"} & {one.partition("=")[0] for one in arguments}:
+        return {}
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    return {"MQTT_NATS_SESSION_POSITIONS": "records"} if has_records(test) else {}
