@@ -250,6 +250,11 @@ def test_costs() -> None:
             parse_cost(text)
 
 
+@pytest.mark.parametrize("text", ["m=8,t=1,p=1", "m=512,t=1,p=64", "m=1048576,t=100,p=64"])
+def test_the_least_and_the_highest_cost(text: str) -> None:
+    assert str(parse_cost(text)) == text
+
+
 def test_files_that_are_refused(file: Path) -> None:
     with pytest.raises(StartupError, match="No such file"):
         load(file)
