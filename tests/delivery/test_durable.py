@@ -327,6 +327,20 @@ async def test_what_is_pending_is_collected(setup: Setup, monkeypatch: pytest.Mo
     await asyncio.wait_for(setup.side.collect(), 5)
 
 
+async def test_a_first_delivery_meanwhile_ends_the_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer counted it as pending when it was attached, so nothing else is to come again."""
+    monkeypatch.setattr("mqtt_nats.delivery.durable.COLLECT_PATIENCE", 60.0)
+    setup = Setup()
+    binding = setup.add("a")
+    setup.side.machine.open = False
+    binding.source.attached(1, 1, False)
+    collecting = asyncio.create_task(setup.side.collect())
+    await asyncio.sleep(0)
+    assert not collecting.done()
+    setup.bring("a", 7, 1)
+    await asyncio.wait_for(collecting, 5)
+
+
 async def test_the_next_owner_finds_nobody_on_the_deliver_subjects(setup: Setup) -> None:
     setup.side.pubrel_sid = setup.services.fake_link.subscribe_raw(b"pubrels", setup.side.pubrel_arrived)
     assert setup.services.registry.attached
