@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -95,6 +98,20 @@ def test_bans(tmp_path: Path) -> None:
     assert "ban of 'eve': it has ended" in done.output
     assert "missing: ban of '^x': a ban here is of a client id" in done.output
     assert not (tmp_path / "acl.toml").exists()
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_bans_that_end_at_a_unix_time(tmp_path: Path, as_text: bool) -> None:
+    """So version 4 exports them."""
+    ends = {"eve": int(time.time()) + 3600, "bob": int(time.time()) - 3600}
+    bans = [{"who": who, "as": "username", "until": str(end) if as_text else end} for who, end in ends.items()]
+    (tmp_path / "bans.json").write_text(json.dumps({"version": "4.3", "blacklist": bans}))
+    done = run("emqx", tmp_path / "bans.json", "--output", tmp_path / "new", "--all")
+    assert done.exit_code == 0, done.output
+    found = re.search(r"--for (\d+)s .* user eve", (tmp_path / "new" / "bans.sh").read_text())
+    assert found is not None
+    assert 3500 < int(found[1]) <= 3600
+    assert "ban of 'bob': it has ended" in done.output
 
 
 def test_an_export_of_version_4(tmp_path: Path) -> None:
