@@ -252,6 +252,20 @@ def test_error(side: str, name: str, version: int, raw: str, kind: type[MqttErro
     assert by_byte == ([], kind, str(error))
 
 
+@pytest.mark.parametrize(
+    ("version", "raw", "text"),
+    [
+        (0, "c000", "PINGREQ before CONNECT"),
+        (4, f"100d {NAME} 04 02 003c 0001 61", "second CONNECT"),
+        (5, "2003 00 00 00", "CONNACK is not sent by this side"),
+    ],
+)
+def test_what_is_said_of_a_packet_that_may_not_come(version: int, raw: str, text: str) -> None:
+    reader = decoder(version, "client")
+    reader.feed(bytes.fromhex(raw))
+    assert str(reader.error) == text
+
+
 def test_error_after_packets() -> None:
     reader = decoder(4, "client")
     packets = reader.feed(bytes.fromhex("c000 4002 0001 4002 0002 4002 0000 c000"))
