@@ -11,7 +11,7 @@ import pytest
 from mqtt_nats.backbone import inbox as module
 from mqtt_nats.backbone.inbox import RequestInbox, frame
 from mqtt_nats.backbone.link import Handler, NatsConnection
-from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, Reply, RequestTimeout, bounded_ack_pending
 from tests.harness.waiting import aeventually
 
 NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
@@ -67,6 +67,14 @@ def inbox(link: FakeLink) -> RequestInbox:
 def test_frames() -> None:
     assert frame(b"s", b"r", b"", b"abc") == b"PUB s r 3\r\nabc\r\n"
     assert frame(b"s", b"r", b"NATS/1.0\r\n\r\n", b"abc") == b"HPUB s r 12 15\r\nNATS/1.0\r\n\r\nabc\r\n"
+
+
+async def test_the_account_limits_no_consumer_before_that_is_known(inbox: RequestInbox) -> None:
+    assert bounded_ack_pending(inbox, 100) == 100
+    inbox.limit(10)
+    assert bounded_ack_pending(inbox, 100) == 10
+    inbox.limit(0)
+    assert bounded_ack_pending(inbox, 100) == 100
 
 
 async def test_requests_get_their_own_replies(link: FakeLink, inbox: RequestInbox) -> None:
