@@ -31,6 +31,13 @@ def test_every_reason_of_a_drop_has_a_number_before_the_first_drop() -> None:
     assert changed == {"expired": 2, "backlog": 1, "not retained": 1, "slow client": 3}
 
 
+def test_nothing_is_counted_before_it_happens() -> None:
+    """The names that are known before have their zero, too."""
+    counters = Counters([0, 0, 0], [0, 0, 0])
+    assert set(counters.filters_refused.values()) == {0}
+    assert set(counters.disconnects.values()) == {0}
+
+
 def test_messages_of_a_fan_out_and_single_ones_are_in_the_same_numbers() -> None:
     sent, sent_bytes = [0, 5, 0], [0, 50, 0]
     counters = Counters(sent, sent_bytes)
