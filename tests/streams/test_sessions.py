@@ -13,6 +13,7 @@ from mqtt_streams import sessions
 from mqtt_streams.api import publish
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.definitions import ensure_streams
+from mqtt_streams.fields import MAX_SEQUENCE
 from mqtt_streams.hashing import name_hash, second_key
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.pubrel import pubrel_consumer
@@ -146,6 +147,12 @@ def test_unacknowledged_messages_that_cannot_be_read(sent: str) -> None:
     data = b'{"id":"a","v5":{"version":1,"kind":"durable","ended":{"$share/g/a":{"sent":%b}}}}' % sent.encode()
     with pytest.raises(PoisonedRecord, match="v5: "):
         decode(data)
+
+
+@pytest.mark.parametrize("sent", [(1, 1), (65535, MAX_SEQUENCE)])
+def test_the_least_and_the_highest_numbers_of_unacknowledged_messages(sent: tuple[int, int]) -> None:
+    record = SessionRecord("a", v5=V5(kind="durable", ended={"$share/g/a": EndedShare(False, None, (sent,))}))
+    assert decode(record.encode()) == record
 
 
 @pytest.mark.parametrize("leaving", ['"$share/g/a"', "[1]"])
