@@ -139,6 +139,25 @@ async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
     assert len(found) == (2 if comes else 0)
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["the consumer is gone", "nothing is pending"])
+async def test_a_consumer_that_has_nothing_to_send_again_is_not_told_to(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    services = FakeServices()
+    binding = bound(services)
+    binding.source.expected = 1
+
+    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> None:
+        pytest.fail("it has nothing to send")
+
+    async def info(js: object, stream: str, name: str) -> ConsumerInfo | None:
+        return None if gone else consumer_state(num_ack_pending=0)
+
+    monkeypatch.setattr(attaching, "send_again", send_again)
+    monkeypatch.setattr(attaching, "consumer_info", info)
+    assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=0.0, attempts=1)
+
+
 @pytest.mark.parametrize("code", [CONSUMER_CREATE_FAILED, 10074])
 async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_more(
     monkeypatch: pytest.MonkeyPatch, code: int
