@@ -9,9 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
+from mqtt_nats.codec import MqttError
 from mqtt_nats.control import clients as controlclients
+from mqtt_nats.control import server as controlserver
 from mqtt_nats.control.selection import Total
 from mqtt_nats.control.server import Control
+from mqtt_streams.api import NoResponders
 from tests.control.fakes import FakeControl, as_control
 from tests.harness.generators import all_closed
 from tests.harness.waiting import aeventually
@@ -48,6 +51,29 @@ async def test_an_answer_that_nats_server_does_not_take_ends(monkeypatch: pytest
     with all_closed():
         await Control._respond(as_control(fake), b"reply", "kick", {"everybody": True})
     assert fake.kicks == {}
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"), [(MqttError("no room\n for it"), "no room for it"), (NoResponders(), "NoResponders")]
+)
+async def test_what_has_failed_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, text: str
+) -> None:
+    """The name of the error, where it says nothing."""
+    found: list[str] = []
+
+    async def failing(control: Control, question: object) -> AsyncIterator[Any]:
+        yield 1
+        raise failure
+
+    def page(reply: bytes, items: object, more: bool, total: object, error: str) -> None:
+        found.append(error)
+
+    fake = FakeControl()
+    monkeypatch.setattr(controlserver, "ANSWERS", {"it": failing})
+    monkeypatch.setattr(fake, "_page", page, raising=False)
+    await Control._respond(as_control(fake), b"reply", "it", {})
+    assert found == [text]
 
 
 @pytest.mark.parametrize("stopped", [True, False])
