@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import DataType, DoubleType, LongType, StructField, StructType, TimestampType
+from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_mqtt_nats.queries import plot
 
@@ -43,3 +43,12 @@ def test_milliseconds_are_told_apart() -> None:
     rows = [(BEGIN + timedelta(milliseconds=10 * number), float(number)) for number in range(3)]
     (line,) = drawn(TimestampType(), *rows)
     assert [x for x, _ in line] == [72.0, 510.0, 948.0]
+
+
+def test_bars_are_of_the_first_column_of_numbers() -> None:
+    schema = StructType([StructField("x", StringType()), *(StructField(name, LongType()) for name in ("y", "z"))])
+    made = Row("x", "y", "z")
+    page = plot.render("q", schema, [made("a", 10, 1), made("b", 5, 3)], False)
+    chart, *_ = re.findall("<table>.*?</table>", page, re.DOTALL)
+    assert re.findall(r'<th class="number">(\w+)</th>', chart) == ["y"]
+    assert re.findall(r'<td class="number">(\w+)</td>', chart) == ["10", "5"]
