@@ -14,6 +14,7 @@ from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions import message_stream
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead
+from mqtt_nats.sessions.record import claimed
 from mqtt_nats.sessions.services import Registry
 from mqtt_nats.shared_reader import new_subscriptions
 from mqtt_nats.shared_reader import sessions as live_sessions
@@ -205,3 +206,29 @@ def test_new_messages_wait_when_nats_was_lost_during_a_resume(monkeypatch: pytes
     assert member.side.live
     assert member.joining is None, "the former reader would end the handover of the new one"
     assert bool(binding.source.held) is lost
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(("qos", "present", "attached"), [(2, False, 1), (2, True, 0), (1, False, 0)])
+async def test_with_its_consumers_a_session_keeps_that_of_its_pubrels(
+    monkeypatch: pytest.MonkeyPatch, qos: int, present: bool, attached: int
+) -> None:
+    found: list[object] = []
+
+    async def attach(side: object) -> None:
+        found.append(side)
+
+    async def done(*_: object) -> None:
+        """JetStream has all of it."""
+
+    monkeypatch.setattr(live_sessions, "attach_pubrels", attach)
+    for name in ("check_dormant", "write_changed_record"):
+        monkeypatch.setattr(live_sessions, name, done)
+    member = member_of(FakeServices(), "c", "a")
+    record, _ = claimed(member.client.record)
+    record.subs = {"a": qos}
+    if present:
+        member.side.listen_for_pubrels(b"pubrels")
+    room = cast("SharedReaderSessions", Room())
+    await SharedReaderSessions._keep_consumers(room, member.client, member.side)
+    assert found == [member.side] * attached
