@@ -437,6 +437,13 @@ async def test_a_rate_delays_consumers_and_then_refuses_them(monkeypatch: pytest
     assert slept == pytest.approx([0.0, 1.0, 3.0, -bench.now]), "a session waits once for what it has reserved"
 
 
+async def test_without_a_rate_consumers_are_neither_delayed_nor_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, consumer_rate=None)
+    assert await bench.reserve("a", 10_000) == 10_000
+    await asyncio.wait_for(bench.quotas.pace(name_hash("a")), 5)
+    assert bench.counted == []
+
+
 async def test_a_rate_delays_new_sessions_and_then_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits leaves the place that it has among all claims."""
     bench = Bench(monkeypatch, session_rate=10, rate_burst=2, max_sessions=None)
