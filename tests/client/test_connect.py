@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from math import inf
+from time import monotonic
+from typing import Any, cast
 
 import pytest
 
-from mqtt_nats.client.connect import EXPIRY_NEVER, bounded_expiry, refusal, terms
+from mqtt_nats.base.admission import Admission, Verdict
+from mqtt_nats.client.client import Client
+from mqtt_nats.client.connect import EXPIRY_NEVER, _wait_for_rate, bounded_expiry, refusal, terms
 from mqtt_nats.codec import (
     Connack,
     Connect,
@@ -18,8 +23,10 @@ from mqtt_nats.codec import (
     ReasonCode,
     UnsupportedProtocolVersion,
 )
+from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import ConnectionSettings
 from tests.codec.support import decoder
+from tests.harness.doubles import stands_for
 
 
 def code(data: bytes, version: int) -> int:
@@ -87,3 +94,49 @@ def test_any_other_bad_connect_of_3_1_1_gets_no_answer() -> None:
     """[MQTT-3.1.4-1] (3.1.1)"""
     assert refusal(4, ProtocolError("twice")) == b""
     assert refusal(0, MalformedPacket("cut")) == b""
+
+
+@stands_for(Connection)
+class FakeAdmittedConnection:
+    """Stands for `Connection`, which the rate of its listener lets in later."""
+
+    def __init__(self, due: float) -> None:
+        self.admission = Admission(Verdict.ADMITTED, due)
+        self.fake_restarts = 0
+
+    def restart_timeout(self, now: float) -> None:
+        self.fake_restarts += 1
+
+
+@stands_for(Client)
+class FakeAdmittedClient:
+    """Stands for `Client`; notes whether it waits."""
+
+    def __init__(self, due: float) -> None:
+        self.connection = FakeAdmittedConnection(due)
+        self.fake_waits: list[bool] = []
+
+    def begin_waiting(self, since: float = inf) -> None:
+        self.fake_waits.append(True)
+
+    def end_waiting(self) -> None:
+        self.fake_waits.append(False)
+
+
+@pytest.mark.sources
+async def test_a_connect_waits_until_the_rate_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile nothing counts that the client has to do in time."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    late, at_once = FakeAdmittedClient(monotonic() + 100), FakeAdmittedClient(0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "sleep", sleep)
+        for client in (late, at_once):
+            await _wait_for_rate(cast("Client", client))
+    (seconds,) = slept
+    assert 0 < seconds <= 100
+    assert (late.fake_waits, late.connection.fake_restarts) == ([True, False], 1)
+    assert (at_once.fake_waits, at_once.connection.fake_restarts) == ([], 0)
