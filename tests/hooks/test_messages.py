@@ -204,6 +204,8 @@ async def test_a_hook_that_fails_lets_no_message_pass(inside: InProcess, add: Ad
             raise RuntimeError
         return None
 
+    dropped: list[Dropped] = []
+    add(MESSAGE_DROPPED, dropped.append)
     entry = add(MESSAGE_PUBLISH, broken)
     async with (
         await RawClient.connect(inside.port, "old") as old,
@@ -212,6 +214,9 @@ async def test_a_hook_that_fails_lets_no_message_pass(inside: InProcess, add: Ad
         await new.subscribe("#", qos=2)
         old.publish("bad", b"", 0)
         await old.quiet()
+        assert [(one.client.client_id, one.topic, one.qos, one.reason) for one in dropped] == [
+            ("old", "bad", 0, "hook")
+        ]
         old.publish("bad", b"", 1)
         await old.expect_closed()
         for qos, kind in ((1, PUBACK), (2, PUBREC)):
