@@ -10,6 +10,7 @@ from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions import consumer_attach as attaching
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
 from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED
@@ -191,6 +192,22 @@ async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_
         source.expected = 1
     with pytest.raises(ApiError):
         await attaching.bring_back(side, binding, patience=0.0, attempts=1)
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(
+    ("consumerless", "wanted", "counted"), [(True, True, 0), (True, False, 1), (False, True, 0), (False, False, 0)]
+)
+async def test_consumers_that_a_session_gets_are_counted(
+    monkeypatch: pytest.MonkeyPatch, consumerless: bool, wanted: bool, counted: int
+) -> None:
+    """Those that it has already were counted before."""
+    client = FakeReceiver(FakeDeliveryServices())
+    record, v5 = claimed(client.record)
+    record.cons, v5.consumerless = {"key": CONSUMER}, consumerless
+    monkeypatch.setattr(client.delivery.feed, "wants_records", lambda _: wanted)
+    assert resuming._stays_in_records(as_client(client)) is (consumerless and wanted)
+    assert client.services.stream.consumers == counted
 
 
 @pytest.mark.sources
