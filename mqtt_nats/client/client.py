@@ -3,13 +3,17 @@
 
 The message path is plain function calls. Work that has to wait for NATS (CONNECT, SUBSCRIBE, UNSUBSCRIBE, repairs) is
 a job: the jobs of a client run one after the other, in a task that exists while there are jobs.
+
+Packets behind a SUBSCRIBE or UNSUBSCRIBE wait until that packet has taken effect at this gateway. Packets behind a
+PUBLISH whose packet identifier is being released wait for PUBCOMP. The end of the connection waits for all these
+packets. See :mod:`mqtt_nats.transport.packet_order`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +23,6 @@ from mqtt_nats.base.logs import FAILURES, log_failure, once, shorten
 from mqtt_nats.client.authentication import begin
 from mqtt_nats.client.connect import handle_connect, refusal, refuse, terms
 from mqtt_nats.client.disconnect import fall_silent, goodbye, handle_disconnect, leave
-from mqtt_nats.client.jobs import JobRunner
 from mqtt_nats.client.subscribe import begin_subscribing, subscribe, unsubscribe
 from mqtt_nats.codec import (
     PINGRESP,
@@ -42,8 +45,10 @@ from mqtt_nats.codec import (
 )
 from mqtt_nats.codec.wire import PUBREL
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.receiver import Receiver
 from mqtt_nats.ingress.carried import publish_carried
 from mqtt_nats.ingress.publish import publish, publish5, publish_run, route_for
+from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.lifecycle.will import publish_or_delay_will
 from mqtt_nats.messages.message import Message
 from mqtt_nats.messages.publish_encoder import Aliases, encode_for_subscriber
@@ -54,11 +59,13 @@ from mqtt_nats.sessions.groups.subscribe import acknowledged
 from mqtt_nats.sessions.guard import hears_presence
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Connection, Handler, Hold
+from mqtt_nats.transport.packet_order import passes
 from mqtt_streams.api import ApiError
 
 if TYPE_CHECKING:
     from mqtt_nats.access.authenticator import Allow, Door
     from mqtt_nats.client.account import Account
+    from mqtt_nats.client.authentication import Authentication
     from mqtt_nats.sessions.guard import Guard
     from mqtt_streams.sessions import SessionRecord
 
@@ -68,20 +75,25 @@ log = logging.getLogger("mqtt_nats.broker")
 UNREAD_MOST: Final = 1024 * 1024
 
 
-class Client(JobRunner):
+class Client(Receiver):
     """A connected client and the state of its session in this gateway."""
 
     __slots__ = (
         "__weakref__",
         "access",
+        "account",
         "asked",
+        "authentication",
         "tenant_served",
         "waiting_since",
         "warned",
     )
 
     def __init__(self, account: Account, connection: Connection, access: Door, tenant_served: bool = True) -> None:
-        super().__init__(account, connection)
+        super().__init__(connection, account.ingress, account.delivery)
+        self.account = account
+        self.authentication: Authentication | None = None
+        """Enhanced authentication; None = CONNECT names no authentication method."""
         self.asked = ""
         """Client id in CONNECT, for the log: the client may have it, as ``client_id``, after its authentication."""
         self.warned = False
@@ -95,6 +107,11 @@ class Client(JobRunner):
 
     # -- CONNECT --------------------------------------------------------------------------------
 
+    def move(self, account: Account) -> None:
+        """Belong to another account from now on."""
+        self.account, self.services, self.path = account, account.services, account.services.path
+        self.ingress, self.delivery = account.ingress, account.delivery
+
     def admit(self, granted: Allow) -> None:
         """Set the decision of the authentication."""
         self.granted, self.user = granted, granted.user
@@ -105,11 +122,16 @@ class Client(JobRunner):
         Args:
             since: present loop time in seconds, for a place; infinite = the wait does not depend on NATS.
         """
-        self.waiting_since, self._idle = since, True
+        self._wait_since(since, True)
 
     def end_waiting(self) -> None:
         """Note that CONNECT does not wait any more: `connect_timeout` begins."""
-        self.waiting_since, self._idle = asyncio.get_running_loop().time(), False
+        self._wait_since(asyncio.get_running_loop().time(), False)
+
+    def _wait_since(self, since: float, idle: bool) -> None:
+        self.waiting_since = since
+        if self._jobs is not None:
+            self._jobs.note_idle(idle)
 
     def guard_by(self, guard: Guard | None) -> None:
         """Set the permissions of the client; None = no rules and no hooks apply to it."""
@@ -361,7 +383,102 @@ class Client(JobRunner):
     def unanswered_since(self) -> float:
         """Loop time in seconds since which NATS has answered neither CONNECT nor, during a wait, others before it."""
         since = self.waiting_since or self.connection.opened
-        return max(since, self.delivery.claimed) if self._idle else since
+        idle = self._jobs is not None and self._jobs.idle
+        return max(since, self.delivery.claimed) if idle else since
+
+    # -- the order of packets -------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """True when no further packets are handled: the connection has ended, or DISCONNECT has come."""
+        return self.state is State.ENDED or self.sent_disconnect
+
+    @property
+    def inbound(self) -> Inbound:
+        """QoS 2 publishes of the client; made with the first one, since most clients have none."""
+        if self.qos2 is None:
+            self.qos2 = Inbound()
+        return self.qos2
+
+    def wait(self, packets: list[Packet]) -> None:
+        """Queue packets until the packets before them have taken effect; handle at once those that need not wait."""
+        self.order.add([one for one in packets if not self._passes(one)])
+        for packet in packets:
+            if self._passes(packet):
+                self.handle(packet)
+
+    def _passes(self, packet: Packet) -> bool:
+        """Whether a packet is handled before the waiting packets."""
+        if self.state is State.RESUMING:
+            return isinstance(packet, PingReq)
+        return self.state is State.LIVE and passes(packet)
+
+    def resuming(self) -> None:
+        """Read from the client after CONNACK, while its session is resumed: PINGREQ is answered, other packets wait."""
+        if self.state is not State.OPENING:
+            return
+        self.state = State.RESUMING
+        for packet in self._order.pings() if self._order is not None else ():
+            self.handle(packet)
+        self.connection.release(Hold.HANDSHAKE)
+
+    def reuses(self, packet: Publish) -> bool:
+        """Whether a PUBLISH at QoS 2 has to wait for the PUBCOMP of the one before it [MQTT-4.3.3-12] (5.0)."""
+        if self.qos2 is None or not self.qos2.machine.releasing(packet.packet_id):
+            return False
+        self.order.reuse(packet.packet_id)
+        return True
+
+    def holds_up(self, packet: Packet) -> bool:
+        """Whether a packet has to wait, with all packets behind it, or is not handled any more."""
+        return self.ended or self.waits or (isinstance(packet, Publish) and packet.qos == 2 and self.reuses(packet))
+
+    def request(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Queue the job of a SUBSCRIBE or UNSUBSCRIBE; packets behind it wait until :meth:`in_force`."""
+        self.order.request()
+        self.do(self.obey(work))
+
+    async def obey(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the job of the oldest SUBSCRIBE or UNSUBSCRIBE."""
+        if self._order is not None:
+            self._order.obey()
+        try:
+            await work()
+        finally:
+            self.in_force()
+
+    def in_force(self) -> None:
+        """Let the packets behind the running request go on: it has taken effect at this gateway."""
+        if self._order is not None:
+            self._order.took_effect()
+            self.proceed()
+
+    def proceed(self) -> None:
+        """Handle the waiting packets, unless a packet before them has not taken effect yet."""
+        order = self._order
+        if order is None or order.requested or self.state is not State.LIVE:
+            return
+        if order.identifier and self.inbound.machine.releasing(order.identifier):
+            return
+        self._order = None
+        packets = order.take_packets()
+        if packets or order.error is not None or order.gone:
+            self.connection.handle_again(packets, order.way, order.error)
+        if not self.unserved:
+            self.account.claims.served(self.hash)
+
+    def outlasts(self, way: Handler | None) -> bool:
+        """Whether packets before the end of the connection are still to be handled; the end then waits for them."""
+        if self.taken or not self.services.nats.online.is_set() or self.gone:
+            return False
+        if self.state is State.OPENING and self.authentication is not None:
+            return False
+        # No packet waits; a running job goes on without the connection.
+        if (self._order is None or self._order.empty) and not (self.sent_disconnect and self.busy):
+            return False
+        self.order.leave(way or self.connection.inner(self))
+        self.fall_silent()
+        return True
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -416,15 +533,15 @@ class Client(JobRunner):
         """Close the connection; the session is left in :meth:`lost`."""
         self.connection.close()
         self.fall_silent()
-        order, self._order = self._order, None
-        if order is not None and order.gone:
+        gone, self._order = self.gone, None
+        if gone:
             self.lost()
 
     def taken_over(self) -> None:
         """End at once and change nothing that is stored: another connection has claimed the session."""
         self.taken = True
-        if self._task is not None and self._idle is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
+        if self._jobs is not None:
+            self._jobs.stop()
         if self.durable_side is not None:
             self.durable_side.detach()
         self.say_goodbye(MqttError("another connection has claimed the session", ReasonCode.SESSION_TAKEN_OVER))
@@ -445,12 +562,11 @@ class Client(JobRunner):
         if self.expires is not None:
             self.expires.cancel()
         publish_or_delay_will(self.account.wills, self)
-        if self._task is None:
+        if self._jobs is None:
             self.leave()
             return
         self.fall_silent()
-        if self._idle:
-            self._task.cancel()
+        self._jobs.stop_idle()
 
     def fall_silent(self) -> None:
         """Stop the deliveries of the session: no message reaches the client any more."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
@@ -167,10 +166,6 @@ class Receiver(Publisher):
     def consumers(self) -> SessionConsumers | None:
         """The sender's side of a durable session; None = the session is regular, or not claimed yet."""
         return self.durable_side
-
-    @abstractmethod
-    def crowded(self) -> bool:
-        """Whether jobs wait behind the running one."""
 
     def end_delivery(self) -> None:
         """Forget the sender of a durable session: it has nothing left to do."""

@@ -185,10 +185,6 @@ class Publisher(Session):
     def inbound(self) -> Inbound:
         """QoS 2 publishes of the client; made with the first one, since most clients have none."""
 
-    @abstractmethod
-    def proceed(self) -> None:
-        """Handle the waiting packets, unless a packet before them has not taken effect yet."""
-
     def count_unacknowledged(self) -> None:
         """Count a QoS 1 publish that waits for PUBACK."""
         self.unacknowledged += 1

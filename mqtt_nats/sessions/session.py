@@ -19,7 +19,9 @@ from mqtt_nats.protocol.transient_sender import TransientSender
 from mqtt_nats.pubsub.data_path import ClientMemory, Path
 from mqtt_nats.pubsub.routing_table import PLAIN, Choice, Filter, Member, Options
 from mqtt_nats.sessions.consumer_binding import SessionConsumers
+from mqtt_nats.sessions.jobs import Jobs
 from mqtt_nats.transport.connection import Connection
+from mqtt_nats.transport.packet_order import PacketOrder
 from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import held_token, name_hash, registered_as
 from mqtt_streams.headers import percent_encode
@@ -51,7 +53,9 @@ class Session(Member):
     """The session of one connection, durable or not; abstract: `Client` handles the packets."""
 
     __slots__ = (
+        "_jobs",
         "_memory",
+        "_order",
         "connection",
         "ended_shares",
         "epoch",
@@ -111,10 +115,11 @@ class Session(Member):
         self.greeted = False
         """CONNACK with success was sent: a reason for the end of the connection goes into DISCONNECT."""
         self.sent_disconnect = False
-        """The client has sent DISCONNECT."""
         self.marked = False
         """Every publish names this client, so that it is not delivered to the client itself (No Local, bridges)."""
         self._memory: ClientMemory | None = None
+        self._jobs: Jobs | None = None
+        self._order: PacketOrder | None = None
         self.terms: Terms = TERMS
         """Limits and options that the client has set in CONNECT."""
         self.guarded: Guard | None = None
@@ -173,33 +178,6 @@ class Session(Member):
     def consumers(self) -> SessionConsumers | None:
         """The sender of a durable session; None = the session is regular, or not claimed yet."""
 
-    @property
-    @abstractmethod
-    def unserved(self) -> bool:
-        """True while packets of the client wait and will still be handled."""
-
-    @property
-    @abstractmethod
-    def ended_by_client(self) -> bool:
-        """True when the client itself has ended the connection."""
-
-    @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """True while the client has jobs."""
-
-    @abstractmethod
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Queue a job, which runs after the client's earlier jobs."""
-
-    @abstractmethod
-    async def connected(self) -> None:
-        """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
-
-    @abstractmethod
-    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
-        """Wait for NATS or JetStream; in a job of the client, the end of the client cancels the wait."""
-
     @abstractmethod
     def begin_regular(self, record: SessionRecord) -> None:
         """Take the record that claims a session which ends with its connection."""
@@ -234,8 +212,88 @@ class Session(Member):
         """End at once and change nothing that is stored: another connection has claimed the session."""
 
     @abstractmethod
+    def lost(self) -> None:
+        """End the client, whose socket is closed."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Forget the client's state in this gateway and leave its session; the last step."""
+
+    @abstractmethod
+    def proceed(self) -> None:
+        """Handle the waiting packets, unless a packet before them has not taken effect yet."""
+
+    @abstractmethod
     def log_fields(self) -> dict[str, Any]:
         """Return the ids for a log record about the client."""
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True while the client has jobs."""
+        return self._jobs is not None
+
+    @property
+    def crowded(self) -> bool:
+        """True while jobs wait behind the running one."""
+        return self._jobs is not None and self._jobs.crowded
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Queue a job, which runs after the client's earlier jobs."""
+        if self.state is State.ENDED:
+            work.close()
+        elif self._jobs is None:
+            self._jobs = Jobs(self, work)
+        else:
+            self._jobs.add(work)
+
+    def finish_jobs(self) -> None:
+        """Go on after the last job."""
+        self._jobs = None
+        if self.alive:
+            self.proceed()
+        else:
+            self.leave()
+
+    async def connected(self) -> None:
+        """Wait, in a job, until NATS is connected; the end of the client cancels the wait."""
+        if not self.services.nats.online.is_set():
+            await self.idle(self.services.nats.online.wait())
+
+    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for NATS or JetStream; in a job of the client, the end of the client cancels the wait."""
+        await (waiting if self._jobs is None else self._jobs.wait(waiting))
+
+    # -- packets that wait ----------------------------------------------------------------------
+
+    @property
+    def order(self) -> PacketOrder:
+        """Queue of waiting packets; made with the first one, since most clients have none."""
+        if self._order is None:
+            self._order = PacketOrder(self.connection)
+        return self._order
+
+    @property
+    def waits(self) -> bool:
+        """True while packets of the client wait for a packet before them."""
+        return self._order is not None
+
+    @property
+    def gone(self) -> bool:
+        """True when the socket is closed and packets before its end have yet to be handled."""
+        return self._order is not None and self._order.gone
+
+    @property
+    def unserved(self) -> bool:
+        """True while packets of the client wait and will still be handled."""
+        waits = self.waits or self.connection.keeps or (self.sent_disconnect and self.busy)
+        return waits and self.alive and not self.taken
+
+    @property
+    def ended_by_client(self) -> bool:
+        """True when the client itself has ended the connection."""
+        return self.sent_disconnect or self.connection.hung_up
 
     # -- messages to the client -----------------------------------------------------------------
 

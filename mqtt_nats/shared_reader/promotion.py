@@ -302,7 +302,7 @@ async def bring_rest(live: SharedReaderSessions, member: ReaderSession, joining:
     rests = list(joining.bindings)
     # All live subscriptions of the session must have reached `since` first: the position is one number for all.
     while rests or (side.live and reader.position < since):
-        if client.crowded():  # a waiting job, such as one more SUBSCRIBE, goes first
+        if client.crowded:  # a waiting job, such as one more SUBSCRIBE, goes first
             joining.give_way()
         if vain(live, member) or joining.gave_way or loop.time() > deadline:
             return False

@@ -370,7 +370,7 @@ class SharedReaderSessions(SharedFeed):
     async def _join_plain(self, member: ReaderSession, bindings: list[ConsumerBinding]) -> None:
         client, side = member.client, member.side
         behind = await much_left(self.services.nats.inbox, bindings)
-        if client.crowded():
+        if client.crowded:
             return
         if behind is None or (behind and side.live):
             self.promote_later(client)

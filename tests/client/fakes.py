@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from mqtt_nats.base.tasks import Tasks
 from mqtt_nats.client.account import Account
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.grant import grant
-from mqtt_nats.client.jobs import JobRunner
 from mqtt_nats.codec import MqttError, Packet
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
@@ -25,14 +22,13 @@ from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.takeover import Claims
-from mqtt_nats.transport.connection import Connection, Handler
+from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.listener_settings import ConnectionSettings
 from mqtt_streams.hashing import held_token
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.sessions import V5, SessionRecord
 from mqtt_streams.wills import StoredWill
 from tests.delivery.fakes import (
-    FakeBuffer,
     FakeConnection,
     FakeConnectionSettings,
     FakeDeliveryServices,
@@ -41,53 +37,11 @@ from tests.delivery.fakes import (
 )
 from tests.harness.doubles import stands_for
 from tests.ingress.fakes import FakeIngress, FakePublishingServices
-from tests.sessions.fakes import FakeQuotas, FakeSide, FakeTasks, as_client
+from tests.sessions.fakes import FakeClientConnection, FakeQuotas, FakeSide, FakeTasks, as_client
 
 if TYPE_CHECKING:
+    from mqtt_nats.access.authenticator import Door
     from mqtt_nats.client.subscription_change import Wish
-    from mqtt_nats.messages.message import Message
-    from mqtt_nats.pubsub.routing_table import Choice
-    from mqtt_streams.api import ApiError
-
-
-@stands_for(Connection)
-class FakeClientConnection:
-    """Stands for `Connection`: why it is not read from, and the packets that it is to handle after all."""
-
-    def __init__(self) -> None:
-        self.write_buffer = FakeBuffer()
-        self.holds = 0
-        self.keeps = self.hung_up = False
-        self.fake_again: list[tuple[list[Packet], Handler | None, MqttError | None]] = []
-
-    def hold(self, why: int) -> None:
-        self.holds |= why
-
-    def release(self, why: int) -> None:
-        self.holds &= ~why
-
-    def handle_again(self, packets: list[Packet], way: Handler | None, error: MqttError | None) -> None:
-        self.fake_again.append((packets, way, error))
-
-    def inner(self, otherwise: Handler) -> Handler:
-        return otherwise
-
-
-@stands_for(Tasks)
-class FakeClientTasks(FakeTasks):
-    """Stands for `Tasks`, with those of clients."""
-
-    def spawn_safe(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return self.spawn(work, name)
-
-
-@stands_for(Services)
-class FakeClientServices(FakePublishingServices):
-    """Stands for `Services`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tasks: FakeClientTasks = FakeClientTasks()
 
 
 @stands_for(Claims)
@@ -106,7 +60,7 @@ class FakeClientAccount:
     """Stands for `Account`."""
 
     def __init__(self) -> None:
-        self.services = FakeClientServices()
+        self.services = FakePublishingServices()
         self.ingress = FakeIngress(self.services)
         self.delivery = object()
         self.claims = FakeClaims()
@@ -267,7 +221,7 @@ class FakeLeftQuotas(FakeQuotas):
         self.fake_left.append(client_hash)
 
 
-class FakeLastTasks(FakeClientTasks):
+class FakeLastTasks(FakeTasks):
     """Tasks that the end of the gateway waits for."""
 
     def __init__(self) -> None:
@@ -387,20 +341,21 @@ class FakeLeaver(FakeReceiver):
             await job
 
 
-class Runner(JobRunner):
+class Runner(Client):
     """A client whose packets are only written down; it is LIVE unless a test says otherwise."""
 
     def __init__(self, state: State = State.LIVE) -> None:
         self.fake_account = FakeClientAccount()
         self.fake_connection = FakeClientConnection()
-        super().__init__(as_account(self.fake_account), cast("Connection", self.fake_connection))
+        account, connection = as_account(self.fake_account), cast("Connection", self.fake_connection)
+        super().__init__(account, connection, cast("Door", object()))
         self.name("client")
         self.state = state
         self.fake_log: list[object] = []
         """What has happened, in order."""
 
     @property
-    def fake_tasks(self) -> FakeClientTasks:
+    def fake_tasks(self) -> FakeTasks:
         return self.fake_account.services.tasks
 
     @property
@@ -418,19 +373,8 @@ class Runner(JobRunner):
     def handle(self, packet: Packet) -> None:
         self.fake_log.append(packet)
 
-    def broken(self, error: MqttError) -> None:
-        self.fake_log.append(error)
-
     def fall_silent(self) -> None:
         self.fake_log.append("silent")
-
-    def lost(self, way: Handler | None = None) -> None:
-        self.fake_log.append("lost")
-        self.state = State.ENDED
-        if self._task is None:
-            self.leave()
-        elif self._idle:
-            self._task.cancel()
 
     def leave(self) -> None:
         self.fake_log.append("left")
@@ -438,27 +382,3 @@ class Runner(JobRunner):
     def end_connection(self, error: MqttError) -> None:
         self.fake_log.append(error)
         self.state = State.ENDED
-
-    def close(self) -> None:
-        self.fake_log.append("closed")
-
-    def taken_over(self) -> None:
-        self.fake_log.append("taken over")
-
-    def begin_regular(self, record: SessionRecord) -> None:
-        raise AssertionError("no session is claimed")
-
-    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
-        raise AssertionError("no session is claimed")
-
-    def deliver(self, choice: Choice, message: Message) -> None:
-        raise AssertionError("no message comes")
-
-    def refused(self, error: ApiError) -> None:
-        raise AssertionError("no message is stored")
-
-    def log_fields(self) -> dict[str, Any]:
-        return {}
-
-    def __str__(self) -> str:
-        return "client 'client'"

@@ -119,17 +119,17 @@ def test_of_a_subscription_that_is_made(ruled: Ruled, version: int, durable: boo
         client.expect(CONNACK)
         found = ruled.client("sub")
         assert found is not None
-        eventually(lambda: found._idle is None)
+        eventually(lambda: not found.busy)
         ruled.server.pause()
         try:
             client.send((raw5 if version == 5 else raw).subscribe(*filters))
-            eventually(lambda: found._idle is False)
+            eventually(lambda: found.busy)
             ruled.write(SECRET)
         finally:
             ruled.server.resume()
         answer = client.expect(raw.SUBACK)
         assert answer.body[-4:] == bytes((code, 1, code, 1))
-        eventually(lambda: found._idle is None)
+        eventually(lambda: not found.busy)
         assert {one.text for one in found.filters} == {"open/+"}
         assert set(found.shares or ()) == {"$share/g/open/x"}
         record = found.record

@@ -27,7 +27,10 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
 from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.services import Registry, Services
+from mqtt_nats.sessions.session import Session
 from mqtt_nats.sessions.takeover import RecordReads
+from mqtt_nats.transport.connection import Connection
+from mqtt_nats.transport.connection import Handler as ClientHandler
 from mqtt_nats.transport.turns import Clock
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
 from mqtt_streams.api import ApiError
@@ -41,10 +44,11 @@ from tests.protocol.recorder import Recorder
 
 if TYPE_CHECKING:
     from mqtt_nats.backbone.pending_stores import PendingStore
+    from mqtt_nats.codec import Packet
+    from mqtt_nats.messages.message import Message
     from mqtt_nats.pubsub.backlog import Gate
-    from mqtt_nats.pubsub.routing_table import Filter
+    from mqtt_nats.pubsub.routing_table import Choice, Filter
     from mqtt_nats.sessions.groups.ended_shares import EndedShares
-    from mqtt_nats.sessions.session import Session
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 
@@ -175,6 +179,29 @@ class FakeOutlet:
         self.round = FlushRound(lambda flush: None)
 
 
+@stands_for(Connection)
+class FakeClientConnection:
+    """Stands for `Connection`: why it is not read from, and the packets that it is to handle after all."""
+
+    def __init__(self) -> None:
+        self.write_buffer = FakeOutlet()
+        self.holds = 0
+        self.keeps = self.hung_up = False
+        self.fake_again: list[tuple[list[Packet], ClientHandler | None, MqttError | None]] = []
+
+    def hold(self, why: int) -> None:
+        self.holds |= why
+
+    def release(self, why: int) -> None:
+        self.holds &= ~why
+
+    def handle_again(self, packets: list[Packet], way: ClientHandler | None, error: MqttError | None) -> None:
+        self.fake_again.append((packets, way, error))
+
+    def inner(self, otherwise: ClientHandler) -> ClientHandler:
+        return otherwise
+
+
 @stands_for(StreamIdentity)
 class FakeIdentity:
     """Stands for `StreamIdentity`: a stream with an id, which was not replaced."""
@@ -274,6 +301,8 @@ class FakeTasks:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self.fake_spawned.append(task)
         return task
+
+    spawn_safe = spawn
 
     async def fake_settle(self) -> None:
         """Wait for everything that was spawned."""
@@ -435,6 +464,45 @@ def consumer_state(
         "ack_wait": ack_wait or (consumer.ack_wait if consumer is not None else 0),
     }
     return ConsumerInfo(config, True, 0, 0, 0, num_ack_pending, num_pending)
+
+
+class PlainSession(Session):
+    """A session without what the client above it decides."""
+
+    consumers = None
+
+    def begin_regular(self, record: SessionRecord) -> None:
+        """Nothing is delivered."""
+
+    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
+        """Nothing is delivered."""
+
+    def deliver(self, choice: Choice, message: Message) -> None:
+        """Nothing is delivered."""
+
+    def end_connection(self, error: MqttError) -> None:
+        """The connection stays."""
+
+    def close(self) -> None:
+        """The connection stays."""
+
+    def refused(self, error: ApiError) -> None:
+        """The connection stays."""
+
+    def taken_over(self) -> None:
+        """The connection stays."""
+
+    def lost(self) -> None:
+        """The connection stays."""
+
+    def leave(self) -> None:
+        """Nobody knows the client."""
+
+    def proceed(self) -> None:
+        """No packet waits."""
+
+    def log_fields(self) -> dict[str, Any]:
+        return {}
 
 
 def as_client(fake: FakeClient) -> Client:

@@ -4,30 +4,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from mqtt_nats.backbone.acked_publisher import AckedPublisher
 from mqtt_nats.base.bucket import MemoryBudget
-from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.messages.ids import MessageIds
-from mqtt_nats.messages.message import Message
 from mqtt_nats.pubsub.data_path import Path
-from mqtt_nats.pubsub.routing_table import Choice
 from mqtt_nats.sessions.services import Registry, Services
 from mqtt_nats.sessions.session import Session, State
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.turns import Clock
-from mqtt_streams.api import ApiError
 from mqtt_streams.hashing import name_hash, subject_token
-from mqtt_streams.sessions import SessionRecord
 from mqtt_streams.wills import StoredWill
 from tests.harness.doubles import stands_for
 from tests.pubsub.support import Bench
-from tests.sessions.fakes import FakeLink, as_link
+from tests.sessions.fakes import FakeLink, PlainSession, as_link
 from tests.transport.slow_handlers import LIMITS
 
 pytestmark = pytest.mark.sources
@@ -40,46 +34,6 @@ class FakePathServices:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.registry: Registry[PlainSession] = Registry()
-
-
-class PlainSession(Session):
-    """A session without what the client above it decides."""
-
-    consumers = None
-    unserved = ended_by_client = busy = False
-
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
-        work.close()
-
-    async def connected(self) -> None:
-        """NATS is connected."""
-
-    async def idle(self, waiting: Coroutine[Any, Any, object]) -> None:
-        await waiting
-
-    def begin_regular(self, record: SessionRecord) -> None:
-        """Nothing is delivered."""
-
-    def begin_durable(self, record: SessionRecord, former: int, *, continued: bool) -> None:
-        """Nothing is delivered."""
-
-    def deliver(self, choice: Choice, message: Message) -> None:
-        """Nothing is delivered."""
-
-    def end_connection(self, error: MqttError) -> None:
-        """The connection stays."""
-
-    def close(self) -> None:
-        """The connection stays."""
-
-    def refused(self, error: ApiError) -> None:
-        """The connection stays."""
-
-    def taken_over(self) -> None:
-        """The connection stays."""
-
-    def log_fields(self) -> dict[str, Any]:
-        return {}
 
 
 def made() -> Session:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of a client one after the other, what their failures mean, and which packets wait for them."""
+"""Which packets of a client wait for those before them, and what the end of the connection waits for."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ from typing import cast
 import pytest
 
 from mqtt_nats.client.authentication import Authentication
-from mqtt_nats.client.jobs import JOBS_LOW, JOBS_MOST
 from mqtt_nats.codec import (
     Ack,
     Disconnect,
-    MqttError,
     NotAuthorized,
     Packet,
     PingReq,
     ProtocolError,
     Publish,
-    ReasonCode,
-    Subscribe,
-    Subscription,
 )
 from mqtt_nats.protocol.qos2_receiver import State as Held
 from mqtt_nats.sessions.session import State
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from tests.client.fakes import FakeClientAccount, Runner, as_account
 from tests.harness.waiting import aeventually
 
@@ -35,145 +29,10 @@ pytestmark = pytest.mark.sources
 
 PUBACK = Ack(4, 1, 0)
 PUBREL = Ack(6, 1, 0)
-SUBSCRIBE = Subscribe(1, (Subscription("a", 0),))
 
 
 def publish(qos: int = 0, identifier: int = 0) -> Publish:
     return Publish(qos, False, False, b"\0\1a", identifier, b"x")
-
-
-async def note(runner: Runner, word: str, error: BaseException | None = None) -> None:
-    """A job that waits for something, and may fail."""
-    await asyncio.sleep(0)
-    runner.fake_log.append(word)
-    if error is not None:
-        raise error
-
-
-# -- jobs -----------------------------------------------------------------------------------------------
-
-
-async def test_jobs_run_one_after_the_other() -> None:
-    runner = Runner()
-    assert not runner.busy
-    runner.do(note(runner, "one"))
-    runner.do(note(runner, "two"))
-    assert (runner.busy, runner.crowded()) == (True, True)
-    await runner.fake_tasks.fake_settle()
-    assert runner.fake_log == ["one", "two"]
-    assert (runner.busy, runner.crowded()) == (False, False)
-    runner.do(note(runner, "three"))
-    assert len(runner.fake_tasks.fake_spawned) == 1
-    assert runner.fake_tasks.fake_spawned[0].get_name() == "client"
-    await runner.fake_tasks.fake_settle()
-    assert runner.fake_log == ["one", "two", "three"]
-
-
-async def test_a_client_that_has_ended_has_no_jobs() -> None:
-    """A coroutine that is never awaited would be a warning, which fails this test."""
-    runner = Runner(State.ENDED)
-    runner.do(note(runner, "never"))
-    assert (runner.busy, runner.fake_log) == (False, [])
-
-
-async def test_a_client_with_many_jobs_is_not_read_from() -> None:
-    runner = Runner()
-    left: list[int] = []
-
-    async def look() -> None:
-        left.append(runner.fake_connection.holds)
-
-    for _ in range(JOBS_MOST):
-        runner.do(look())
-    assert runner.fake_connection.holds == 0
-    runner.do(look())
-    assert runner.fake_connection.holds == Hold.JOBS
-    await runner.fake_tasks.fake_settle()
-    assert left.count(0) == JOBS_LOW - 1, "it is read from when few jobs wait"
-    assert left[0] == Hold.JOBS
-    assert left[-1] == 0
-
-
-async def test_jobs_wait_for_nats() -> None:
-    runner = Runner()
-    online = runner.services.nats.online
-    online.clear()
-    runner.do(note(runner, "one"))
-    await asyncio.sleep(0)
-    assert (runner.fake_log, runner._idle) == ([], True)
-    online.set()
-    await runner.fake_tasks.fake_settle()
-    assert runner.fake_log == ["one"]
-
-
-async def test_a_client_whose_socket_closes_while_nats_is_away_ends() -> None:
-    runner = Runner()
-    runner.services.nats.online.clear()
-    runner.wait([SUBSCRIBE])
-    runner.order.leave(runner)
-    runner.do(note(runner, "never"))
-    await asyncio.gather(*runner.fake_tasks.fake_spawned, return_exceptions=True)
-    assert runner.fake_log == ["lost", "left"]
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (NotAuthorized("a test"), ReasonCode.NOT_AUTHORIZED),
-        (ApiError(503, 10023, "a test"), ReasonCode.SERVER_UNAVAILABLE),
-        (RequestTimeout("a test"), ReasonCode.SERVER_UNAVAILABLE),
-        (NoResponders("a test"), ReasonCode.SERVER_UNAVAILABLE),
-        (TimeoutError("a test"), ReasonCode.SERVER_UNAVAILABLE),
-        (ValueError("a test"), ReasonCode.UNSPECIFIED_ERROR),
-        (asyncio.CancelledError(), ReasonCode.UNSPECIFIED_ERROR),
-    ],
-)
-async def test_a_job_that_fails_ends_the_client(
-    error: BaseException, reason: ReasonCode, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The jobs behind it are dropped; the log tells only of what nobody expects, and a client gets no details of it."""
-    runner = Runner()
-    runner.do(note(runner, "one", error))
-    runner.do(note(runner, "never"))
-    await runner.fake_tasks.fake_settle()
-    word, ended, left = runner.fake_log
-    assert (word, left) == ("one", "left")
-    assert isinstance(ended, MqttError)
-    assert ended.reason == reason
-    internal = reason is ReasonCode.UNSPECIFIED_ERROR
-    assert ("client 'client': a job failed" in caplog.text) is internal
-    assert ("a test" in str(ended)) is not internal
-
-
-async def test_what_fails_after_the_end_is_not_said() -> None:
-    runner = Runner()
-
-    async def end() -> None:
-        runner.end_connection(ProtocolError("a test"))
-        raise ValueError("later")
-
-    runner.do(end())
-    await runner.fake_tasks.fake_settle()
-    assert [str(one) for one in runner.fake_log] == ["a test", "left"]
-
-
-async def test_a_cancelled_client_leaves() -> None:
-    runner = Runner()
-    begun = asyncio.Event()
-
-    async def wait() -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    runner.do(wait())
-    runner.do(note(runner, "never"))
-    (task,) = runner.fake_tasks.fake_spawned
-    await begun.wait()
-    runner.state = State.ENDED
-    task.cancel()
-    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
-    assert runner.fake_log == ["left"]
-    assert not runner.busy
 
 
 # -- packets that wait ------------------------------------------------------------------------------------
@@ -280,7 +139,7 @@ async def test_a_violation_comes_behind_the_packets_before_it() -> None:
     runner = Runner()
     error = ProtocolError("a test")
     runner.wait([publish()])
-    runner.order.fail(error)
+    runner.broken(error)
     runner.proceed()
     assert runner.fake_connection.fake_again == [([publish()], None, error)]
     assert not runner.waits
@@ -322,10 +181,15 @@ async def test_otherwise_the_connection_ends_at_once(why: Callable[[Runner], obj
     assert runner.fake_log == []
 
 
+async def note(runner: Runner) -> None:
+    """A job."""
+    runner.fake_log.append("one")
+
+
 async def test_a_job_before_disconnect_goes_on() -> None:
     """[MQTT-3.14.4-1] (3.1.1): packets before DISCONNECT are still handled."""
     runner = Runner()
-    runner.do(note(runner, "one"))
+    runner.do(note(runner))
     assert not runner.outlasts(None)
     runner.hear_disconnect()
     assert (runner.ended, runner.ended_by_client, runner.unserved) == (True, True, True)
