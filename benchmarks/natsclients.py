@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NATS clients in the place of the load generator's MQTT clients: plain messages, without headers."""
+"""NATS clients on the load generator's loop: in the place of its MQTT clients, and one for requests."""
 
 from __future__ import annotations
 
 import json
+import socket
+from abc import abstractmethod
 from typing import Final
 
-from benchmarks.generator.clients import Greeting, LoadError, Publisher, Subscriber
+from benchmarks.generator.clients import Connection, Greeting, LoadError, Loop, Publisher, Subscriber
 from benchmarks.generator.packets import DeliveryError, NatsLayout
 
 SID: Final = "1"
@@ -76,6 +78,44 @@ class NatsPublisher(Publisher):
             self.send(_PONG)
         kept = data.rfind(b"\n") + 1
         self.keep(kept, end)
+
+
+class NatsRequester(Connection):
+    """Hands over whole messages, with headers or without; what it sends, it sends as frames of the protocol."""
+
+    def __init__(self, loop: Loop, address: tuple[str, int], name: str, *subjects: str) -> None:
+        """Connect, and subscribe to the subjects."""
+        sock = socket.create_connection(address, 10)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().__init__(loop, sock, name)
+        loop.add(self)
+        self.send(b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n')
+        for sid, subject in enumerate(subjects, 1):
+            self.send(f"SUB {subject} {sid}\r\n".encode())
+
+    @abstractmethod
+    def message(self, subject: bytes, headers: bytes, payload: bytes) -> None:
+        """Take a message; no headers: empty."""
+
+    def readable(self) -> None:
+        end, at = self.fill(), 0
+        data = bytes(self.loop.view[:end])
+        while (found := data.find(b"\r\n", at)) >= 0:
+            words, after = data[at:found].split(), found + 2
+            if words[0] in (b"MSG", b"HMSG"):
+                body = after + (int(words[-2]) if words[0] == b"HMSG" else 0)
+                stop = after + int(words[-1])
+                if stop + 2 > end:
+                    break
+                self.message(words[1], data[after:body], data[body:stop])
+                after = stop + 2
+            elif words[0] == b"PING":
+                self.send(_PONG)
+            elif words[0] == b"-ERR":
+                raise LoadError(f"{self.name}: {data[at:found].decode(errors='replace')}")
+            at = after
+        self.keep(at, end)
 
 
 def layout_of(topic: str, payload: int, *, received: bool) -> NatsLayout:
