@@ -360,7 +360,7 @@ def document(rows: Sequence[Row], command: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bookmarks", description=__doc__)
-    parser.add_argument("--servers", default="1,3", metavar="N[,N]", help="nats-servers, of rows (%(default)s)")
+    parser.add_argument("--servers", default="1", metavar="N[,N]", help="nats-servers, of rows (%(default)s)")
     parser.add_argument("--consumers", type=int, default=1000, metavar="N", help="each with a filter (%(default)s)")
     parser.add_argument("--messages", type=int, default=10, metavar="N", help="of each filter (%(default)s)")
     parser.add_argument(
