@@ -9,15 +9,22 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
 from pyspark_mqtt_nats.lakehouse import PACKAGES, require
+from pyspark_mqtt_nats.lakehouse.columns import compare, nullable, read
+from pyspark_mqtt_nats.lakehouse.sink_log import LOG
 from pyspark_mqtt_nats.lakehouse.tables import COPIES, DATA, PARTITIONS, DataFile, Table, Target, open_table
 
 _SETTINGS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 """Spark's own default is a type that Iceberg does not know."""
+
+_INFERENCE: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+_TYPED: Final = ("parquet", "orc")
+"""Formats of files that have types, which Spark reads of all files."""
 
 
 def prepare(spark: SparkSession) -> None:
@@ -31,17 +38,12 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
     Everything may be null: older rows lack a column, and files that Spark has read and written again say nothing else.
     """
-    schema = StructType([StructField(field.name, _nullable(field.dataType)) for field in frame.schema.fields])
-    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return _arrow(StructType([StructField(field.name, nullable(field.dataType)) for field in frame.schema.fields]))
+
+
+def _arrow(columns: StructType) -> pa.Schema:
+    found: pa.Schema = to_arrow_schema(columns, timezone="UTC")
     return found
-
-
-def _nullable(kind: DataType) -> DataType:
-    if isinstance(kind, StructType):
-        return StructType([StructField(field.name, _nullable(field.dataType)) for field in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
-    return MapType(kind.keyType, _nullable(kind.valueType)) if isinstance(kind, MapType) else kind
 
 
 class Batches:
@@ -83,9 +85,41 @@ class Batches:
 def read_files(spark: SparkSession, path: str, format: str) -> DataFrame:
     """Return an archive in any format as a DataFrame; raises JobError where a table is not there."""
     if format not in PACKAGES:
-        return spark.read.format(format).load(path)
+        return _directories(spark, path, format)
     require(format)
-    files = open_table(Target(format, path, flag="--input")).files()
+    table = open_table(Target(format, path, flag="--input"))
+    files = table.files()
     if not files:
         raise JobError(f"--input {path}: the table has no files")
-    return spark.read.option("mergeSchema", "true").parquet(*files).drop(*COPIES)
+    return read(spark, files, table.columns())
+
+
+def _directories(spark: SparkSession, path: str, format: str, **options: str) -> DataFrame:
+    """Return an archive of files with `root` as text and `date` as a date.
+
+    Spark would choose types of the names of directories: `root` would be a number where all first levels look like one.
+    """
+    before = spark.conf.get(_INFERENCE)
+    spark.conf.set(_INFERENCE, "false")
+    try:
+        found = spark.read.format(format).options(**options).load(path)
+    finally:
+        spark.conf.set(_INFERENCE, str(before))
+    day = found.schema["date"].dataType if {"date", "root"}.issubset(found.columns) else None
+    return found.withColumn("date", F.try_to_date("date")) if isinstance(day, StringType) else found
+
+
+def compare_files(spark: SparkSession, place: Place, format: str, wanted: StructType) -> None:
+    """Raise JobError where columns that are wanted have another type in the files of an archive, if it has files."""
+    if format not in _TYPED or not place.has(LOG):
+        return
+    try:
+        there = _directories(spark, place.path, format, mergeSchema="true").schema
+    except Exception as error:  # of PySpark or of py4j
+        if "UNABLE_TO_INFER_SCHEMA" in str(error):  # no batch had a message
+            return
+        if "CANNOT_MERGE" in str(error):
+            text = "files there have one column in several types already; give another --output and --checkpoint"
+            raise JobError(f"{place.option} {place.path}: {text}") from None
+        raise
+    compare(f"{place.option} {place.path}", _arrow(there), _arrow(wanted))

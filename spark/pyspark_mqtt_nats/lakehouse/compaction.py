@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from pyspark_mqtt_nats.jobs.storage import Place
+from pyspark_mqtt_nats.lakehouse.columns import read
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class Compactable(Protocol):
 
     of_directories: tuple[str, ...]
 
+    def columns(self) -> StructType | None:
+        """Return the columns with which Spark has to read the files, None for those that the files have."""
+        ...
+
     def groups(self, before: str) -> list[Group]:
         """Return the files of days before a date (ISO 8601)."""
         ...
@@ -52,8 +58,7 @@ def compact(spark: SparkSession, place: Place, table: Compactable, before: str, 
         if len(group.paths) <= number:
             continue
         directory = f"_compact-{secrets.token_hex(8)}"
-        rows = spark.read.option("mergeSchema", "true").parquet(*group.paths)
-        rows = rows.drop(*table.of_directories)
+        rows = read(spark, group.paths, table.columns()).drop(*table.of_directories)
         ordered = rows.repartitionByRange(number, "sequence").sortWithinPartitions("sequence")
         try:
             ordered.write.parquet(place.child(directory))

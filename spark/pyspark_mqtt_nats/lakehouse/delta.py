@@ -11,6 +11,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from pyspark_mqtt_nats.jobs import JobError
+from pyspark_mqtt_nats.lakehouse.columns import compare
 from pyspark_mqtt_nats.lakehouse.tables import PARTITIONS, DataFile, Target
 
 RETRIES: Final = 10
@@ -44,11 +45,14 @@ class DeltaLake:
                 )
             self.table = DeltaTable(target.uri)
             if schema is not None:
-                self._widen(Schema.from_arrow(schema))
+                self._widen(schema)
 
-    def _widen(self, wanted: Any) -> None:
-        known = {field.name.lower() for field in self.table.schema().fields}
-        if new := [field for field in wanted.fields if field.name.lower() not in known]:
+    def _widen(self, wanted: pa.Schema) -> None:
+        """Add new columns. No column becomes wider: delta-rs does not write tables that may have that."""
+        there = pa.schema(self.table.schema().to_arrow())
+        compare(f"{self._target.flag} {self._target.output}", there, wanted)
+        known = set(there.names)
+        if new := [field for field in Schema.from_arrow(wanted).fields if field.name not in known]:
             self.table.alter.add_columns(new)
 
     def last_batch(self) -> int:
@@ -76,6 +80,9 @@ class DeltaLake:
         """Return the paths of all files that count."""
         with _explained(self._target):
             return [_hadoop(uri) for uri in self.table.file_uris()]
+
+    def columns(self) -> None:
+        """Return None: all files have a column in one type."""
 
     def compact(self, before: str, size: int) -> tuple[int, int]:
         """Make files of about `size` bytes from those of days before a date; return how many went and came."""

@@ -13,9 +13,22 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.table import Transaction
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructType,
+)
 
 from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.storage import Place
+from pyspark_mqtt_nats.lakehouse.columns import compare
 from pyspark_mqtt_nats.lakehouse.compaction import Group, parquet_names
 from pyspark_mqtt_nats.lakehouse.tables import COPIES, DATA, PARTITIONS, DataFile, Target
 
@@ -27,6 +40,10 @@ ATTEMPTS: Final = 10
 
 BATCH: Final = "mqtt-nats.batch"
 """Property of a snapshot: number of its batch. With a dot and the writer's name also a property of the table."""
+
+
+_WIDER: Final = ((IntegerType, LongType), (FloatType, DoubleType))
+"""Types that a column may have one after the other by Iceberg's specification; besides a DECIMAL of more digits."""
 
 
 @contextmanager
@@ -76,13 +93,18 @@ class Iceberg:
                 self._arrange(schema)
 
     def _arrange(self, schema: pa.Schema) -> None:
-        """Partition a new table, which a run that was killed may have left without, and add new columns."""
+        """Partition a new table, which a run that was killed may have left without; add columns, make some wider."""
         if not self.table.spec().fields and self.table.current_snapshot() is None:
             with self.table.update_spec() as spec:
                 for name in PARTITIONS:
                     spec.add_identity(name)
-        known = {field.name for field in self.table.schema().fields}
-        if any(name not in known for name in schema.names):
+        there = self.table.schema().as_arrow()
+        target = self._target
+        where, place = f"{target.flag} {target.output}", "--output and --checkpoint"
+        if target.catalog is not None:
+            where, place = f"--table {target.name}", f"--table, {place}"
+        widened = compare(where, there, schema, stored=_stored, wider=_wider, place=place)
+        if widened or not set(there.names).issuperset(schema.names):
             with self.table.update_schema() as update:
                 update.union_by_name(schema)
 
@@ -107,6 +129,11 @@ class Iceberg:
         """Return the paths of all files that count."""
         with _explained(self._target):
             return [_hadoop(task.file.file_path) for task in self.table.scan().plan_files()]
+
+    def columns(self) -> StructType:
+        """Return the columns of the table: older files may have a column in a type that is not as wide."""
+        with _explained(self._target):
+            return from_arrow_schema(self.table.schema().as_arrow())
 
     def groups(self, before: str) -> list[Group]:
         """Return the files of days before a date (ISO 8601)."""
@@ -152,6 +179,16 @@ class Iceberg:
                     if attempt == ATTEMPTS:
                         raise
                     self.table.refresh()
+
+
+def _stored(kind: DataType) -> DataType:
+    return IntegerType() if isinstance(kind, ByteType | ShortType) else kind
+
+
+def _wider(old: DataType, new: DataType) -> bool:
+    if isinstance(old, DecimalType) and isinstance(new, DecimalType):
+        return old.scale == new.scale and old.precision < new.precision
+    return (type(old), type(new)) in _WIDER
 
 
 def _hadoop(uri: Any) -> str:

@@ -42,6 +42,9 @@ class SinkLog:
             except ValueError:
                 raise JobError(f"--input {place.path}: {self._name} is of another version of Spark") from None
 
+    def columns(self) -> None:
+        """Return None: all files have a column in one type."""
+
     def groups(self, before: str) -> list[Group]:
         """Return the files of days before a date (ISO 8601)."""
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)

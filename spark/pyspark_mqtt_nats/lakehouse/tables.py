@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from pyspark_mqtt_nats.jobs import JobError
 
@@ -51,6 +52,10 @@ class Table(Protocol):
 
     def files(self) -> list[str]:
         """Return the paths of all files that count, as Spark reads them."""
+        ...
+
+    def columns(self) -> StructType | None:
+        """Return the columns with which Spark has to read the files, None for those that the files have."""
         ...
 
 
