@@ -2,6 +2,7 @@
 """What clients publish, through an archive and a report, and back to clients."""
 
 import io
+import json
 import re
 import shutil
 import threading
@@ -123,6 +124,50 @@ def test_a_replay_holds_little_of_large_messages(
     monkeypatch.setattr(replay, "_PART", 30)
     assert len(list(replay.in_order(messages, 300, 0))) == 10
     assert not list(replay.in_order(messages.limit(0), 0, 0))
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta", "iceberg"])
+def test_a_column_of_another_type_is_refused_before_anything_is_written(
+    spark: "SparkSession", nats_server: NatsServer, tmp_path: Path, format: str
+) -> None:
+    """The archive stays readable, and goes on with the former type or with new columns."""
+    output = tmp_path / "archive"
+
+    def run(columns: str) -> Archived:
+        decoders = json.dumps({"#": {"format": "json", "columns": columns}})
+        return archive.run(spark, Archive(str(output), store.given(decoders=decoders), format=format), quiet())
+
+    def files() -> set[Path]:
+        return {one for one in output.rglob("*") if "_checkpoint" not in one.parts}
+
+    with Store(nats_server.url) as store:
+        store.put_payloads([("007.a", b'{"v": 1}'), ("1e3.a", b'{"v": 2}')])
+        assert run("v BIGINT").messages == 2
+        before = files()
+        store.put_payloads([("007.a", b'{"v": 3.5, "w": "x"}')])
+        text = (
+            f"^--output {output}: column 'v' is bigint there, and would be double; give it .* another name, or another"
+        )
+        with pytest.raises(JobError, match=text):
+            run("v DOUBLE")
+        assert files() == before
+        assert run("v BIGINT, w STRING").messages == 1
+        found = report.run(spark, Report({}, str(output), format), quiet()).figures
+        assert (found.messages, found.missing) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [("parquet", "date"), ("parquet", "ROOT"), ("delta", "root"), ("iceberg", "Date"), ("iceberg", "_root")],
+)
+def test_a_column_with_a_name_of_the_archive_is_refused(tmp_path: Path, format: str, name: str) -> None:
+    output = tmp_path / "archive"
+    decoders = json.dumps({"#": f"{name} STRING"})
+    source = {"servers": "nats://127.0.0.1:1", "connectTimeout": "1", "decoders": decoders}
+    spark: Any = None  # nothing is asked of it
+    with pytest.raises(JobError, match=f"^decoders: '{name}' is a column that the archive adds by itself"):
+        archive.run(spark, Archive(str(output), source, format=format), quiet())
+    assert not output.exists()
 
 
 def belongs(spark: "SparkSession", job: Archive, tmp_path: Path) -> None:

@@ -15,15 +15,18 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from mqtt_streams.subjects import root_of, subject_to_topic
+from pyspark_mqtt_nats.decoders.option import columns
+from pyspark_mqtt_nats.jobs import JobError
 from pyspark_mqtt_nats.jobs.monitor import Monitor
 from pyspark_mqtt_nats.jobs.progress import Progress, count, duration, plural, rate
 from pyspark_mqtt_nats.jobs.queries import Tally, rounds, run_round
 from pyspark_mqtt_nats.jobs.storage import Checkpoint, Place
 from pyspark_mqtt_nats.lakehouse import PACKAGES
-from pyspark_mqtt_nats.lakehouse.batches import Batches, arrow_schema, prepare
-from pyspark_mqtt_nats.lakehouse.tables import Target, exists, open_table
+from pyspark_mqtt_nats.lakehouse.batches import Batches, arrow_schema, compare_files, prepare
+from pyspark_mqtt_nats.lakehouse.tables import COPIES, PARTITIONS, Target, exists, open_table
 from pyspark_mqtt_nats.nats.connection import Connection
 from pyspark_mqtt_nats.nats.jetstream import stream_info
 from pyspark_mqtt_nats.options import STARTS, Options
@@ -95,13 +98,26 @@ def run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
 
     Raises JobError, and the errors of Spark and the source.
     """
-    with Monitor(Options.parse(job.source), progress.say):
-        return _run(spark, job, progress)
+    options = Options.parse(job.source)
+    added = columns(options.decoders)
+    _require_free(added, job.format)
+    with Monitor(options, progress.say):
+        return _run(spark, job, progress, added)
 
 
-def _run(spark: SparkSession, job: Archive, progress: Progress) -> Archived:
+def _require_free(added: StructType, format: str) -> None:
+    """Raise JobError for a column of decoders whose name the archive needs; Spark makes no difference of capitals."""
+    own = (*PARTITIONS, *(COPIES if format == "iceberg" else ()))
+    for name in added.names:
+        if name.lower() in own:
+            raise JobError(f"decoders: {name!r} is a column that the archive adds by itself: choose another name")
+
+
+def _run(spark: SparkSession, job: Archive, progress: Progress, added: StructType) -> Archived:
     where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
     checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
+    if added.names:
+        compare_files(spark, Place(spark, job.output, "--output"), job.format, added)
     roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
     lake = _Lake(spark, job, checkpoint) if job.format in PACKAGES else None
     tally = Tally()
