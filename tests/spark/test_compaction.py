@@ -18,6 +18,9 @@ class Table:
     def __init__(self, *groups: Group) -> None:
         self._groups = groups
 
+    def columns(self) -> None:
+        """Those that the files have."""
+
     def groups(self, before: str) -> list[Group]:
         return list(self._groups)
 
