@@ -101,7 +101,7 @@ def test_csv() -> None:
         "x": 2.5,
         "on": True,
         "at": datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC),
-        "money": Decimal("12.34"),
+        "money": Decimal("12.35"),
         "decode_error": None,
     }
     empty = one(typed, b",,,,,")

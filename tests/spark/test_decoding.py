@@ -50,6 +50,7 @@ DOCUMENTS: dict[bytes, bool] = {
     b" 5 ": True,
     b'"text"': True,
     b"null": True,
+    b"1e999": True,
     b'{"a": }': False,
     b"{'a': 1}": False,
     b"": False,

@@ -15,7 +15,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_mqtt_nats.decoders.conversion import converter, json_of
-from pyspark_mqtt_nats.decoders.formats import reader
+from pyspark_mqtt_nats.decoders.digits import DigitsLost
+from pyspark_mqtt_nats.decoders.formats import exact_json, reader
 from pyspark_mqtt_nats.decoders.option import DOCUMENT, ERROR, Decoder, columns
 from pyspark_mqtt_nats.topics import matches
 
@@ -104,20 +105,26 @@ def _document(decoder: Decoder) -> Callable[[bytes], tuple[list[Any] | None, str
                 return None, f"{name}: {error}"
 
         return whole
-    take = _taker(decoder.columns, name)
+    take, take_exact = _taker(decoder.columns, name, name == "json"), _taker(decoder.columns, name)
 
     def fields(payload: bytes) -> tuple[list[Any] | None, str | None]:
         try:
-            return take(read(payload))
+            try:
+                return take(read(payload))
+            except DigitsLost:
+                return take_exact(exact_json(payload))
         except ValueError as error:
             return None, f"{name}: {error}"
 
     return fields
 
 
-def _taker(wanted: StructType, name: str) -> Callable[[Any], tuple[list[Any], str | None]]:
-    """Return a function from a document to the values of its fields, and the names of those that do not fit."""
-    convert = [(field.name, converter(field.dataType, name == "csv")) for field in wanted.fields]
+def _taker(wanted: StructType, name: str, doubles: bool = False) -> Callable[[Any], tuple[list[Any], str | None]]:
+    """Return a function from a document to the values of its fields, and the names of those that do not fit.
+
+    `doubles`: numbers of the document may have lost digits; the function raises DigitsLost where a column needs them.
+    """
+    convert = [(field.name, converter(field.dataType, name == "csv", doubles)) for field in wanted.fields]
 
     def take(document: Any) -> tuple[list[Any], str | None]:
         if name == "csv":

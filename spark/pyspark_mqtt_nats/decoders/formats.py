@@ -15,6 +15,9 @@ from typing import Any, Final
 
 import orjson
 
+from pyspark_mqtt_nats.decoders.conversion import text_of
+from pyspark_mqtt_nats.decoders.digits import read_digits
+
 Read = Callable[[bytes], Any]
 
 PACKAGES: Final = {
@@ -83,7 +86,7 @@ def reader(chosen: Format) -> Read:
         "avro": _avro,
         "cbor": _cbor,
         "csv": _csv,
-        "json": lambda _: orjson.loads,
+        "json": lambda _: _json,
         "msgpack": _msgpack,
         "protobuf": _protobuf,
         "sparkplug": _sparkplug,
@@ -102,6 +105,26 @@ def _guarded(read: Read) -> Read:
             raise ValueError(reason[:_REASON_MOST]) from None
 
     return guarded
+
+
+def _json(payload: bytes) -> Any:
+    """Return a document whose doubles may have lost digits.
+
+    orjson refuses numbers beyond DOUBLE. A document that has one is read with Digits, and refused for any other fault.
+    """
+    try:
+        return orjson.loads(payload)
+    except orjson.JSONDecodeError as error:
+        try:
+            found = read_digits(payload)
+            text_of(found)  # the standard library takes halves of characters, which are no text
+        except (ValueError, RecursionError):
+            raise error from None
+        return found
+
+
+exact_json: Final = _guarded(read_digits)
+"""Reads a JSON document as `read_digits` does."""
 
 
 def _cbor(chosen: Format) -> Read:
