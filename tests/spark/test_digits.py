@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import cbor2
@@ -405,6 +405,19 @@ def test_long_numbers_of_cbor() -> None:
     assert one({"format": "cbor", "columns": "n BIGINT"}, cbor2.dumps({"n": 2**63}))["n"] is None
 
 
+def test_bigfloats_of_cbor() -> None:
+    """cbor2 calculates them, with 28 digits unless it is told otherwise."""
+    typed = {"format": "cbor", "columns": "a DECIMAL(38,2), b DECIMAL(38,38), s STRING"}
+    mantissa = 3 * 10**35 + 1
+    document = {"a": cbor2.CBORTag(5, [-1, mantissa]), "b": cbor2.CBORTag(5, [-100, 1]), "s": cbor2.CBORTag(5, [70, 1])}
+    assert one(typed, cbor2.dumps(document)) == {
+        "a": Decimal(mantissa * 5).scaleb(-1, Context(prec=60)),
+        "b": Decimal("0.00000000000000000000000000000078886091"),
+        "s": str(2**70),
+        "decode_error": None,
+    }
+
+
 def test_long_numbers_of_msgpack_and_sparkplug() -> None:
     most = 2**64 - 1
     typed = {"format": "msgpack", "columns": "n DECIMAL(20,0), s STRING"}
@@ -426,6 +439,7 @@ def bytes_of(digits: str) -> bytes:
         (38, 18, "0", "0.000000000000000000"),
         (38, 18, "-1", "-0.000000000000000001"),
         (4, 2, "150", "1.50"),
+        (4, 2, "12345", "123.45"),  # more digits than the schema says: fastavro would round to 123.4
         (60, 1, "9" * 60, "9" * 59 + ".9"),
     ],
 )
@@ -442,6 +456,12 @@ def test_decimals_of_avro(precision: int, scale: int, digits: str, text: str) ->
         assert one(chosen, payload)["json"] == f'{{"d":"{text}"}}'
         if len(digits) < 39:
             assert one(chosen | {"columns": f"d DECIMAL(38,{scale})"}, payload)["d"] == Decimal(text)
+
+
+@pytest.mark.parametrize("kind", [{"type": "int"}, {"type": "string"}])
+def test_a_logical_type_that_avro_ignores(kind: dict[str, str]) -> None:
+    schema = kind | {"logicalType": "decimal", "precision": 3}
+    assert one({"format": "avro", "schema": json.dumps(schema)}, b"\x02a" if kind["type"] == "string" else b"\x02")
 
 
 def test_decimals_as_integers() -> None:

@@ -7,7 +7,9 @@ whose items take no bytes has as many items as its first bytes say: such schemas
 """
 
 import io
+import math
 from collections.abc import Callable
+from decimal import MAX_PREC
 from typing import Any, Final
 
 import orjson
@@ -41,11 +43,25 @@ def _parsed(schema: str) -> Any:
     import fastavro
 
     try:
-        return fastavro.parse_schema(orjson.loads(schema))
+        return _unrounded(fastavro.parse_schema(orjson.loads(schema)))
     except KeyError as error:
         raise ValueError(f"the schema is not one of Avro: a type has no {error}") from None
     except Exception as error:  # fastavro raises TypeError and errors of its own
         raise ValueError(f"the schema is not one of Avro: {' '.join(str(error).split())}") from None
+
+
+def _unrounded(schema: Any) -> Any:
+    """Return a parsed schema with which fastavro keeps the digits of a decimal that has more than its precision."""
+    if isinstance(schema, list):
+        return [_unrounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _unrounded(value) for key, value in schema.items()}
+    if found.get("logicalType") == "decimal" and found.get("type") == "bytes":
+        found["precision"] = MAX_PREC
+    if found.get("logicalType") == "decimal" and found.get("type") == "fixed":  # fastavro refuses a digit more
+        found["precision"] = int(math.log10(2) * (8 * found["size"] - 1))
+    return found
 
 
 class _Types:

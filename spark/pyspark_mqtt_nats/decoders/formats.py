@@ -10,6 +10,7 @@ import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import localcontext
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -39,6 +40,12 @@ _SCHEMAS_MOST: Final = 1 << 10
 
 _MAGIC: Final = 5
 """Bytes before the data of a registry's message: a zero, and the schema's id in four bytes."""
+
+_BIGFLOAT: Final = 0xC5
+"""Byte of CBOR before an exponent of two and a mantissa."""
+
+_BIGFLOAT_DIGITS: Final = 1200
+"""More than any double has: 2**-1074 has 751."""
 
 _REASON_MOST: Final = 160  # characters
 
@@ -132,7 +139,11 @@ def _cbor(chosen: Format) -> Read:
 
     def read(payload: bytes) -> Any:
         rest = io.BytesIO(payload)
-        value = cbor2.load(rest)
+        if _BIGFLOAT in payload:
+            with localcontext(prec=_BIGFLOAT_DIGITS):  # cbor2 calculates it, in the context of the thread
+                value = cbor2.load(rest)
+        else:
+            value = cbor2.load(rest)
         if rest.read(1):
             raise ValueError("bytes follow the document")
         return value
