@@ -136,6 +136,8 @@ growth: $(VENV)/.bench $(BUILT)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.reading --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.listing --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.slow $(OURS) --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.positions $(OURS) --report docs/growth.md)
+	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.consumer_moves --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.absent $(OURS) --report docs/growth.md)
 	$(if $(GROWTH_ARGS),,$(BIN)/python -m benchmarks.mass expiry killed rolling --report docs/growth.md)
 	$(BIN)/python -m benchmarks.matching --docs docs

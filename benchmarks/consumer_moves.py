@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs nats-server to move durable consumers: ``python -m benchmarks.bookmarks``.
+"""What it costs nats-server to move durable consumers: ``python -m benchmarks.consumer_moves``.
 
 Each consumer stands for an absent session, with a filter of its own; nobody listens to it. A move sets it to one of the
 messages of its filter: by ``CONSUMER.RESET`` (nats-server 2.14), or by its deletion and a creation with that start
@@ -34,7 +34,7 @@ from benchmarks.runner import machine
 from benchmarks.storing import WINDOW, Connection, message
 from mqtt_streams.consumers import ConsumerRef
 
-STREAM: Final = "bookmarks"
+STREAM: Final = "moved"
 
 AT_ONCE: Final = 64
 """Moves under way while as many as possible are made; before that, one."""
@@ -359,7 +359,7 @@ def document(rows: Sequence[Row], command: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bookmarks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.consumer_moves", description=__doc__)
     parser.add_argument("--servers", default="1", metavar="N[,N]", help="nats-servers, of rows (%(default)s)")
     parser.add_argument("--consumers", type=int, default=1000, metavar="N", help="each with a filter (%(default)s)")
     parser.add_argument("--messages", type=int, default=10, metavar="N", help="of each filter (%(default)s)")
@@ -379,10 +379,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(measure(servers, way, sizes))
             print(rows[-1], flush=True)
     given = sys.argv[1:] if arguments is None else list(arguments)
-    text = document(rows, shlex.join(["python", "-m", "benchmarks.bookmarks", *given]))
+    text = document(rows, shlex.join(["python", "-m", "benchmarks.consumer_moves", *given]))
     print("\n" + text)
     if options.report:
-        page.put(options.report, "How cost grows", "growth bookmarks", text)
+        page.put(options.report, "How cost grows", "growth consumer moves", text)
 
 
 if __name__ == "__main__":
