@@ -199,7 +199,8 @@ class Options:
     starting_timestamp: int | None = _option(
         "startingTimestamp",
         values.timestamp,
-        "Messages stored at this time or later: ISO 8601, UTC where it has no zone, or milliseconds since 1970",
+        "Messages stored at this time or later: ISO 8601, UTC where it has no zone, or milliseconds since 1970, "
+        "from the year 2000 on",
         use="read",
     )
     starting_offsets: str | None = _option(

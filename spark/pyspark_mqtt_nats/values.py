@@ -92,10 +92,20 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+_MILLISECONDS_2000: Final = 946_684_800_000
+"""The first millisecond of the year 2000, since 1970."""
+
+
 def timestamp(value: str) -> int:
-    """Return nanoseconds since 1970, from an ISO 8601 time (in UTC without a zone) or from milliseconds since 1970."""
+    """Return nanoseconds since 1970, from an ISO 8601 time (in UTC without a zone) or from milliseconds since 1970.
+
+    Milliseconds of the last century are refused, 0 apart: they are seconds of today.
+    """
     value = value.strip()
     match = _TIME.fullmatch(value)
+    milliseconds = int(value) if match is None and value.isascii() and value.isdigit() else 0
+    if 0 < milliseconds < _MILLISECONDS_2000:
+        raise ValueError("milliseconds since 1970 before the year 2000; for seconds since 1970 append 000")
     try:
         if match is None:
             found = whole(0)(value) * 1_000_000
