@@ -43,7 +43,7 @@ class Gateway:
         self.port = 0
         self._arguments = [*(["--nats", nats] if nats else []), *arguments]
         defaults = {"MQTT_NATS_SESSION_CONSUMERS": "1000000", "MQTT_NATS_TEMPORARY_REFUSALS": "connack"}
-        self._env = defaults | positions.settings(arguments) | dict(env or {})
+        self._env = defaults | positions.settings(arguments, env or {}) | dict(env or {})
         """Tests share nats-servers: consumers of others are not to decide whether a session has consumers. And tests
         compare the reasons of refusals; tests/client/test_temporary_refusals.py has the default."""
         self._module = module or "mqtt_nats"

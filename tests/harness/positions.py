@@ -12,7 +12,7 @@ sessions, or begin gateways without a shared reader.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -70,9 +70,11 @@ def has_records(test: str) -> bool:
     )
 
 
-def settings(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables for a gateway of the present test, unless its arguments decide."""
-    if {"--session-positions", "--shared-reader"} & {one.partition("=")[0] for one in arguments}:
+def settings(arguments: Sequence[str], environment: Collection[str]) -> dict[str, str]:
+    """Return the environment variables for a gateway of the present test, unless what it is given decides."""
+    given = {one.partition("=")[0].removeprefix("--").replace("-", "_") for one in arguments}
+    given |= {one.removeprefix("MQTT_NATS_").lower() for one in environment}
+    if {"session_positions", "shared_reader"} & given:
         return {}
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     return {"MQTT_NATS_SESSION_POSITIONS": "records"} if has_records(test) else {}

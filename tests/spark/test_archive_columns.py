@@ -159,6 +159,18 @@ def test_files_of_two_widths_are_compacted(spark: SparkSession, tmp_path: Path) 
     assert values(output, "iceberg") == list(range(20))
 
 
+def test_a_renamed_column_is_not_read_as_null(tmp_path: Path) -> None:
+    """Its files have the former name: compaction would put rows without its values in their place."""
+    added(tmp_path, "iceberg", pa.array([1], pa.int64()), 0)
+    table = open_table(Target("iceberg", str(tmp_path), flag="--input"))
+    assert isinstance(table, iceberg.Iceberg)
+    assert "v" in table.columns().names
+    with table.table.update_schema() as update:
+        update.rename_column("v", "w")
+    with pytest.raises(JobError, match=f"^--input {tmp_path}: column 'v' was renamed to 'w'; rename it back$"):
+        table.columns()
+
+
 def written(
     spark: SparkSession,
     output: Path,

@@ -116,8 +116,9 @@ def _require_free(added: StructType, format: str) -> None:
 def _run(spark: SparkSession, job: Archive, progress: Progress, added: StructType) -> Archived:
     where = job.checkpoint or f"{job.output.rstrip('/')}/_checkpoint"
     checkpoint = Checkpoint(spark, where, job.output, {"job": "archive", "--format": job.format})
-    if added.names:
+    if added.names and checkpoint.memory.get("columns") != added.json():  # else these columns were compared before
         compare_files(spark, Place(spark, job.output, "--output"), job.format, added)
+        checkpoint.memory["columns"] = added.json()
     roots: dict[str, str] = checkpoint.memory.setdefault("roots", {})
     lake = _Lake(spark, job, checkpoint) if job.format in PACKAGES else None
     tally = Tally()

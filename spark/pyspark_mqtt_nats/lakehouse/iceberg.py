@@ -2,7 +2,7 @@
 """Tables of Iceberg, by PyIceberg. A batch's number is a property of the table, and of the batch's snapshot."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.io.pyarrow import parquet_files_to_data_files
 from pyiceberg.table import Transaction
+from pyiceberg.table.name_mapping import MappedField
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ByteType,
@@ -131,8 +132,16 @@ class Iceberg:
             return [_hadoop(task.file.file_path) for task in self.table.scan().plan_files()]
 
     def columns(self) -> StructType:
-        """Return the columns of the table: older files may have a column in a type that is not as wide."""
+        """Return the columns of the table: older files may have a column in a type that is not as wide.
+
+        Raises JobError for a renamed one: files have its former name, by which Spark reads them.
+        """
         with _explained(self._target):
+            mapping = self.table.name_mapping()
+            for former, *others in _names(mapping.root if mapping is not None else []):
+                if others:
+                    text = f"column {former!r} was renamed to {others[-1]!r}; rename it back"
+                    raise JobError(f"{self._target.flag} {self._target.output}: {text}")
             return from_arrow_schema(self.table.schema().as_arrow())
 
     def groups(self, before: str) -> list[Group]:
@@ -179,6 +188,13 @@ class Iceberg:
                     if attempt == ATTEMPTS:
                         raise
                     self.table.refresh()
+
+
+def _names(fields: Iterable[MappedField]) -> Iterator[list[str]]:
+    """Yield the names that each field has had in files, the present one last; also of fields within others."""
+    for field in fields:
+        yield field.names
+        yield from _names(field.fields)
 
 
 def _stored(kind: DataType) -> DataType:
