@@ -57,7 +57,7 @@ async def _payloads_in(url: str, stream: str = MESSAGES) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     async with jetstream(url) as js:
         state = (await js.stream_info(stream)).state
-        for sequence in range(state.first_seq, state.last_seq + 1):
+        for sequence in range(max(state.first_seq, 1), state.last_seq + 1):  # a stream that never had a message says 0
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 found[bytes((await js.get_msg(stream, sequence)).data or b"")] += 1
     return found
