@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from pyspark.sql.types import DataType, DecimalType, DoubleType, IntegerType
 
 from pyspark_mqtt_nats.decoders import conversion
+from pyspark_mqtt_nats.decoders.columns import NUMBER
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,13 @@ def test_what_is_no_number_in_a_csv(kind: DataType, text: str) -> None:
     with pytest.raises(ValueError, match="expected "):
         conversion.converter(kind, from_text=True)(text)
     assert conversion.converter(kind, from_text=True)(" +12 ") == 12
+
+
+def test_many_digits_that_are_no_number_are_refused_at_once() -> None:
+    """A search that tries each way to divide the digits takes hours."""
+    text = "1" * 1_000_000 + "x"
+    started = time.process_time()
+    with pytest.raises(ValueError, match="expected DECIMAL"):
+        conversion.converter(DecimalType(6, 2), from_text=True)(text)
+    assert re.match(NUMBER.replace(r"\z", r"\Z"), text) is None  # Java searches as Python does
+    assert time.process_time() - started < 5

@@ -20,7 +20,7 @@ from pyspark_mqtt_nats.decoders.formats import exact_json, reader
 from pyspark_mqtt_nats.decoders.option import DOCUMENT, ERROR, Decoder, columns
 from pyspark_mqtt_nats.topics import matches
 
-NUMBER: Final = r"\A[ \t\r\n]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t\r\n]*\z"
+NUMBER: Final = r"\A[ \t\r\n]*[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t\r\n]*\z"
 """Regular expression of the texts that `number` accepts, in a syntax that both Java and RE2 understand."""
 
 _NONE: Final = -1

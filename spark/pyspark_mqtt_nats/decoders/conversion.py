@@ -49,7 +49,7 @@ _LONG_MOST: Final = (1 << 64) - 1
 
 _OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z
 
-_NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_NUMBER: Final = re.compile(r"\s*[+-]?(\d+(?:\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 """Texts that are numbers; Python's own functions also take `1_000` and digits of other scripts."""
 
 _FLOAT_MOST: Final = math.nextafter(2.0**128 - 2.0**103, 0.0)
