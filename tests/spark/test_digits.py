@@ -469,5 +469,6 @@ def test_decimals_as_integers() -> None:
         with pytest.raises(ValueError, match="not a whole number"):
             whole(value)
     assert (whole(Decimal("5.0")), whole(Decimal("9007199254740993")), whole(2.0**60)) == (5, 9007199254740993, 2**60)
+    assert (whole(Decimal("0E+999")), whole(Decimal("-0E-999"))) == (0, 0)
     with pytest.raises(DigitsLost):
         whole(2.0**53, from_json=True)

@@ -66,8 +66,10 @@ def whole(value: Any, from_json: bool = False) -> int:
     if isinstance(value, Digits):
         short = float(value)
         return whole(short if abs(short) < _EXACT_BELOW else Decimal(value.text))
-    if isinstance(value, Decimal) and value.is_finite() and value.adjusted() < 20 and value == int(value):
-        return int(value)
+    if isinstance(value, Decimal) and value.is_finite() and (not value or value.adjusted() < 20):
+        found = int(value)
+        if value == found:
+            return found
     raise ValueError("not a whole number")
 
 
