@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pyspark_mqtt_nats.decoders.conversion import json_of
 from pyspark_mqtt_nats.decoders.digits import Digits, DigitsLost, whole
 from pyspark_mqtt_nats.decoders.formats import exact_json
 from tests.spark.test_avro import encoded
@@ -296,6 +297,8 @@ def test_a_number_beyond_double_is_an_error_of_its_field() -> None:
     [
         b'{"x": 1e999, "s": "\\ud800"}',
         b'{"x": 1e999, "\\udfff": 1}',
+        b'"\\ud800"',
+        b'["\\ud800"]',
         b'{"x": 1e999, "s": "\xff"}',
         b'{"x": 1e999, "s": "\n"}',
         b'{"x": 1e999, "s": NaN}',
@@ -456,6 +459,12 @@ def test_decimals_of_avro(precision: int, scale: int, digits: str, text: str) ->
         assert one(chosen, payload)["json"] == f'{{"d":"{text}"}}'
         if len(digits) < 39:
             assert one(chosen | {"columns": f"d DECIMAL(38,{scale})"}, payload)["d"] == Decimal(text)
+
+
+def test_half_of_a_character_is_no_json() -> None:
+    with pytest.raises(ValueError, match="no JSON can hold it"):
+        json_of("\ud800")
+    assert json_of('"') == r'"\""'
 
 
 @pytest.mark.parametrize("kind", [{"type": "int"}, {"type": "string"}])

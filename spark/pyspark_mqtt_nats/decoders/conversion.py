@@ -243,7 +243,12 @@ def _long_key(key: Any) -> Any:
 
 def json_of(value: Any) -> str:
     """Return a document as JSON text, a text in quotes; raises ValueError."""
-    return orjson.dumps(value).decode() if isinstance(value, str) else text_of(value)
+    if not isinstance(value, str):
+        return text_of(value)
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:  # of half of a character
+        raise ValueError(f"no JSON can hold it: {error}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from pyspark_mqtt_nats.decoders.conversion import text_of
+from pyspark_mqtt_nats.decoders.conversion import json_of
 from pyspark_mqtt_nats.decoders.digits import read_digits
 
 Read = Callable[[bytes], Any]
@@ -124,7 +124,7 @@ def _json(payload: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         try:
             found = read_digits(payload)
-            text_of(found)  # the standard library takes halves of characters, which are no text
+            json_of(found)  # the standard library takes halves of characters, which are no text
         except (ValueError, RecursionError):
             raise error from None
         return found
