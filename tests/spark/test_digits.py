@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pyspark_mqtt_nats.decoders.avro import reader_of
 from pyspark_mqtt_nats.decoders.conversion import json_of
 from pyspark_mqtt_nats.decoders.digits import Digits, DigitsLost, whole
 from pyspark_mqtt_nats.decoders.formats import exact_json
@@ -465,6 +466,39 @@ def test_half_of_a_character_is_no_json() -> None:
     with pytest.raises(ValueError, match="no JSON can hold it"):
         json_of("\ud800")
     assert json_of('"') == r'"\""'
+
+
+FIXED: Final = {"type": "fixed", "name": "F", "size": 4, "logicalType": "decimal", "precision": 9, "scale": 2}
+
+
+@pytest.mark.parametrize("value", [2**31 - 1, -(2**31), 0, -1])
+def test_each_fixed_decimal_of_avro_has_all_its_digits(value: int) -> None:
+    """Four bytes hold some numbers of ten digits, and the precision of such a type is at most nine."""
+    data = value.to_bytes(4, "big", signed=True)
+    expected = Decimal(value).scaleb(-2)
+    pair = [{"name": "a", "type": FIXED}, {"name": "b", "type": "F"}]
+    assert reader_of(json.dumps(FIXED))(data) == expected
+    assert reader_of(json.dumps(["null", FIXED]))(b"\x02" + data) == expected
+    assert reader_of(json.dumps({"type": "array", "items": FIXED}))(b"\x02" + data + b"\0") == [expected]
+    assert reader_of(json.dumps({"type": "record", "name": "R", "fields": pair}))(data + data) == {
+        "a": expected,
+        "b": expected,
+    }
+    node = [*pair, {"name": "next", "type": ["null", "N"]}]  # read by the reader in Python
+    read = reader_of(json.dumps({"type": "record", "name": "N", "fields": node}))
+    assert read(data + data + b"\0") == {"a": expected, "b": expected, "next": None}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_decimals_of_avro_of_too_many_bytes(inside: bool) -> None:
+    logical = {"logicalType": "decimal", "precision": 4}
+    for kind in ({"type": "bytes"}, {"type": "fixed", "name": "F", "size": 1025}):
+        read = reader_of(json.dumps(["null", kind | logical] if inside else kind | logical))
+        payload = encoded(kind, b"\x01" * 1025)
+        with pytest.raises(ValueError, match="a decimal has 1025 bytes, and may have 1024"):
+            read(b"\x02" + payload if inside else payload)
+    most = reader_of(json.dumps({"type": "bytes"} | logical))(encoded("bytes", b"\x01" * 1024))
+    assert most == int.from_bytes(b"\x01" * 1024, "big")
 
 
 @pytest.mark.parametrize("kind", [{"type": "int"}, {"type": "string"}])

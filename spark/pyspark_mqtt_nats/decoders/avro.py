@@ -7,9 +7,8 @@ whose items take no bytes has as many items as its first bytes say: such schemas
 """
 
 import io
-import math
 from collections.abc import Callable
-from decimal import MAX_PREC
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from typing import Any, Final
 
 import orjson
@@ -17,12 +16,19 @@ import orjson
 _EMPTY: Final = "null"
 """The primitive type whose values take no bytes."""
 
+_EXACT: Final = "exact-decimal"
+"""Logical type that decimals get: fastavro's own reader rounds to the precision that the schema says."""
+
+_DECIMAL_MOST: Final = 1024  # bytes: to make a decimal of more takes a time that grows with their square
+_ALL_DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
+
 
 def reader_of(schema: str) -> Callable[[bytes], Any]:
     """Return a function that reads one record; raises ValueError for a text that is no schema, or a refused one."""
     parsed = _parsed(schema)
     types = _Types()
     types.may_be_empty(parsed)
+    _register()
     if types.recursive:
         from fastavro._read_py import schemaless_reader
     else:
@@ -51,17 +57,29 @@ def _parsed(schema: str) -> Any:
 
 
 def _unrounded(schema: Any) -> Any:
-    """Return a parsed schema with which fastavro keeps the digits of a decimal that has more than its precision."""
+    """Return a parsed schema with which fastavro keeps all digits of a decimal."""
     if isinstance(schema, list):
         return [_unrounded(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found = {key: _unrounded(value) for key, value in schema.items()}
-    if found.get("logicalType") == "decimal" and found.get("type") == "bytes":
-        found["precision"] = MAX_PREC
-    if found.get("logicalType") == "decimal" and found.get("type") == "fixed":  # fastavro refuses a digit more
-        found["precision"] = int(math.log10(2) * (8 * found["size"] - 1))
+    if found.get("logicalType") == "decimal" and found.get("type") in ("bytes", "fixed"):
+        found["logicalType"] = _EXACT
     return found
+
+
+def _register() -> None:
+    from fastavro.read import LOGICAL_READERS
+
+    for kind in ("bytes", "fixed"):
+        LOGICAL_READERS[f"{kind}-{_EXACT}"] = _exact
+
+
+def _exact(data: bytes, schema: Any, _: Any = None) -> Decimal:
+    """Return a decimal with all its digits; raises ValueError for one of too many bytes."""
+    if len(data) > _DECIMAL_MOST:
+        raise ValueError(f"a decimal has {len(data)} bytes, and may have {_DECIMAL_MOST}")
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-schema.get("scale", 0), _ALL_DIGITS)
 
 
 class _Types:
