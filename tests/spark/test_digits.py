@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark_mqtt_nats.decoders.avro import reader_of
 from pyspark_mqtt_nats.decoders.conversion import json_of
 from pyspark_mqtt_nats.decoders.digits import Digits, DigitsLost, whole
-from pyspark_mqtt_nats.decoders.formats import exact_json
+from pyspark_mqtt_nats.decoders.formats import Format, exact_json, reader
 from tests.spark.test_avro import encoded
 from tests.spark.test_decoders import decode, one
 from tests.spark.test_sparkplug import field
@@ -420,6 +420,46 @@ def test_bigfloats_of_cbor() -> None:
         "s": str(2**70),
         "decode_error": None,
     }
+
+
+@pytest.fixture(params=["new", "old"])
+def read_cbor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Any]:
+    """The reader of CBOR: with a version 6 of cbor2, and as with one before it, which has no functions for tags."""
+    if request.param == "old":
+        monkeypatch.delattr(cbor2, "SemanticDecoderCallback", raising=False)
+    reader.cache_clear()
+    found = reader(Format("cbor"))
+    reader.cache_clear()
+    return found
+
+
+@pytest.mark.parametrize("tag", ["C5", "D805", "D90005", "DA00000005", "DB0000000000000005"])
+def test_bigfloats_of_cbor_in_each_form(tag: str, read_cbor: Callable[[bytes], Any]) -> None:
+    mantissa = 3 * 10**35 + 1
+    found = read_cbor(bytes.fromhex(tag) + cbor2.dumps([-1, mantissa]))
+    assert found == Decimal(mantissa * 5).scaleb(-1, Context(prec=60))
+    assert read_cbor(bytes.fromhex(tag) + cbor2.dumps([-1074, 1])) == Decimal.from_float(5e-324)
+
+
+@pytest.mark.parametrize("exponent", [1400, -1800, 10**6, -(10**6), 10**30, -(10**30), 0.5])
+def test_bigfloats_of_cbor_beyond_all_doubles(exponent: float, read_cbor: Callable[[bytes], Any]) -> None:
+    """An error, no other number, and no long calculation."""
+    with pytest.raises(ValueError, match=r"\S"):
+        read_cbor(cbor2.dumps([cbor2.CBORTag(5, [exponent, 3])] * 1000))
+
+
+@pytest.mark.skipif(not hasattr(cbor2, "SemanticDecoderCallback"), reason="a version of cbor2 before 6")
+def test_decimals_of_cbor_of_too_many_bytes() -> None:
+    read = reader(Format("cbor"))
+    for tag in (4, 5):
+        assert read(cbor2.dumps(cbor2.CBORTag(tag, [0, 10**300]))) == 10**300
+        for parts in ([0, 1 << 8 * 1024], [1 << 8 * 1024, 0], [-5 * 10**18, 1], [0, 1.5], [0]):
+            with pytest.raises(ValueError, match=r"\S"):
+                read(cbor2.dumps(cbor2.CBORTag(tag, parts)))
+    assert read(cbor2.dumps({Decimal("-1.50"): [Decimal("1E+500"), Decimal("0E-3")]})) == {
+        Decimal("-1.50"): [Decimal("1E+500"), 0]
+    }
+    assert str(read(cbor2.dumps(Decimal("1.50")))) == "1.50"
 
 
 def test_long_numbers_of_msgpack_and_sparkplug() -> None:

@@ -8,19 +8,18 @@ whose items take no bytes has as many items as its first bytes say: such schemas
 
 import io
 from collections.abc import Callable
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from decimal import Decimal
 from typing import Any, Final
 
 import orjson
+
+from pyspark_mqtt_nats.decoders.digits import ALL_DIGITS, DECIMAL_BYTES_MOST
 
 _EMPTY: Final = "null"
 """The primitive type whose values take no bytes."""
 
 _EXACT: Final = "exact-decimal"
 """Logical type that decimals get: fastavro's own reader rounds to the precision that the schema says."""
-
-_DECIMAL_MOST: Final = 1024  # bytes: to make a decimal of more takes a time that grows with their square
-_ALL_DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
 def reader_of(schema: str) -> Callable[[bytes], Any]:
@@ -77,9 +76,9 @@ def _register() -> None:
 
 def _exact(data: bytes, schema: Any, _: Any = None) -> Decimal:
     """Return a decimal with all its digits; raises ValueError for one of too many bytes."""
-    if len(data) > _DECIMAL_MOST:
-        raise ValueError(f"a decimal has {len(data)} bytes, and may have {_DECIMAL_MOST}")
-    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-schema.get("scale", 0), _ALL_DIGITS)
+    if len(data) > DECIMAL_BYTES_MOST:
+        raise ValueError(f"a decimal has {len(data)} bytes, and may have {DECIMAL_BYTES_MOST}")
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-schema.get("scale", 0), ALL_DIGITS)
 
 
 class _Types:

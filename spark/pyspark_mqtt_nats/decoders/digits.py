@@ -6,8 +6,14 @@ converter raises `DigitsLost`, and the payload is read again by the standard lib
 """
 
 import json
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation, Overflow
 from typing import Any, Final
+
+DECIMAL_BYTES_MOST: Final = 1024
+"""Bytes of a binary decimal: to make a Decimal of more takes a time that grows with their square."""
+
+ALL_DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation, Inexact, Overflow])
+"""In it no decimal is rounded."""
 
 _EXACT_BELOW: Final = float(1 << 53)
 """Each whole number below is a double."""

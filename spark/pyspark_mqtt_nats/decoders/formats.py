@@ -10,14 +10,14 @@ import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import localcontext
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, Underflow, localcontext
 from functools import cache, lru_cache
 from typing import Any, Final
 
 import orjson
 
 from pyspark_mqtt_nats.decoders.conversion import json_of
-from pyspark_mqtt_nats.decoders.digits import read_digits
+from pyspark_mqtt_nats.decoders.digits import ALL_DIGITS, DECIMAL_BYTES_MOST, read_digits
 
 Read = Callable[[bytes], Any]
 
@@ -42,10 +42,14 @@ _MAGIC: Final = 5
 """Bytes before the data of a registry's message: a zero, and the schema's id in four bytes."""
 
 _BIGFLOAT: Final = 0xC5
-"""Byte of CBOR before an exponent of two and a mantissa."""
+_BIGFLOAT_LONG: Final = 5
+"""Last bytes of the tag of CBOR before an exponent of two and a mantissa, in its short form and its longer ones."""
 
-_BIGFLOAT_DIGITS: Final = 1200
-"""More than any double has: 2**-1074 has 751."""
+_BIGFLOATS: Final = Context(prec=1200, Emin=-1200, Emax=400, traps=[InvalidOperation, Inexact, Overflow, Underflow])
+"""Context for a mantissa and an exponent of two. It holds each double: 2**-1074 has 751 digits.
+
+What it cannot hold is an error, and no other number.
+"""
 
 _REASON_MOST: Final = 160  # characters
 
@@ -137,18 +141,42 @@ exact_json: Final = _guarded(read_digits)
 def _cbor(chosen: Format) -> Read:
     import cbor2
 
+    hooks: dict[str, Any] = {}
+    if hasattr(cbor2, "SemanticDecoderCallback"):  # not before version 6
+        hooks["semantic_decoders"] = {4: _decimal_of, 5: _bigfloat_of}
+
     def read(payload: bytes) -> Any:
         rest = io.BytesIO(payload)
-        if _BIGFLOAT in payload:
-            with localcontext(prec=_BIGFLOAT_DIGITS):  # cbor2 calculates it, in the context of the thread
+        if not hooks and (_BIGFLOAT in payload or _BIGFLOAT_LONG in payload):
+            with localcontext(_BIGFLOATS):  # cbor2 calculates in the context of the thread, and to enter one takes time
                 value = cbor2.load(rest)
         else:
-            value = cbor2.load(rest)
+            value = cbor2.load(rest, **hooks)
         if rest.read(1):
             raise ValueError("bytes follow the document")
         return value
 
     return read
+
+
+def _decimal_of(parts: Any, _: bool = False) -> Decimal:
+    exponent, mantissa = _short_integers(parts)
+    return Decimal(mantissa).scaleb(exponent, ALL_DIGITS)
+
+
+def _bigfloat_of(parts: Any, _: bool = False) -> Decimal:
+    exponent, mantissa = _short_integers(parts)
+    return _BIGFLOATS.multiply(Decimal(mantissa), _BIGFLOATS.power(2, exponent))
+
+
+def _short_integers(parts: Any) -> tuple[int, int]:
+    """Return an exponent and a mantissa; raises ValueError for other values, and for one of too many bytes."""
+    exponent, mantissa = parts
+    if type(exponent) is not int or type(mantissa) is not int:
+        raise ValueError("an exponent or a mantissa is no integer")
+    if max(exponent.bit_length(), mantissa.bit_length()) > 8 * DECIMAL_BYTES_MOST:
+        raise ValueError(f"a decimal has more than {DECIMAL_BYTES_MOST} bytes")
+    return exponent, mantissa
 
 
 def _msgpack(chosen: Format) -> Read:
