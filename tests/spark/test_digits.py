@@ -422,15 +422,10 @@ def test_bigfloats_of_cbor() -> None:
     }
 
 
-@pytest.fixture(params=["new", "old"])
-def read_cbor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Any]:
-    """The reader of CBOR: with a version 6 of cbor2, and as with one before it, which has no functions for tags."""
-    if request.param == "old":
-        monkeypatch.delattr(cbor2, "SemanticDecoderCallback", raising=False)
-    reader.cache_clear()
-    found = reader(Format("cbor"))
-    reader.cache_clear()
-    return found
+@pytest.fixture
+def read_cbor() -> Callable[[bytes], Any]:
+    """The reader of CBOR."""
+    return reader(Format("cbor"))
 
 
 @pytest.mark.parametrize("tag", ["C5", "D805", "D90005", "DA00000005", "DB0000000000000005"])
@@ -448,7 +443,6 @@ def test_bigfloats_of_cbor_beyond_all_doubles(exponent: float, read_cbor: Callab
         read_cbor(cbor2.dumps([cbor2.CBORTag(5, [exponent, 3])] * 1000))
 
 
-@pytest.mark.skipif(not hasattr(cbor2, "SemanticDecoderCallback"), reason="a version of cbor2 before 6")
 def test_decimals_of_cbor_of_too_many_bytes() -> None:
     read = reader(Format("cbor"))
     for tag in (4, 5):

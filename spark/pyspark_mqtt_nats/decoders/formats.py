@@ -10,7 +10,7 @@ import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, Underflow, localcontext
+from decimal import Context, Decimal, Inexact, InvalidOperation, Overflow, Underflow
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -40,10 +40,6 @@ _SCHEMAS_MOST: Final = 1 << 10
 
 _MAGIC: Final = 5
 """Bytes before the data of a registry's message: a zero, and the schema's id in four bytes."""
-
-_BIGFLOAT: Final = 0xC5
-_BIGFLOAT_LONG: Final = 5
-"""Last bytes of the tag of CBOR before an exponent of two and a mantissa, in its short form and its longer ones."""
 
 _BIGFLOATS: Final = Context(prec=1200, Emin=-1200, Emax=400, traps=[InvalidOperation, Inexact, Overflow, Underflow])
 """Context for a mantissa and an exponent of two. It holds each double: 2**-1074 has 751 digits.
@@ -141,17 +137,11 @@ exact_json: Final = _guarded(read_digits)
 def _cbor(chosen: Format) -> Read:
     import cbor2
 
-    hooks: dict[str, Any] = {}
-    if hasattr(cbor2, "SemanticDecoderCallback"):  # not before version 6
-        hooks["semantic_decoders"] = {4: _decimal_of, 5: _bigfloat_of}
+    tags = {4: _decimal_of, 5: _bigfloat_of}
 
     def read(payload: bytes) -> Any:
         rest = io.BytesIO(payload)
-        if not hooks and (_BIGFLOAT in payload or _BIGFLOAT_LONG in payload):
-            with localcontext(_BIGFLOATS):  # cbor2 calculates in the context of the thread, and to enter one takes time
-                value = cbor2.load(rest)
-        else:
-            value = cbor2.load(rest, **hooks)
+        value = cbor2.load(rest, semantic_decoders=tags)
         if rest.read(1):
             raise ValueError("bytes follow the document")
         return value
