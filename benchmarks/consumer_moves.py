@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs nats-server to move durable consumers: ``python -m benchmarks.consumer_moves``.
+"""Costs of moves of durable consumers in nats-server: ``python -m benchmarks.consumer_moves``.
 
 Each consumer stands for an absent session, with a filter of its own; nobody listens to it. A move sets it to one of the
 messages of its filter: by ``CONSUMER.RESET`` (nats-server 2.14), or by its deletion and a creation with that start

@@ -25,7 +25,7 @@ HEADERS: Final = b"NATS/1.0\r\nNmqtt-Pub:1\r\nNmqtt-Id:0123456789ab0123456789ab0
 
 
 class Buffer:
-    """What is written at the end of a turn of the event loop, at once."""
+    """Buffer of parts that are written together at the end of a turn of the event loop."""
 
     __slots__ = ("parts", "write")
 

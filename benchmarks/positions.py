@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What positions of busy durable sessions cost: ``python -m benchmarks.positions``.
+"""Costs of the positions of busy durable sessions: ``python -m benchmarks.positions``.
 
 Each session gets messages at QoS 1, at a fixed rate, and acknowledges each. A NATS client stores them, as another
 gateway would: the gateway that is measured delivers them and writes positions. Each row begins with a fresh gateway and
@@ -102,7 +102,7 @@ class Counting(NatsRequester):
 
 
 class _Point(NamedTuple):
-    """What has been counted at one time."""
+    """Counters at one time."""
 
     at: float
     arrived: int

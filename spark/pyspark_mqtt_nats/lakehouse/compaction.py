@@ -27,7 +27,7 @@ class Group:
 
 
 class Compactable(Protocol):
-    """What names the files that count; each method raises JobError.
+    """A table, or a log of files, that can be compacted; each method raises JobError.
 
     `of_directories`: columns that Spark takes from the names of directories, and that are not in the files.
     """
