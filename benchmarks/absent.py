@@ -298,7 +298,7 @@ def _restart(broker: peers.Running) -> tuple[subprocess.Popen[bytes], tuple[floa
 
 def measure(sessions: int, positions: str, returning: int, servers: int = 1, ours: str = peers.OURS_COMMAND) -> Row:
     """Measure one row; ``ours`` is the command that starts our gateway."""
-    command = f"{ours} --shared-reader always --session-positions {positions} {shlex.join(UNLIMITED)}"
+    command = f"{ours} --session-positions {positions} {shlex.join(UNLIMITED)}"
     with peers.running("ours", command, servers=servers) as broker:
         first = max(sessions // 10, 1)
         _make(broker, range(first))

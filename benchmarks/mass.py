@@ -167,7 +167,7 @@ def _less(after: tuple[float, float], before: tuple[float, float], count: int) -
 
 def expiry(sessions: int, positions: str, number: int) -> Expiry:
     """Measure the expiry of so many sessions at so many gateways."""
-    options = [*UNLIMITED, "--shared-reader", "always", "--session-positions", positions]
+    options = [*UNLIMITED, "--session-positions", positions]
     with (
         peers.monitored_nats_server() as (url, _, server),
         crowd.gateways(number, url, options) as gateways,
@@ -205,7 +205,7 @@ def _deliver(devices: crowd.Crowd, sender: Sender) -> None:
 
 def returning(event: str, clients: int, positions: str, number: int, drain: float) -> Return:
     """Measure the return of so many clients: `killed`, all of one gateway, or `rolling`, those of all gateways."""
-    options = [*MANY, "--shared-reader", "always", "--session-positions", positions, "--drain-time", str(drain)]
+    options = [*MANY, "--session-positions", positions, "--drain-time", str(drain)]
     with (
         peers.monitored_nats_server() as (url, _, server),
         crowd.gateways(number, url, options) as gateways,

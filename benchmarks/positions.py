@@ -154,7 +154,7 @@ class _Load:
 
 
 def _command(ours: str, positions: str) -> str:
-    return f"{ours} --shared-reader always --session-positions {positions} {shlex.join(UNLIMITED)}"
+    return f"{ours} --session-positions {positions} {shlex.join(UNLIMITED)}"
 
 
 def measure(

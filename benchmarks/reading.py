@@ -41,7 +41,7 @@ LIVE_S: Final = 120.0
 SETTLED_S: Final = 10.0
 """Seconds without a change after which they do not."""
 
-OPTIONS: Final = ("--shared-reader", "always", "--consumer-rate", "1000000")
+OPTIONS: Final = ("--consumer-rate", "1000000")
 """The reader is used at once, and consumers are made as fast as may be."""
 
 BURST: Final = 250

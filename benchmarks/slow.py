@@ -150,7 +150,7 @@ def measure(clients: int, waiting: int, seconds: float, ours: str) -> Row:
         waiting: messages that wait for each slow client when it connects.
         ours: the command that starts our gateway.
     """
-    command = f"{ours} --shared-reader always --max-inflight {WINDOW} {shlex.join(UNLIMITED)}"
+    command = f"{ours} --max-inflight {WINDOW} {shlex.join(UNLIMITED)}"
     with peers.running("ours", command) as broker:
         make_absent([broker.port], _clients(clients))
         time.sleep(SETTLE_S)

@@ -136,7 +136,7 @@ def test_gateways_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "tests/v5/test_qos.py::test_any (setup)")
     assert positions.settings(["--listen", "x"], {"MQTT_NATS_LOG"}) == {"MQTT_NATS_SESSION_POSITIONS": "records"}
     assert not positions.settings(["--session-positions=consumers"], {})
-    assert not positions.settings(["--shared-reader", "never"], {})
+    assert not positions.settings([], {})
     assert not positions.settings([], {"MQTT_NATS_SHARED_READER"})
     for other in ("tests/integration/test_reconciling.py::test_any", "tests/interop/test_listener.py::test_any", ""):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", other)

@@ -30,7 +30,7 @@ from mqtt_nats.codec import (
     connack_code,
     encode,
 )
-from mqtt_nats.delivery.resume import attach_idle, is_large, resubscribe, resume
+from mqtt_nats.delivery.resume import resubscribe, resume
 from mqtt_nats.lifecycle.claim import announce_claim, claim_session
 from mqtt_nats.lifecycle.connection_hooks import connected
 from mqtt_nats.lifecycle.will import admit_will
@@ -40,7 +40,6 @@ from mqtt_streams.headers import FOR
 
 if TYPE_CHECKING:
     from mqtt_nats.client.client import Client
-    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.transport.listener_settings import ConnectionSettings
 
 log = logging.getLogger("mqtt_nats.broker")
@@ -102,19 +101,18 @@ async def handle_connect(client: Client, connect: Connect) -> None:
     # [MQTT-3.1.4-5] [MQTT-3.2.0-1] [MQTT-3.2.0-2] [MQTT-3.2.2-2] [MQTT-3.2.2-3] (5.0)
     client.write_buffer.write(_welcome(client, connect, present, granted))
     client.greet()
-    idle: list[ConsumerBinding] = []
     try:
         if client.durable_side is not None and present:
             # CONNACK leaves when all subscriptions are live: the client may rely on that, as after SUBACK.
             client.write_buffer.clog()
             resubscribed = await resubscribe(client)
             client.write_buffer.unclog()
-            if is_large(client) or client.delivery.resumes.locked():
+            if client.delivery.resumes.locked():
                 client.resuming()
             client.begin_waiting()
             async with TimedPermit(client.delivery.resumes):
                 client.end_waiting()
-                idle = await resume(client, client.durable_side, resubscribed, partial(withdraw, client))
+                await resume(client, client.durable_side, resubscribed, partial(withdraw, client))
     except (RequestTimeout, NoResponders, ApiError, TimeoutError) as error:
         log_failure(log, logging.WARNING, "resume", "%s: its session cannot be resumed: %s", client, error)
         client.end_connection(MqttError(str(error), ReasonCode.SERVER_UNAVAILABLE))
@@ -123,10 +121,6 @@ async def handle_connect(client: Client, connect: Connect) -> None:
         # Also on failure: hooks get the end of a connection only after its beginning.
         connected(client, client.account.presence, present)
     client.opened()
-    if client.durable_side is not None and idle:
-        await attach_idle(client, client.durable_side, idle)
-    if client.durable_side is not None:
-        client.delivery.feed.promote_soon(client)
 
 
 def refuse(client: Client, error: MqttError) -> None:

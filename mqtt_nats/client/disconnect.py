@@ -143,11 +143,6 @@ def fall_silent(client: Client) -> None:
     if side.position_writer is not None:
         side.position_writer.look_back()
     side.machine.close()
-    if client.alive:
-        return
-    for binding in side.bindings.values():
-        if not binding.source.ended:
-            client.path.link.unsubscribe_raw(binding.sid)
 
 
 def leave(client: Client) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New and changed subscriptions of a durable session: the session record, then the consumers."""
+"""New and changed subscriptions of a durable session: its position, its record, then the dormant consumers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from mqtt_nats.base.logs import log_failure
 from mqtt_nats.client.subscription_change import Wish, is_lowered
 from mqtt_nats.client.subscription_room import consumer_keys
 from mqtt_nats.delivery.draining import stand_behind, still_bringing
-from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
-from mqtt_nats.delivery.resume import leave_reader_unless_wholly_live, set_options
+from mqtt_nats.delivery.resume import set_options
 from mqtt_nats.ingress.retained.replay import Replay
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import patterns_meet
-from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
+from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import ApiError
 from mqtt_streams.consumers import ConsumerRef, backstop, create_consumer
@@ -46,16 +45,13 @@ async def grant(
     replays: dict[str, Replay],
     place: Mark,
     came: Came | None = None,
-) -> set[str]:
-    """Write the session record with the subscriptions, then create their consumers.
+) -> None:
+    """Store the session's position, then its record with the subscriptions; then create their dormant consumers.
 
     Args:
         replays: replays of retained messages, which come first, by key in the session record.
         place: mark in the stream, after which messages are for new subscriptions.
         came: whether core NATS has already brought such a message.
-
-    Returns:
-        The filters for which JetStream does not create a consumer.
 
     Raises:
         Conflict: the session belongs to another connection.
@@ -63,43 +59,25 @@ async def grant(
     """
     side = client.durable_side
     assert side is not None
-    lowered = {topic_filter for topic_filter, wish in wanted.items() if is_lowered(client, wish)}
-    if lowered:
-        await leave_reader_unless_wholly_live(client)
     position = await retry_until_answered(client, partial(place.position, client.services.nats.inbox))
-    others = {topic_filter: wish for topic_filter, wish in wanted.items() if topic_filter not in lowered}
+    others = {topic_filter: wish for topic_filter, wish in wanted.items() if not is_lowered(client, wish)}
     await client.services.quotas.pace(client.hash)
     in_records = client.delivery.feed.without_consumers(client)
-    joins = _may_join(client, side, others)
-    if not (joins and in_records):
-        client.services.stream.count_consumers(sum(1 for _ in _new_keys(client, others)))
-        if any(wish.qos == 2 for wish in wanted.values()) and not side.has_pubrels:
-            await retry_until_answered(client, partial(attach_pubrels, side))
-    if joins:
-        put = partial(_put_served, side, others, replays, _Starts(side, position), came, in_records=in_records)
-        added = await client.delivery.feed.subscribe(client, position, put)
-        if not in_records:
-            await retry_until_answered(client, partial(_create_dormant, client, added))
-        return set()
-    created = _put(side, others, replays, _Starts(side, position), partial(side.add, came=came))
-    await save_record(client, client.epoch)
-    if created:
-        limit_in_flight(side)  # each new consumer adds its window
-    results = await retry_until_answered(client, partial(_create, client, created))
-    failed = {created[at][0]: error for at, error in enumerate(results) if error is not None}
-    if failed:
-        client.refuse_filters({"jetstream": len(failed)}, f": {next(iter(failed.values()))}")
-    return set(failed)
-
-
-def _may_join(client: Client, side: DurableDelivery, wanted: dict[str, Wish]) -> bool:
-    """Whether the shared reader serves the new ones of these subscriptions."""
-    feed = client.delivery.feed
-    if not feed.takes(client, side) or not any(_new_keys(client, wanted)):
-        return False
+    new = sum(1 for _ in _new_keys(client, others))
+    if not in_records:
+        client.services.stream.count_consumers(new)
+    put = partial(_put, side, others, replays, _Starts(side, position), came, in_records=in_records)
+    if not new:
+        put()
+        await save_record(client, client.epoch)
+        return
     if side.position_writer is None:
         side.store_position_with(PositionWriter(client, NO_POSITION))
-    return True
+    added = await client.delivery.feed.subscribe(client, position, put)
+    if not in_records:
+        await retry_until_answered(client, partial(_create_dormant, client, added))
+        if 2 in claimed(client.record)[0].subs.values() and not side.has_pubrels:
+            await retry_until_answered(client, partial(attach_pubrels, side))
 
 
 def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:
@@ -109,7 +87,7 @@ def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:
     return (key for key in keys if key not in record.cons)
 
 
-def _put_served(
+def _put(
     side: DurableDelivery,
     wanted: dict[str, Wish],
     replays: dict[str, Replay],
@@ -118,23 +96,11 @@ def _put_served(
     *,
     in_records: bool,
 ) -> list[ConsumerBinding]:
-    """Put subscriptions into the session record; return those that the shared reader is to serve from the start."""
-    if in_records:
-        claimed(side.client.record)[1].move_to_records()
-    add = partial(side.add_removed, removed=in_records, came=came)
-    return [one for _, one in _put(side, wanted, replays, start_of, add)]
-
-
-def _put(
-    side: DurableDelivery,
-    wanted: dict[str, Wish],
-    replays: dict[str, Replay],
-    start_of: Callable[[str], int],
-    add: Callable[[str, ConsumerRef, SubscriptionState], ConsumerBinding],
-) -> list[tuple[str, ConsumerBinding]]:
-    """Put subscriptions into the session record, and by ``add`` into the session; return the new ones, with filters."""
+    """Put subscriptions into the session and its record; return the new ones."""
     record, v5 = claimed(side.client.record)
-    created: list[tuple[str, ConsumerBinding]] = []
+    if in_records:
+        v5.move_to_records()
+    created: list[ConsumerBinding] = []
     older = still_bringing(side)
     for topic_filter, wish in wanted.items():
         options = wish.described(topic_filter)
@@ -149,7 +115,8 @@ def _put(
                 replays[key].hold(source)
             if known is None:
                 stand_behind(side, older, source, subject)
-                created.append((topic_filter, add(key, _put_consumer(side, key, subject, source), source)))
+                consumer = _put_consumer(side, key, subject, source)
+                created.append(side.add(key, consumer, source, removed=in_records, came=came))
             elif source.qos != wish.qos:
                 _regrant(side, key, source, wish.qos)
         record.subs[wish.subjects[0]] = wish.qos
@@ -172,7 +139,6 @@ def _put_consumer(side: DurableDelivery, key: str, subject: str, source: Subscri
         inactive_threshold=backstop(v5.expiry),
         client_id=client.client_id,
     )
-    source.created()
     return consumer
 
 
@@ -204,27 +170,24 @@ class _Starts:
         return max([self._position, *(last for one, last in self._later if patterns_meet(one, subject))]) + 1
 
 
-async def _create(client: Client, wanted: list[tuple[str, ConsumerBinding]]) -> list[ApiError | None]:
-    """Create consumers; returns for each one JetStream's error, or None."""
-    return await in_turn([partial(_create_one, client, *one) for one in wanted])
-
-
 async def _create_dormant(client: Client, added: list[ConsumerBinding]) -> None:
-    """Create consumers that lie dormant; one that JetStream refuses is created when it is needed."""
-    named = [(one.consumer.filter_subject, one) for one in added]
-    for one, error in zip(added, await _create(client, named), strict=True):
-        if error is not None and not one.removed:
+    """Create consumers that lie dormant; one that JetStream refuses is created when the session is resumed."""
+    results = await in_turn([partial(_create_one, client, one) for one in added])
+    for one, created in zip(added, results, strict=True):
+        if not created and not one.removed:
             one.remove()
             client.services.stream.count_consumers(-1)
 
 
-async def _create_one(client: Client, topic_filter: str, binding: ConsumerBinding) -> ApiError | None:
+async def _create_one(client: Client, binding: ConsumerBinding) -> bool:
+    """Create a dormant consumer; False: JetStream refuses it."""
     try:
         await create_consumer(client.services.nats.inbox, MESSAGES, binding.consumer)
     except ApiError as error:
-        log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of %r: %s", client, topic_filter, error)
-        return error
-    return None
+        subject = binding.consumer.filter_subject
+        log_failure(log, logging.DEBUG, "subscribe", "%s: no consumer of %r: %s", client, subject, error)
+        return False
+    return True
 
 
 def replays_of(client: Client, wanted: dict[str, Wish]) -> list[Replay]:

@@ -44,7 +44,7 @@ from mqtt_nats.codec import (
     validate_topic_filter,
 )
 from mqtt_nats.delivery.draining import drain
-from mqtt_nats.delivery.resume import keep_taken, leave_reader_unless_wholly_live
+from mqtt_nats.delivery.resume import keep_taken
 from mqtt_nats.delivery.slow_clients import postponed
 from mqtt_nats.hooks.points import CLIENT_SUBSCRIBE
 from mqtt_nats.ingress.retained.replay import Replay, drop_gate, open_gate, prepare, room_for_replays, start_replays
@@ -103,8 +103,6 @@ class Subscribing:
         """Filters that were denied after the first check, by NATS or by changed rules."""
         self.place = place
         """Mark in the stream, after which messages are for these subscriptions; None = not set yet."""
-        self.begun = False
-        """Consumers may have been created."""
         self._judge(room, refused)
         self.fresh = [text for text in self.shares if text not in (client.shares or ())]
         self.replays = replays_of(client, self.wanted)
@@ -171,9 +169,7 @@ class Subscribing:
         if self.shares:
             await subscribe_shared(client, self.shares)
         if client.durable_side is not None and wanted:
-            refused = await self._grant()
-            self.begun = True
-            await _abandon(client, wanted, replays, refused)
+            await self._grant()
         self.lowering = lowerings(client, wanted)
         await begin_lowering(client, self.lowering)
         await self._join_all()
@@ -236,22 +232,23 @@ class Subscribing:
                 replay.wait_at(self.gates[replay.filter])
             await in_turn([partial(replay.await_copies, last) for replay in recent])
 
-    async def _grant(self) -> set[str]:
-        """Write the record of a durable session, create its consumers; returns the filters that JetStream refuses."""
+    async def _grant(self) -> None:
+        """Store the position and the record of a durable session with the subscriptions."""
         client, keys = self.client, {replay.key: replay for replay in self.replays}
         if self.gates or not raises(client, self.wanted):
-            return await grant(client, self.wanted, keys, self.place or mark(client.services.nats))
+            await grant(client, self.wanted, keys, self.place or mark(client.services.nats))
+            return
         raising = Raising(client, self.wanted)
         await raising.drain()
         raising.change()
         await self._join_all(higher=True)
         await raising.read_second_mark()
-        return await grant(client, self.wanted, keys, raising.place, raising.has_come)
+        await grant(client, self.wanted, keys, raising.place, raising.has_come)
 
     async def undo(self) -> bool:
         """Undo the subscriptions, which JetStream refuses; False when the session belongs to another connection."""
         client, gates = self.client, self.gates
-        if not await _undo(client, self.wanted.keys() - self.present, self.fresh, self.begun):
+        if not await _undo(client, self.wanted.keys() - self.present, self.fresh):
             return False
         _drop(self.replays, set(self.wanted))
         for one in self.lowering:
@@ -282,8 +279,6 @@ class Subscribing:
         start_replays(client, self.replays, {text: self.gates[text] for text in self.wanted})
         if self.shares:
             ask_again(client)
-        if client.durable_side is not None:
-            client.delivery.feed.promote_soon(client)
 
 
 def begin_subscribing(client: Client, packet: Subscribe) -> Subscribing | Mark | None:
@@ -478,8 +473,6 @@ async def _end(client: Client, filters: Set[str]) -> None:
         Conflict: the session belongs to another connection.
         ApiError: the session record cannot be stored.
     """
-    if filters:
-        await leave_reader_unless_wholly_live(client)
     gone = _forget(client, filters)
     side = client.durable_side
     if side is not None and filters:
@@ -493,10 +486,8 @@ async def _keep_ends(client: Client) -> None:
     await save_record(client, client.epoch)
 
 
-async def _undo(client: Client, filters: Set[str], shares: list[str], begun: bool) -> bool:
+async def _undo(client: Client, filters: Set[str], shares: list[str]) -> bool:
     """End subscriptions that JetStream has refused; False when the session belongs to another connection."""
-    if filters and begun:  # else no consumers were created, and live subscriptions have left no messages to these
-        await leave_reader_unless_wholly_live(client)
     gone = _forget(client, filters)
     side = client.durable_side
     try:
@@ -532,7 +523,5 @@ def _forget(client: Client, filters: Set[str]) -> list[str]:
         for index, subject in enumerate(subjects):
             key = subject if index == 0 else second_sid(subject)
             if key in record.cons:
-                name = record.cons[key].durable_name
-                if drain(side, key) is None:
-                    gone.append(name)
+                gone.append(drain(side, key))
     return gone

@@ -144,7 +144,7 @@ class Lowering:
             return []
         keys = [key for key in self._keys if key in record.cons]
         self._bindings = [lower(side, key, last, self._gates, not self._wish.replay) for key in keys]
-        self._behind = [other for one in self._bindings if one.source.live for other in side.overlap.after(one)]
+        self._behind = [other for one in self._bindings for other in side.overlap.after(one)]
         for other in self._behind:
             other.hold(SubscriptionState.BEHIND)
         record.subs[self._wish.subjects[0]] = 0

@@ -165,16 +165,11 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
         default=True,
         description="Deliver messages to subscribers of this gateway directly, and not through NATS.",
     )
-    shared_reader: Annotated[Literal["auto", "always", "never"], BeforeValidator(_lower)] = Field(
-        default="auto",
-        description="Whether one consumer for each gateway reads the messages of its durable sessions that keep up. "
-        "`auto`: unless nats-server's own MQTT listener has clients.",
-    )
     session_positions: Annotated[Literal["auto", "consumers", "records"], BeforeValidator(_lower)] = Field(
         default="auto",
-        description="Where JetStream has the position of a durable session. `consumers`: in a durable consumer for "
-        "each subscription. `records`: in a record, without consumers, for sessions that the shared reader serves. "
-        "`auto`: `records` from `session_consumers` on; needs `shared_reader` = `auto`.",
+        description="Whether a durable session has a dormant consumer for each subscription, which shows its backlog "
+        "in JetStream and serves the client at nats-server's own listener. `consumers`: each. `records`: none. "
+        "`auto`: up to `session_consumers` in the account.",
     )
     session_consumers: Count | None = Field(
         default=None,
@@ -226,8 +221,6 @@ class Settings(ConnectionSettings, AccessSettings, AdminSettings, NatsSettings, 
             raise ValueError(
                 "nats and embedded exclude each other: give --nats or --embedded, not both; MQTT_NATS_NATS counts too"
             )
-        if self.session_positions == "records" and self.shared_reader == "never":
-            raise ValueError("session_positions = records needs the shared reader: shared_reader must not be never")
         addresses = [one.listen for one in self.all_listeners if parse_address(one.listen)[1]]
         for address in addresses:
             if addresses.count(address) > 1:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.delivery.states import DeliveryState
-from mqtt_streams.consumers import consumer_info, parse_ack
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import count_from
 
@@ -39,7 +37,7 @@ async def limit_backlog(client: Receiver, side: DurableDelivery) -> None:
     most, position_writer = client.services.settings.max_backlog, side.position_writer
     if most is not None and position_writer is not None:
         limit = partial(_limit, client, side, position_writer.ledger.reached, most)
-        concerned = [one for one in side.dormant if not one.source.ended]
+        concerned = [one for one in side.bindings.values() if not one.source.ended]
         await in_turn([partial(retry_until_answered, client, partial(limit, one)) for one in concerned])
 
 
@@ -71,48 +69,3 @@ async def _limit(client: Receiver, side: DurableDelivery, reached: int, most: in
     log.warning(WARNING, client, left)
     client.services.counters.pass_over(left)
     binding.pass_over(sent, until)
-
-
-async def pass_over(side: DurableDelivery, binding: ConsumerBinding) -> None:
-    """Have the oldest messages of a consumer passed over if more than `max_backlog` wait; called before it is attached.
-
-    Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not say how many messages wait.
-    """
-    client = side.client
-    services = client.services
-    most = services.settings.max_backlog
-    if most is None or binding.source.ended or side.state is DeliveryState.REATTACHING:
-        return
-    info = await consumer_info(services.nats.inbox, MESSAGES, binding.consumer.durable_name)
-    left = 0 if info is None else info.num_pending - most
-    sid = binding.sid
-    if left <= 0 or sid not in services.nats.link.handlers:
-        return
-    handler = side.arrival(binding)  # the present handler may be one of an earlier attempt to pass over
-    log.warning(WARNING, client, left)
-    source, machine = binding.source, side.machine
-    sent = SENT_MOST
-
-    def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        nonlocal left, sent
-        ack = parse_ack(reply)
-        if ack is None or ack.delivered > 1 or not source.follows(ack.consumer_seq):
-            handler(subject, reply, headers, payload)  # the client may have the message, or one before it is lost
-            return
-        left -= 1
-        if not left:
-            binding.end_passing()
-            if sid in services.nats.link.handlers:
-                services.nats.link.handlers[sid] = handler
-        if sent and machine.perhaps(ack.stream_seq):  # a dead gateway may have sent the message
-            sent -= 1
-            handler(subject, reply, headers, payload)
-            return
-        source.await_delivery(ack.consumer_seq + 1)
-        source.began(ack.consumer_seq, True)
-        machine.passed_over(source, ack.stream_seq, 1, reply)
-        services.counters.pass_over()
-
-    binding.begin_passing()
-    services.nats.link.handlers[sid] = arrived

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A durable session's consumers, attached to the connection of its client.
+"""Durable delivery to one client: the ports of its sender, and the subscriptions of its session.
 
-Attaching a consumer means to give it a deliver subject that was never used before: nats-server then sends the pending
-messages again, before new ones. See docs/internals/delivery.md#resume.
+See docs/internals/delivery.md.
 """
 
 from __future__ import annotations
@@ -13,21 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.backbone.link import Handler
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import log_failure
-from mqtt_nats.delivery.backlog_limit import pass_over
 from mqtt_nats.delivery.deferred_removals import DeferredRemovals
-from mqtt_nats.delivery.draining import (
-    finish,
-    handle_delivery,
-    inherited,
-    may_have,
-    release_waiting_for,
-    unmatch,
-    was_sent,
-)
+from mqtt_nats.delivery.draining import finish, may_have, release_waiting_for, unmatch
 from mqtt_nats.delivery.position_recovery import CLIENT_INFLIGHT_MOST
 from mqtt_nats.delivery.position_writer import PositionWriter, begin_position
 from mqtt_nats.delivery.pubrels import ConfirmOp, seek, store_first, store_record
@@ -39,18 +27,14 @@ from mqtt_nats.protocol.ack_tokens import KEPT, MARKS, RECORD, TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.release_order import ReleaseOrder
-from mqtt_nats.sessions.consumer_attach import attach_moved
 from mqtt_nats.sessions.consumer_binding import Came, ConsumerBinding
 from mqtt_nats.sessions.record import claimed
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
-from mqtt_streams.consumers import ConsumerRef, backstop, consumer_info, delete_for_good, parse_ack
+from mqtt_streams.consumers import ConsumerRef, backstop, delete_for_good
 from mqtt_streams.headers import get_int
-from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.pubrel import CONSUMER_PREFIX
 from mqtt_streams.stored import is_answer
-from mqtt_streams.subjects import starts_with_wildcard, visible_to_wildcard
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.receiver import Receiver
@@ -60,12 +44,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 MARKED: Final = (*MARKS, *KEPT)
 """First bytes of tokens that stand in place of an acknowledgement subject."""
-
-CONSUMER_STATE_RETRY_S: Final = 0.25
-"""Seconds until a consumer that may have messages left is asked again, while messages of others wait for that."""
-
-# Seconds that `collect` waits for the next redelivery; after that, missing messages may have been removed.
-COLLECT_PATIENCE: Final = 1.0
 
 
 class DurableDelivery(StatefulDelivery):
@@ -89,7 +67,6 @@ class DurableDelivery(StatefulDelivery):
         """Task that looks for records of owed PUBRELs that are not delivered."""
         self._order = ReleaseOrder()
         self._sent, self._sent_bytes = client.path.fanout.sent, client.path.fanout.sent_bytes
-        self._progress = asyncio.Event()
 
     @property
     def session(self) -> Session:
@@ -203,36 +180,13 @@ class DurableDelivery(StatefulDelivery):
             if kept:
                 self.machine.keep_identifier(one, kept)
 
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        """Ask JetStream how far a consumer has delivered, and how many messages it has left."""
-        self.client.do(self._look(source, sequence))
-
-    async def _look(self, source: SubscriptionState, sequence: int) -> None:
-        inbox = self.client.services.nats.inbox
-        name = next((name for name, binding in self.bindings.items() if binding.source is source), "")
-        ask = partial(consumer_info, inbox, MESSAGES, name)
-        try:  # retried: messages may wait for this answer alone
-            info = await retry_until_answered(self.client, ask) if name else None
-        except (ApiError, NoResponders, RequestTimeout):
-            done = False
-        else:
-            state = (info.delivered_seq, info.num_pending, info.num_ack_pending) if info is not None else (0, 0, 0)
-            done = self.machine.looked(source, sequence, *state)
-        if not done:  # acknowledgements may be on their way, and no message makes the sender ask again
-            asyncio.get_running_loop().call_later(CONSUMER_STATE_RETRY_S, self._look_again, source)
-
-    def _look_again(self, source: SubscriptionState) -> None:
-        if self.client.alive:
-            self.machine.look_again(source)
-
     def report_waiting(self) -> None:
         """Note that messages of this session wait, so that the periodic check looks at it."""
         self.client.delivery.waiting.add(self)
 
     def report_sent(self, source: SubscriptionState) -> None:
         """Let new messages go that had to wait for a message of `source` that is now sent."""
-        if source.whole or source is self.past:
-            release_waiting_for(self, source)
+        release_waiting_for(self, source)
 
     def seek(self) -> None:
         """Start to look for records of owed PUBRELs that JetStream does not deliver."""
@@ -243,96 +197,6 @@ class DurableDelivery(StatefulDelivery):
             self._seeking = client.services.tasks.spawn(work, f"records of {client.client_id}")
 
     # -- messages -------------------------------------------------------------------------------
-
-    def arrival(self, binding: ConsumerBinding) -> Handler:
-        """Return the handler of a consumer's deliver subject."""
-        client = self.client
-        recent = client.path.recent
-        machine = self.machine
-        source = binding.source
-        shared = recent.messages
-        wild = starts_with_wildcard(binding.consumer.filter_subject.removeprefix(STORED_PREFIX))
-        looks = wild or client.bridge or client.checks_each or binding.came is not None
-        bindings = self.bindings
-        overlap = self.overlap
-
-        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-            tokens = reply.split(b".")
-            if len(tokens) != 9 or tokens[4] != b"1" or looks or client.options:
-                self._consider(binding, wild, subject, reply, headers, payload)
-                return
-            sequence = int(tokens[5])
-            message = shared.get(sequence)
-            if message is None or message.stamp != tokens[7]:
-                message = recent.message(sequence, tokens[7], subject, headers, payload)
-            granted = source.qos
-            if len(bindings) != 1:
-                owner, granted = overlap.owner(message.subject, sequence)
-                if owner is not binding:
-                    granted = 0
-            qos = granted if granted < message.qos else message.qos
-            place = int(tokens[6])
-            if (
-                place != source.place
-                or not qos
-                or message.timed
-                or not machine.sent_at_once(source, sequence, qos, reply, place + 1)
-            ):
-                self._consider(binding, wild, subject, reply, headers, payload)
-            else:
-                self.send_shared(message, qos)
-
-        return arrived
-
-    def _consider(
-        self, binding: ConsumerBinding, wild: bool, subject: bytes, reply: bytes, headers: bytes, payload: bytes
-    ) -> None:
-        """Handle a delivery that `arrived` cannot send at once: a redelivery, a gap, an unwanted message."""
-        ack = parse_ack(reply)
-        if ack is None:
-            return
-        client = self.client
-        source = binding.source
-        if not source.follows(ack.consumer_seq):
-            # Later messages must not overtake the lost one: the consumer is attached anew, and sends all again.
-            binding.miss()
-            client.path.link.unsubscribe_raw(binding.sid)
-            client.delivery.reconciling.due(client, binding.consumer.durable_name)
-            return
-        source.await_delivery(ack.consumer_seq + 1)
-        if self.live:
-            self.settle()
-        message = client.path.recent.message(ack.stream_seq, b"%d" % ack.timestamp_ns, subject, headers, payload)
-        sequence = ack.stream_seq
-        if source.ended and not source.whole:
-            granted = (inherited if ack.delivered == 1 else was_sent)(self, binding, message, sequence)
-        else:
-            granted = source.granted(sequence)
-        own = bool(client.bridge or client.options) and message.sender == client.client_id
-        unwanted = (
-            not message.qos
-            or (source.ended and (sequence > source.end or not granted))
-            or (wild and not visible_to_wildcard(message.subject))
-            or (own and (client.bridge or (source.no_local and len(self.bindings) == 1)))
-            or (
-                binding.came is not None  # also for redeliveries: the first delivery may have been lost on its way
-                and binding.came(message, sequence)
-                and not self.machine.begun_with(sequence)
-            )
-        )
-        if not unwanted and len(self.bindings) > 1 and (source.whole or not source.ended):
-            owner, granted = self.overlap.owner(message.subject, sequence, own)
-            unwanted = owner is not binding
-        if ack.delivered == 1:
-            source.began(ack.consumer_seq, unwanted)
-        if unwanted:
-            self.machine.passed_over(source, sequence, ack.delivered, reply)
-        else:
-            self.machine.arrived(source, sequence, ack.delivered, reply, message, min(message.qos, granted))
-        if not self.machine.open or ack.delivered > 1:
-            self._progress.set()
-        if source.ended:
-            handle_delivery(self, binding, message, sequence, ack.pending, unwanted=unwanted)
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Handle a delivery of the consumer of PUBREL records."""
@@ -351,13 +215,13 @@ class DurableDelivery(StatefulDelivery):
         if self.client.ended_shares is not None:
             self.client.ended_shares.acknowledged(delivery.source)
 
-    # -- attaching ------------------------------------------------------------------------------
+    # -- subscriptions --------------------------------------------------------------------------
 
     def window(self, present: int = 0) -> int:
-        """Return how many messages a consumer may have pending: at most receive maximum, so that all can be sent.
+        """Return how many messages a subscription may have in flight: at most receive maximum.
 
         Args:
-            present: the consumer's present limit; 0 = it is a new consumer.
+            present: the present limit of its consumer; 0 = it is a new consumer.
         """
         client = self.client
         return min(client.terms.receive_maximum, max(present, client.connection.settings.max_inflight))
@@ -370,102 +234,42 @@ class DurableDelivery(StatefulDelivery):
             window = self.window(consumer.max_ack_pending)
             record.cons[key] = replace(consumer, inactive_threshold=threshold, max_ack_pending=window)
 
-    def point_anew(self) -> None:
-        """Put new deliver subjects of consumers that do not lie dormant into the record.
-
-        The caller writes the record before it changes the consumers. nats-server's listener subscribes to what the
-        record says: there a dormant consumer keeps the subject that it has.
-        """
-        self.adapt_consumers()
-        record, _ = claimed(self.client.record)
-        dormant = {one.consumer.durable_name for one in self.dormant}
-        if self.position_writer is not None and not self.bindings:  # the session is being resumed
-            dormant = self.position_writer.live
-        for key, consumer in record.cons.items():
-            if consumer.durable_name not in dormant:
-                deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
-                record.cons[key] = replace(consumer, deliver_subject=deliver)
+    def may_exist(self, name: str) -> bool:
+        """Return whether the consumer of a subscription may exist."""
+        _, v5 = claimed(self.client.record)
+        return not v5.consumerless or (self.position_writer is not None and name in self.position_writer.present)
 
     def add(
-        self, key: str, consumer: ConsumerRef, source: SubscriptionState, came: Came | None = None
-    ) -> ConsumerBinding:
-        """Subscribe a consumer's deliver subject before the consumer is created or updated; ``came``: see `Came`."""
-        link = self.client.path.link
-        binding = self.bindings.get(consumer.durable_name)
-        if binding is not None:
-            link.unsubscribe_raw(binding.sid)
-            binding.rebind(consumer)
-        else:
-            binding = self._bind(ConsumerBinding(key, consumer, source, came))
-        self.client.services.registry.attached[consumer.durable_name] = self.client
-        sid = link.subscribe_raw(consumer.deliver_subject.encode(), self.arrival(binding))
-        binding.listen(sid, link.wire)
-        return binding
-
-    def _bind(self, binding: ConsumerBinding) -> ConsumerBinding:
-        consumer, source = binding.consumer, binding.source
-        self.bindings[consumer.durable_name] = binding
-        self.machine.sources.append(source)
-        if source.whole or not source.ended:
-            self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), binding, source)
-        return binding
-
-    def add_removed(
         self,
         key: str,
         consumer: ConsumerRef,
         source: SubscriptionState,
         *,
-        removed: bool = True,
+        removed: bool,
         came: Came | None = None,
     ) -> ConsumerBinding:
-        """Add a subscription for readers after its start and a restored position.
+        """Add a subscription, which readers serve after its start and the session's position.
 
         Args:
-            removed: it has no consumer.
+            removed: its consumer does not exist.
             came: see `Came`.
         """
-        binding = self._bind(ConsumerBinding(key, consumer, source, came))
+        binding = ConsumerBinding(key, consumer, source, came)
+        self.bindings[consumer.durable_name] = binding
+        self.machine.sources.append(source)
+        self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), binding, source)
         binding.go_on(max(self.resumed_from, source.start - 1), removed=removed)
         if not removed:
             self.client.services.registry.attached[consumer.durable_name] = self.client
         return binding
 
-    async def attach(self, binding: ConsumerBinding) -> None:
-        """Attach an existing consumer to this connection.
-
-        Raises:
-            MqttError: the consumer was deleted meanwhile, or its stream was replaced.
-        """
-        source = binding.source
-        binding.attach()
-        await pass_over(self, binding)
-        info, late = await attach_moved(self, binding)
-        if not self.machine.open:  # else messages that were lost on their way are still to come, and may be older
-            source.receive_up_to(info.delivered_seq)
-        source.attached(info.num_ack_pending, info.delivered_consumer_seq, late)
-        binding.attached(info.ack_floor_seq, info.delivered_seq, info.num_pending)
-
-    async def collect(self) -> None:
-        """Wait until every consumer has delivered its pending messages again, or none comes for `COLLECT_PATIENCE`."""
-        machine = self.machine
-        while not machine.collected:
-            self._progress.clear()
-            try:
-                async with asyncio.timeout(COLLECT_PATIENCE):
-                    await self._progress.wait()
-            except TimeoutError:
-                break
-
     def detach(self) -> None:
-        """Unsubscribe every deliver subject, so that the next owner can attach the consumers at once."""
+        """Unsubscribe the deliver subject of PUBREL records: the next owner can attach their consumer at once."""
         link, attached = self.client.path.link, self.client.services.registry.attached
         if self.lingering is not None:
             self.lingering.connection_ended()
-        sids = {name: binding.sid for name, binding in self.bindings.items()}
-        sids[CONSUMER_PREFIX + self.client.hash] = self.pubrel_sid
-        for name, sid in sids.items():
-            link.unsubscribe_raw(sid)
+        link.unsubscribe_raw(self.pubrel_sid)
+        for name in (*self.bindings, CONSUMER_PREFIX + self.client.hash):
             if attached.get(name) is self.client:
                 del attached[name]
         link.kick()
@@ -487,7 +291,6 @@ class DurableDelivery(StatefulDelivery):
             binding = self.bindings.pop(name, None)
             if binding is not None:
                 services.registry.attached.pop(name, None)
-                services.nats.link.unsubscribe_raw(binding.sid)
                 self.machine.forget(binding.source)
                 unmatch(self, binding)
                 services.stream.count_consumers(-(not binding.removed))
@@ -503,13 +306,12 @@ class DurableDelivery(StatefulDelivery):
     # -- the shared reader ----------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Set `last` of live subscriptions to the stream sequence that the shared reader has reached."""
+        """Set `last` of the subscriptions to the stream sequence that the shared reader has reached."""
         if self.live:
             reached = self.client.delivery.feed.reached(self)
             self.machine.read_to(reached)
             for binding in self.bindings.values():
-                if binding.source.live:
-                    binding.source.deliver_to(reached)
+                binding.source.deliver_to(reached)
 
     def store_position_with(self, position_writer: PositionWriter) -> None:
         """Have the session's position written by ``position_writer``."""
@@ -517,11 +319,11 @@ class DurableDelivery(StatefulDelivery):
 
     def begin_stall(self, stall: SlowClient) -> None:
         """Send no more messages: the client does not read."""
-        self.change(DeliveryEvent.NOT_READING)
+        self.change(DeliveryEvent.STOPS_READING)
         self.stall = stall
         self.report_waiting()
 
     def end_stall(self) -> None:
         """Send messages again: the client reads."""
-        self.change(DeliveryEvent.GOES_ON)
+        self.change(DeliveryEvent.READS_AGAIN)
         self.stall = None

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.delivery.position_recovery import CONSUMERS_SETTING_S, end_shared_delivery
+from mqtt_nats.delivery.dormant_consumers import CONSUMERS_SETTING_S
+from mqtt_nats.delivery.position_recovery import end_shared_delivery
 from mqtt_nats.delivery.position_writer import SLOW_PROOFS_MOST, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
-from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
+from mqtt_nats.sessions.pubrel_consumer import ATTACH_POLL_S
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer
@@ -134,7 +135,8 @@ def leave_position(client: Receiver, side: DurableDelivery) -> None:
     machine = side.machine
     most = max(machine.most, position_writer.ledger.reached) if machine.begun else machine.most
     position_writer.end_in_order(sorted(machine.unsent())[:UNSENT_NAMED_MOST], most if most < SEQUENCE_EVER else -1)
-    consumers = [(one.consumer.durable_name, one.source.start) for one in side.dormant if not one.removed]
+    kept = [one for one in side.bindings.values() if not one.removed]
+    consumers = [(one.consumer.durable_name, one.source.start) for one in kept]
     # Begun at once: in the task, a write of changed positions might come before it.
     work = _farewell(client, position_writer, consumers, position_writer.begin_flush())
     client.delivery.handover.add(client.hash, services.tasks.spawn(work, f"position of {client.client_id}"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.overlap import PAIRS_MOST, patterns_meet
-from mqtt_nats.sessions.consumer_attach import move
+from mqtt_nats.sessions.pubrel_consumer import move
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import ConsumerInfo, ConsumerNotFound, ConsumerRef, DeliverSubjectBusy, consumer_info
@@ -45,7 +45,7 @@ class _Found(NamedTuple):
     """QoS of the delivered messages that are not acknowledged, by stream sequence."""
 
 
-async def import_position(client: Receiver, side: DurableDelivery, expected: int) -> set[str]:
+async def import_position(client: Receiver, side: DurableDelivery, expected: int, base: object = None) -> set[str]:
     """Give a session the position at which its consumers are; they lie dormant from then on.
 
     Args:

@@ -161,12 +161,6 @@ class PositionWriter:
         """Remove from the position what the orderly end of a connection has noted there: the session goes on."""
         self.clean, self.unsent = False, []
 
-    def replace_no_consumer(self) -> None:
-        """Note that the position replaces no consumer any more, and that the session goes on."""
-        self.live.clear()
-        self.present.clear()
-        self.go_on()
-
     def expect_consumers(self, names: Iterable[str]) -> None:
         """Note that consumers may exist that the position replaces: their gateway may die before it removes them."""
         self.present.update(names)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import IgnoredStore, PendingStore
 from mqtt_nats.backbone.retry import retry_until_answered
-from mqtt_nats.sessions.consumer_attach import attach_pubrels
+from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.headers import REPLACING

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.position_handover import PositionHandover
     from mqtt_nats.delivery.position_writer import PositionWriters
-    from mqtt_nats.delivery.reconcile import Reconciling
     from mqtt_nats.ingress.publish import Ingress
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.sessions.services import Registry, Services
@@ -35,14 +34,6 @@ RESUMED_AT_ONCE: Final = 128
 class SharedFeed:
     """The shared reader, as the delivery uses it; this class does nothing: see `SharedReaderSessions`."""
 
-    def __init__(self) -> None:
-        self.allowed = False
-        """Whether positions may be stored."""
-
-    def allow(self, allowed: bool) -> None:
-        """Allow that positions are stored, or forbid it."""
-        self.allowed = allowed
-
     def reached(self, side: DurableDelivery) -> int:
         """Return the stream sequence up to which a session has been given every message."""
         return 0
@@ -55,16 +46,6 @@ class SharedFeed:
 
     def forget(self, client: Receiver) -> None:
         """Forget a session whose connection has ended."""
-
-    def promote_later(self, client: Receiver) -> None:
-        """Leave a session to its own consumers for a while."""
-
-    def promote_soon(self, client: Receiver) -> None:
-        """Try soon to make subscriptions of a session live."""
-
-    def takes(self, client: Receiver, side: DurableDelivery) -> bool:
-        """Return whether the shared reader serves new subscriptions of a session from the start."""
-        return False
 
     def without_consumers(self, client: Receiver) -> bool:
         """Return whether the new subscriptions of a session are to have no consumers."""
@@ -82,16 +63,8 @@ class SharedFeed:
         """
         return []
 
-    def wants_records(self, client: Receiver) -> bool:
-        """Return whether a session is to have no consumers while the shared reader serves it (`session_positions`)."""
-        return False
-
-    def admit(self) -> bool:
-        """Return whether the shared reader can serve sessions without consumers."""
-        return False
-
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        """Serve a session from its position on; nothing is done for one that its consumers serve."""
+        """Serve a session from its position on."""
 
     def end_catching(self, side: DurableDelivery) -> None:
         """End the catch-up reader of a session, if it has one."""
@@ -108,7 +81,6 @@ class DeliveryServices:
         "claims",
         "feed",
         "handover",
-        "reconciling",
         "registry",
         "resets",
         "resumes",
@@ -122,7 +94,6 @@ class DeliveryServices:
         services: Services,
         registry: Registry[Receiver],
         handover: PositionHandover,
-        reconciling: Reconciling,
         writers: PositionWriters,
         feed: SharedFeed,
         resets: bool,
@@ -130,7 +101,6 @@ class DeliveryServices:
         self.services = services
         self.registry = registry
         self.handover = handover
-        self.reconciling = reconciling
         self.writers = writers
         """Writers of sessions' positions."""
         self.waiting: set[DurableDelivery] = set()

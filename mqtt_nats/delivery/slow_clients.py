@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of waiting messages: unread bytes of clients that do not read, and the backlog of absent clients.
 
-A client whose socket takes no bytes is *clogged*; after ``stall_time`` its session is *stalled*. See
+A client whose socket takes no bytes is *clogged*; after ``stall_time`` its session is *stalled*: no reader brings it
+messages, and those that the client has not read are fetched again when it reads. See
 docs/internals/delivery.md#clients-that-do-not-read and #too-much-for-an-absent-client.
 """
 
@@ -11,34 +12,20 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.base.logs import once
 from mqtt_nats.codec import MqttError, QuotaExceeded, ReasonCode
 from mqtt_nats.delivery.backlog_limit import limit_backlog
-from mqtt_nats.delivery.draining import note_redelivered
-from mqtt_nats.delivery.position_recovery import (
-    end_shared_delivery,
-    fetch_in_flight,
-    limit_in_flight,
-    store_positions_in_consumers,
-)
-from mqtt_nats.delivery.resume import write_changed_record
-from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
+from mqtt_nats.delivery.position_recovery import end_shared_delivery, fetch_in_flight, limit_in_flight
 from mqtt_nats.ingress.retained.replay import pages_of
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions.consumer_attach import bring_back
 from mqtt_nats.sessions.groups.subscribe import acknowledged as ask_again
-from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
 from mqtt_streams.consumers import BACKSTOP_S
-from mqtt_streams.messages import DELIVER_PREFIX
-from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.delivery.durable import DurableDelivery
@@ -50,7 +37,7 @@ POSTPONED_MOST: Final = 100
 """SUBSCRIBE and UNSUBSCRIBE packets that wait until a client reads; with more, the gateway does not read from it."""
 
 LONGEST: Final = BACKSTOP_S / 2
-"""Most seconds for which a session is stalled: nats-server removes consumers that are detached for too long."""
+"""Most seconds for which a session is stalled: nats-server removes consumers that are not used for long."""
 
 LOOK_MOST: Final = 50_000
 """Packets that are examined in one turn of the event loop, so that other clients do not wait."""
@@ -59,12 +46,18 @@ LOOK_MOST: Final = 50_000
 class SlowClient:
     """A stalled session: no message is sent to its client."""
 
-    __slots__ = ("postponed", "since")
+    __slots__ = ("postponed", "since", "waking")
 
     def __init__(self) -> None:
         self.since = monotonic()
+        self.waking = False
+        """Whether the client reads again, and its messages are being fetched."""
         self.postponed: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Jobs that change subscriptions. They wait, since the client reads no answer and consumers are detached."""
+        """Jobs that change subscriptions. They wait, since the client reads no answer."""
+
+    def wake(self) -> None:
+        """Note that the client reads again."""
+        self.waking = True
 
 
 def watch(delivery: DeliveryServices) -> None:
@@ -97,18 +90,18 @@ def look_after(delivery: DeliveryServices) -> None:
             continue
         write_buffer = client.write_buffer
         stall = side.stall
-        stalled = side.state is DeliveryState.STALLED
+        asleep = stall is not None and not stall.waking
         try:
-            if stall is not None and stalled and now - stall.since > LONGEST:
+            if stall is not None and asleep and now - stall.since > LONGEST:
                 client.end_connection(QuotaExceeded("the client has not read for too long"))
             elif write_buffer.clogged:
-                if now - write_buffer.since > patience and looked < LOOK_MOST and (stall is None or _listens(side)):
+                if now - write_buffer.since > patience and looked < LOOK_MOST and stall is None:
                     looked += len(write_buffer.chunks)
                     stall_session(client, side)
-            elif stall is not None and stalled:
+            elif stall is not None and asleep:
                 machine = side.machine
                 if len(machine.inflight) + machine.released <= machine.limit // 2 or now - stall.since > patience:
-                    side.change(DeliveryEvent.READS)
+                    stall.wake()
                     client.do(_wake(client, side, stall))
         except Exception:
             _fail(client)
@@ -141,29 +134,18 @@ def _fail(client: Receiver) -> None:
 def stall_session(client: Receiver, side: DurableDelivery) -> None:
     """Stall a session: leave the messages that its client has not read to JetStream."""
     machine = side.machine
-    if side.state is not DeliveryState.STALLED:
-        if not machine.open:  # the session is being resumed, or wakes, or its connection ends
-            return
-        log.info("%s does not read: its messages wait in JetStream", client)
-        end_shared_delivery(side)
-        side.begin_stall(SlowClient())
-    link = client.path.link
-    for binding in side.bindings.values():
-        if not binding.source.ended:
-            link.unsubscribe_raw(binding.sid)
+    if side.stalled or not machine.open:  # `not open`: the session is being resumed, or its connection ends
+        return
+    log.info("%s does not read: its messages wait in JetStream", client)
+    end_shared_delivery(side)
+    side.begin_stall(SlowClient())
     if client.write_buffer.clogged and machine.inflight:
         _take_back(client, side)
     machine.stop_sending()
 
 
-def _listens(side: DurableDelivery) -> bool:
-    """Whether a consumer of a stalled session was attached since."""
-    handlers = side.client.path.link.handlers
-    return any(one.sid in handlers and not one.source.ended for one in side.bindings.values())
-
-
 def _take_back(client: Receiver, side: DurableDelivery) -> None:
-    """Take PUBLISH packets that consumers will bring again out of the client's write buffer."""
+    """Take PUBLISH packets of messages that are fetched again out of the client's write buffer."""
     machine = side.machine
     write_buffer = client.write_buffer
     first = 0
@@ -221,68 +203,27 @@ def postponed(client: Receiver, work: Callable[[], Coroutine[Any, Any, None]]) -
 
 
 async def _wake(client: Receiver, side: DurableDelivery, stall: SlowClient) -> None:
-    """Wake a stalled session: fetch the messages that were given up, or have its consumers bring them, and go on."""
-    by_reader = bool(side.dormant) and len(side.dormant) == len(side.bindings) and client.delivery.feed.admit()
-    if not await (_fetch_given_up if by_reader else _attach_consumers)(client, side) or not client.alive:
+    """Wake a stalled session: fetch the messages that were given up, and go on from its position."""
+    position_writer = side.position_writer
+    if position_writer is not None:
+        if not await position_writer.flush():
+            position_writer.end_if_moved()
+            return
+        for one in side.bindings.values():  # until `go_on`: NATS may be lost meanwhile, and the session may move
+            one.source.hold(SubscriptionState.RETURNING)
+        await retry_until_answered(client, partial(fetch_in_flight, client, side))
+        await limit_backlog(client, side)
+    if not client.alive:
         return
     side.end_stall()
     log.info("%s reads again", client)
     limit_in_flight(side)
     side.machine.go_on()
-    if by_reader:
-        client.delivery.feed.go_on(client, side)
-    for name, one in side.bindings.items():
-        if one.source.ended and (one.missed or one.redelivering):
-            client.delivery.reconciling.due(client, name)  # no check while stalled; other subscriptions may wait for it
+    client.delivery.feed.go_on(client, side)
     ask_again(client)
     client.connection.release(Hold.JOBS)
     for work in stall.postponed:
         client.do(work())
-
-
-async def _fetch_given_up(client: Receiver, side: DurableDelivery) -> bool:
-    """Read the messages again that were given up of a session that readers serve; False: the session has moved."""
-    position_writer = side.position_writer
-    assert position_writer is not None
-    if not await position_writer.flush():
-        position_writer.end_if_moved()
-        return False
-    for one in side.dormant:  # until `go_on`: NATS may be lost meanwhile, and the session may move
-        one.source.hold(SubscriptionState.RETURNING)
-    await retry_until_answered(client, partial(fetch_in_flight, client, side))
-    await limit_backlog(client, side)
-    return True
-
-
-async def _attach_consumers(client: Receiver, side: DurableDelivery) -> bool:
-    """Attach the consumers of a session, and collect their pending messages; False: the session has moved."""
-    record = client.record
-    assert record is not None
-    if side.dormant and not await store_positions_in_consumers(client, side):
-        return False
-    side.point_anew()
-    try:
-        await save_when_room(client)
-        bindings = [one for one in side.bindings.values() if one.key in record.cons]
-        for one in bindings:
-            side.add(one.key, record.cons[one.key], one.source)
-        for one in [one for one in side.bindings.values() if one.source.whole and not one.sid]:
-            subject = DELIVER_PREFIX + client.services.identity.new_nuid()
-            bindings.append(side.add("", replace(one.consumer, deliver_subject=subject), one.source))
-        await in_turn([partial(retry_until_answered, client, partial(side.attach, one)) for one in bindings])
-        await write_changed_record(client, side)
-    except Conflict:
-        client.taken_over()
-        return False
-    await side.collect()
-    await asyncio.gather(*(bring_back(side, one, 0.0) for one in bindings if one.source.missing))
-    await retry_until_answered(client, partial(fetch_in_flight, client, side))
-    for one in bindings:
-        # Messages that had to come again after a loss have come with all others.
-        side.machine.drop_hold(one.source, SubscriptionState.RETURNING)
-        if not one.missed:
-            note_redelivered(side, one)
-    return True
 
 
 def relieve(delivery: DeliveryServices) -> None:

@@ -17,10 +17,9 @@ from mqtt_nats.sessions.consumer_binding import SessionConsumers
 
 
 class Feed(Enum):
-    """The reader or consumers from which the session gets stored messages."""
+    """The reader from which the session gets stored messages."""
 
     NONE = "–"
-    CONSUMERS = "its own consumers"
     READER = "the gateway's reader"
     CATCH_UP = "a catch-up reader"
 
@@ -28,22 +27,14 @@ class Feed(Enum):
 class DeliveryState(Enum):
     """The state of the durable delivery to one client."""
 
-    RESUMING = "resuming"
-    """The consumers are attached, and pending messages are collected; nothing is sent yet."""
-    PLAIN = "plain"
-    """The session's own consumers bring the messages."""
+    OPENING = "opening"
+    """The position is read, and messages in flight are fetched; nothing is sent yet."""
     LIVE = "live"
-    """The gateway's shared reader brings the messages of some or all subscriptions."""
+    """The gateway's shared reader brings the messages."""
     CATCHING_UP = "catching up"
     """A catch-up reader brings the messages that the shared reader has passed."""
-    LEAVING = "leaving"
-    """The session has left the shared reader, and its dormant consumers are not set to its position yet."""
-    REATTACHING = "reattaching"
-    """The consumers are set to the position and are being attached, while the client goes on."""
-    STALLED = "stalled"
-    """The client does not read: its messages are left to JetStream."""
-    WAKING = "waking"
-    """The client reads again: the consumers are attached, and the messages that were given up are collected."""
+    NOT_READING = "not reading"
+    """The client does not read: its messages are left to JetStream, and nothing is sent."""
     ENDED = "ended"
     """The connection has left the session."""
 
@@ -51,16 +42,11 @@ class DeliveryState(Enum):
 class DeliveryEvent(Enum):
     """An event that may change the state of the delivery."""
 
-    COLLECTED = "pending messages collected"
-    JOINED = "becomes live"
-    FAR_BEHIND = "is far behind"
+    OPENED = "session opened"
+    FAR_BEHIND = "is behind the reader"
     CATCH_UP_ENDED = "catch-up ends"
-    LEFT_READER = "leaves the reader"
-    CONSUMERS_SET = "consumers set"
-    ATTACHED = "consumers attached"
-    NOT_READING = "does not read"
-    READS = "reads"
-    GOES_ON = "goes on"
+    STOPS_READING = "client does not read"
+    READS_AGAIN = "client reads again"
     ENDED = "connection ends"
 
 
@@ -79,39 +65,22 @@ class ForbiddenTransition(Exception):
 _S = DeliveryState
 _E = DeliveryEvent
 
-_LATE: Final = (_E.CONSUMERS_SET, _E.ATTACHED)
-"""Ends of a job that moves a session to its consumers; the client may stop reading, or be gone, before them."""
 
-
-def _row(state: DeliveryState, feed: Feed, following: dict[DeliveryEvent, DeliveryState], *, late: bool = False) -> Row:
-    stays = dict.fromkeys(_LATE, state) if late else {}
-    return Row(feed, {**following, **stays, _E.ENDED: _S.ENDED})
+def _row(feed: Feed, following: dict[DeliveryEvent, DeliveryState]) -> Row:
+    return Row(feed, {**following, _E.ENDED: _S.ENDED})
 
 
 TABLE: Final[dict[DeliveryState, Row]] = {
-    _S.RESUMING: _row(_S.RESUMING, Feed.CONSUMERS, {_E.COLLECTED: _S.PLAIN}),
-    _S.PLAIN: _row(_S.PLAIN, Feed.CONSUMERS, {_E.JOINED: _S.LIVE, _E.NOT_READING: _S.STALLED}),
-    # A live session that has further subscriptions joins once more for these.
-    _S.LIVE: _row(
-        _S.LIVE, Feed.READER, {_E.JOINED: _S.LIVE, _E.FAR_BEHIND: _S.CATCHING_UP, _E.LEFT_READER: _S.LEAVING}
-    ),
-    _S.CATCHING_UP: _row(_S.CATCHING_UP, Feed.CATCH_UP, {_E.CATCH_UP_ENDED: _S.LIVE}),
-    _S.LEAVING: _row(_S.LEAVING, Feed.NONE, {_E.CONSUMERS_SET: _S.REATTACHING, _E.NOT_READING: _S.STALLED}),
-    _S.REATTACHING: _row(_S.REATTACHING, Feed.CONSUMERS, {_E.ATTACHED: _S.PLAIN, _E.NOT_READING: _S.STALLED}),
-    _S.STALLED: _row(_S.STALLED, Feed.NONE, {_E.READS: _S.WAKING}, late=True),
-    _S.WAKING: _row(_S.WAKING, Feed.CONSUMERS, {_E.GOES_ON: _S.PLAIN}, late=True),
-    _S.ENDED: _row(_S.ENDED, Feed.NONE, {}, late=True),
+    _S.OPENING: _row(Feed.NONE, {_E.OPENED: _S.LIVE}),
+    _S.LIVE: _row(Feed.READER, {_E.FAR_BEHIND: _S.CATCHING_UP, _E.STOPS_READING: _S.NOT_READING}),
+    _S.CATCHING_UP: _row(Feed.CATCH_UP, {_E.CATCH_UP_ENDED: _S.LIVE}),
+    _S.NOT_READING: _row(Feed.NONE, {_E.READS_AGAIN: _S.LIVE}),
+    _S.ENDED: _row(Feed.NONE, {}),
 }
 """The feed of each state, and the state after each event that is possible in it."""
 
-MAY_JOIN: Final = frozenset(one for one, row in TABLE.items() if _E.JOINED in row.following)
-"""States in which subscriptions may become live."""
-
-FROM_READER: Final = frozenset(one for one, row in TABLE.items() if row.feed in (Feed.READER, Feed.CATCH_UP))
+FROM_READER: Final = frozenset(one for one, row in TABLE.items() if row.feed is not Feed.NONE)
 """States in which the shared reader, or a catch-up reader for it, brings messages."""
-
-NOT_READING: Final = frozenset({_S.STALLED, _S.WAKING})
-"""States in which nothing is sent since the client has not read."""
 
 
 def after(state: DeliveryState, event: DeliveryEvent) -> DeliveryState:
@@ -128,19 +97,19 @@ def after(state: DeliveryState, event: DeliveryEvent) -> DeliveryState:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StatefulDelivery(SessionConsumers):
-    """The consumers of a durable session, and the state of the delivery to its client."""
+    """The subscriptions of a durable session, and the state of the delivery to its client."""
 
     def __init__(self, machine: DurableSender, former: int) -> None:
         super().__init__(machine, former)
-        self.state = DeliveryState.RESUMING
+        self.state = DeliveryState.OPENING
         """State in the table of `states`; changed by :meth:`change` alone."""
         self.live = False
-        """Whether the shared reader, or a catch-up reader, brings the messages of some or all subscriptions."""
+        """Whether the shared reader, or a catch-up reader, brings the messages."""
 
     @property
     def stalled(self) -> bool:
         """Whether nothing is sent since the client has not read."""
-        return self.state in NOT_READING
+        return self.state is DeliveryState.NOT_READING
 
     def change(self, event: DeliveryEvent) -> None:
         """Go to the state after an event.
@@ -153,10 +122,10 @@ class StatefulDelivery(SessionConsumers):
 
     def begin(self) -> None:
         """Begin a new session: no message is pending."""
-        self.change(DeliveryEvent.COLLECTED)
+        self.change(DeliveryEvent.OPENED)
         self.machine.begin()
 
     def start(self) -> None:
-        """Send owed PUBRELs and the pending messages, which have come, then new ones."""
-        self.change(DeliveryEvent.COLLECTED)
+        """Send owed PUBRELs and the messages in flight, which are fetched, then new ones."""
+        self.change(DeliveryEvent.OPENED)
         self.machine.start()

@@ -24,11 +24,13 @@ from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.base import logs
 from mqtt_nats.base.errors import StartupError
 from mqtt_nats.base.logs import GATEWAY
+from mqtt_nats.base.tasks import rooted
 from mqtt_nats.client.disconnect import end_silent
 from mqtt_nats.config.nats_connect import check_version, connect_link, open_inbox
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.control.server import Powers
 from mqtt_nats.delivery import slow_clients as stalling
+from mqtt_nats.delivery.position_writer import write_changed_positions
 from mqtt_nats.gateway.broker import Broker, Place
 from mqtt_nats.gateway.fleet_pause import FleetPause
 from mqtt_nats.gateway.reconnect import recover, recover_wild, register
@@ -39,7 +41,8 @@ from mqtt_nats.observability.message_log import follow
 from mqtt_nats.pubsub.fanout import SEEN_FOR
 from mqtt_nats.sessions import paused_consumers
 from mqtt_nats.sessions.groups.subscribe import look_after, recover_queues
-from mqtt_nats.shared_reader import eligibility as company
+from mqtt_nats.sessions.listener_clients import CREATED, ListenerClients
+from mqtt_nats.shared_reader.session_checks import keep_up
 from mqtt_nats.transport.connection import CLOCK_STEP
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.definitions import (
@@ -121,8 +124,8 @@ class Tenant:
         """Prefix of log messages about the account."""
         self._configs: dict[str, dict[str, Any]] = {}
         """Configurations of the streams, by stream name."""
-        self._company: company.PositionSupport | None = None
-        """Check whether positions may be stored; None = this gateway does not keep positions."""
+        self._listener: ListenerClients | None = None
+        """Check whether nats-server's listener has clients; None before the first one."""
         self._single: dict[str, str] = {}
         """Streams that keep one message per subject, and why: see `kept_single`."""
         self._ending = False
@@ -268,7 +271,7 @@ class Tenant:
             replicas=settings.stream_replicas,
             message_retention=settings.message_retention,
             message_ids=settings.message_ids,
-            positions=True,  # also without the shared reader: packet identifiers that are allocated to messages
+            positions=True,
             max_retained=settings.max_retained,
         )
         if report.created:  # nats-server flushes definitions to the disk only with `sync_interval: always`
@@ -372,7 +375,6 @@ class Tenant:
             Streams(self.inbox, self.domain),
             tasks,
             place,
-            positions=company.is_wanted(self.settings),
             reload=_not_here if self.name else reload,
             pause=self._pause,
             powers=powers,
@@ -381,7 +383,7 @@ class Tenant:
         self._recognise(broker.account.services)
         register(broker.account, broker.live)
         watch(broker.account.services)
-        broker.account.services.nats.reconnect.subscribe(company.CREATED, self._listener_begun)
+        broker.account.services.nats.reconnect.subscribe(CREATED, self._listener_begun)
         paused_consumers.watch(broker.account.services)
         stalling.watch(broker.account.delivery)
         self.link.report(partial(self._denied, self.link), self._writable)
@@ -389,18 +391,17 @@ class Tenant:
         return broker
 
     async def begin(self) -> None:
-        """Check eligibility for positions, register the gateway, and load bans and plugins, before clients are served.
+        """Look for clients of nats-server's listener, register the gateway, and load bans and plugins.
 
         Raises:
             StartupError: one line that says why the account cannot be served.
         """
         broker = self.broker
         assert broker is not None
-        if broker.live is not None:
-            self._company = company.PositionSupport(broker.live, broker.account.lease, broker.account.claims)
+        account = broker.account
+        self._listener = ListenerClients(account.services, account.lease, account.claims)
         try:
-            if self._company is not None:
-                await self._company.begin()
+            await self._listener.begin()
             await broker.account.lease.begin()
         except (NoResponders, RequestTimeout, ApiError) as error:
             text = " ".join(str(error).split())
@@ -433,8 +434,9 @@ class Tenant:
     def start_serving(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Start the tasks that run while clients are served; return them."""
         GATEWAY.set(self.speaker)
-        broker = self.broker
+        broker, listener = self.broker, self._listener
         assert broker is not None
+        assert listener is not None
         return [
             tasks.create_task(self._tick(broker.account), name="clock"),
             tasks.create_task(take_timers(broker.account.wills, broker.account.lease.watches), name="timers"),
@@ -447,7 +449,10 @@ class Tenant:
                 broker.account.kept.watch_clients(broker.account.registry.connections), name="kept messages"
             ),
             tasks.create_task(look_after(broker.account.services), name="shared subscriptions"),
-            *company.start_tasks(broker.account.delivery, broker.live, self._company, tasks),
+            tasks.create_task(rooted(write_changed_positions(broker.account.delivery.writers)), name="positions"),
+            tasks.create_task(rooted(broker.live.reader.run()), name="shared reader"),
+            tasks.create_task(keep_up(broker.live, broker.account.delivery.waiting), name="live sessions"),
+            tasks.create_task(listener.check_regularly(), name="clients of nats-server's listener"),
         ]
 
     def _pressure(self, pressed: bool) -> None:

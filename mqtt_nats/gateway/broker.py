@@ -22,10 +22,10 @@ from mqtt_nats.config.nats_connect import server_version
 from mqtt_nats.config.worker_identity import own_place
 from mqtt_nats.control.server import Control
 from mqtt_nats.control.snapshot import snapshot
+from mqtt_nats.delivery.elections import Elections
 from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.delivery.position_writer import PositionWriters
-from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
-from mqtt_nats.delivery.reconcile import Reconciling
+from mqtt_nats.delivery.receiver import DeliveryServices
 from mqtt_nats.gateway.desired_state import Fleet
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.interceptors import Takers
@@ -98,7 +98,6 @@ class Broker:
         streams: the stores of the account's streams.
         group: the gateway's task group.
         place: which of the gateway's accounts it is.
-        positions: whether the shared reader may be used.
         reload: reads files again; returns the problems, one line each.
         pause: the account's pause of all gateways.
         powers: actions that may be requested in this account.
@@ -112,7 +111,6 @@ class Broker:
         group: asyncio.TaskGroup,
         place: Place,
         *,
-        positions: bool,
         reload: Callable[[], list[str]],
         pause: FleetPause,
         powers: Powers,
@@ -125,13 +123,12 @@ class Broker:
         ingress = Ingress(services, publishers, Replying(services), Takers(), retained, system)
         services.path.fanout.tell_response_topics(ingress.replying.response_topic)
         receivers = cast("Registry[Receiver]", registry)
-        self.live = SharedReaderSessions(services, receivers) if positions else None
-        """Sessions of the shared reader; None = the shared reader is not used."""
-        feed = SharedFeed() if self.live is None else self.live
-        reconciling = Reconciling(services, receivers, feed)
+        self.live = SharedReaderSessions(services, receivers)
+        """Sessions of the shared reader."""
+        self.elections = Elections(services, receivers, self.live)
         resets = server_version(nats.link) >= RESETS
         handover = PositionHandover(services)
-        delivery = DeliveryServices(services, receivers, handover, reconciling, PositionWriters(), feed, resets)
+        delivery = DeliveryServices(services, receivers, handover, PositionWriters(), self.live, resets)
         self.account = _account(place, registry, ingress, delivery)
         """The services of the account for its clients."""
         services.hooks.call_on_change(partial(changed, self.account))

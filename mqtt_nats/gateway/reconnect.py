@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.backbone.link import NatsConnection
 from mqtt_nats.backbone.retry import TimedPermit, retry_until_answered
-from mqtt_nats.delivery.resume import rebind_consumers
+from mqtt_nats.delivery.dormant_consumers import check_dormant
+from mqtt_nats.delivery.resume import recover as go_on
+from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.sessions.groups.subscribe import recover_inboxes
 from mqtt_nats.sessions.takeover import still_owner
-from mqtt_nats.sessions.unrecorded import save_when_room
 from mqtt_nats.transport.connection import Hold
-from mqtt_streams.consumers import ConsumerExists, consumer_info, create_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
-from mqtt_streams.sessions import Conflict
 
 if TYPE_CHECKING:
     from mqtt_nats.client.account import Account
@@ -35,7 +33,7 @@ SESSIONS_CHECKED_AT_ONCE: Final = 64
 DELETED: Final = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{MESSAGES}.*".encode()
 
 
-def register(account: Account, live: SharedReaderSessions | None) -> None:
+def register(account: Account, live: SharedReaderSessions) -> None:
     """Have subscriptions of clients, and their sessions, renewed on each further connection to NATS.
 
     A consumer of a connected client that is deleted is created again at once.
@@ -49,7 +47,7 @@ def register(account: Account, live: SharedReaderSessions | None) -> None:
 
     def deleted(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         name = subject.rpartition(b".")[2].decode()
-        if live is not None and live.reader.name == name:
+        if live.reader.name == name:
             live.reader.broken()
             return
         client = account.registry.attached.get(name)
@@ -61,33 +59,10 @@ def register(account: Account, live: SharedReaderSessions | None) -> None:
 
 
 async def _mend(client: Client, side: DurableDelivery) -> None:
+    """Create the deleted consumers of a session again."""
     side.end_repair()
-    record = client.record
-    inbox = client.services.nats.inbox
-    anew = False
-    for one in list(side.bindings.values()):
-        if not one.source.live or one.removed or record is None:
-            continue
-        if (
-            await retry_until_answered(client, partial(consumer_info, inbox, MESSAGES, one.consumer.durable_name))
-            is None
-        ):
-            side.settle()
-            again = replace(one.consumer, start_seq=one.source.last + 1)
-            try:
-                await retry_until_answered(client, partial(create_consumer, inbox, MESSAGES, again))
-            except ConsumerExists:  # a restore of the stream from a backup has restored the consumer, too
-                continue
-            one.reconfigure(again)
-            record.cons[one.key] = again
-            anew = True
-    if anew:
-        try:
-            await save_when_room(client)
-        except Conflict:
-            client.taken_over()
-            return
-    await rebind_consumers(client, side)
+    await retry_until_answered(client, partial(check_dormant, client, side))
+    await write_changed_record(client, side)
 
 
 async def recover(account: Account, link: NatsConnection) -> None:
@@ -148,6 +123,4 @@ async def _check(client: Client) -> None:
         client.services.registry.unchecked.discard(client)
         side = client.durable_side
         if side is not None:
-            await rebind_consumers(client, side)
-            for name in side.bindings:  # their leaders may not have made the changes that were confirmed
-                client.delivery.reconciling.due(client, name)
+            await go_on(client, side)

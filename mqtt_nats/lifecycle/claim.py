@@ -287,8 +287,7 @@ def _prepare(client: Receiver, connect: Connect, known: SessionRecord | None, ex
         v5 = V5("durable", client.expiry, draining=left, wills=wills, leaving=had.groups, first=FIRST)
         v5.count_in(client.services.stream.id)
         record = _new_record(client, v5)
-    if client.delivery.feed.allowed:
-        v5.name_position(v5.pos or client.services.identity.new_nuid())
+    v5.name_position(v5.pos or client.services.identity.new_nuid())
     v5.follow(expected)
     client.begin_durable(record, former, continued=continued)
     return continued

@@ -34,7 +34,6 @@ from typing import Any, Final
 
 from mqtt_nats.codec import ProtocolError, ack_bytes
 from mqtt_nats.codec.wire import PUBACK, PUBREC, PUBREL
-from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.allocated_identifiers import AllocatedIdentifiers
 from mqtt_nats.protocol.inflight import SENT, STORING, WAITING, Delivery, Release, SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE, Ports
@@ -314,54 +313,6 @@ class DurableSender:
         """Whether every consumer has delivered all of its messages up to a sequence."""
         return self.open and all(max(source.last, source.clear) >= sequence for source in self.sources)
 
-    def _look(self, sequence: int) -> None:
-        """Ask for the state of consumers that deliver no messages, about once in ``ID_SPACE`` messages."""
-        oldest = sequence - ID_SPACE
-        for source in list(self.sources):
-            if source.last < oldest and source.clear < oldest and not source.asked and not source.live:
-                source.begin_request()
-                self.ports.request_state(source, sequence)
-
-    def looked(self, source: SubscriptionState, sequence: int, last: int, pending: int, unacknowledged: int) -> bool:
-        """Note a consumer's state after ``sequence`` was stored; see :meth:`exhausted`.
-
-        Returns:
-            False when a message may still come: the caller calls :meth:`look_again` later.
-        """
-        nothing = self.exhausted(source, last, pending, unacknowledged)
-        if nothing:
-            source.end_request(sequence)
-            self.pump()
-        return nothing
-
-    def exhausted(self, source: SubscriptionState, last: int, pending: int, unacknowledged: int) -> bool:
-        """Whether no message of a consumer comes for the first time any more, of those stored so far.
-
-        Args:
-            last: stream sequence up to which the consumer has delivered, or passed over, messages.
-            pending: number of messages that it has not delivered.
-            unacknowledged: number of messages that it has delivered and that are not acknowledged.
-        """
-        # A consumer that has delivered nothing reports the sequence before its first message, until its leader passes
-        # over messages of other topics. Then `last` is beyond all that has come here although nothing is on its way.
-        return not pending and (last <= max(source.last, source.clear) or unacknowledged <= self.taken(source, last))
-
-    def taken(self, source: SubscriptionState, last: int) -> int:
-        """Return how many messages that a consumer has delivered wait or are in flight to the client.
-
-        Args:
-            last: stream sequence up to which the consumer had delivered messages when it was asked; later ones may have
-                come before its answer.
-        """
-        known = (one for one in (*self.inflight.values(), *self.queued) if one.source is source)
-        # A retained message has no reply; the shared reader's messages are not pending at the consumer.
-        return sum(bool(one.reply) and not one.reply.startswith(TAKEN) and one.sequence <= last for one in known)
-
-    def look_again(self, source: SubscriptionState) -> None:
-        """Ask for the state of a consumer once more, if messages still wait for that."""
-        source.end_request()
-        self.pump()
-
     # -- sending ----------------------------------------------------------------------------------
 
     def limit_window(self, limit: int) -> None:
@@ -398,7 +349,6 @@ class DurableSender:
             if not self._identified(delivery):
                 return
             if sequence not in self.identifiers.allocated and not self._passed(sequence):
-                self._look(sequence)
                 return
             if delivery.qos == 2 and self._suspects.ranges and self._suspicious(delivery):
                 return

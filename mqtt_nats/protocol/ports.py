@@ -36,9 +36,6 @@ class Ports(Protocol):
     def report_no_identifier(self) -> None:
         """Report that a message waits since its packet identifier is in use and no other one may be allocated."""
 
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        """Ask JetStream for the state of a consumer and report it with :meth:`DurableSender.looked`."""
-
     def report_waiting(self) -> None:
         """Report that a message waits in the state machine."""
 
@@ -73,9 +70,6 @@ class Nowhere:
 
     def report_no_identifier(self) -> None:
         """Drop the report: nothing is sent any more."""
-
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        """Leave the request to the next connection."""
 
     def report_waiting(self) -> None:
         """Drop the report: nobody looks after the messages."""

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of a durable session, each bound to the client's connection."""
+"""Subscriptions of a durable session, each with the consumer that shows it in JetStream."""
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
@@ -21,8 +19,6 @@ from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.subjects import subject_to_topic
 
 if TYPE_CHECKING:
-    from mqtt_nats.backbone.link import Handler
-    from mqtt_nats.backbone.transport import NatsTransport
     from mqtt_nats.messages.message import Stored
     from mqtt_nats.protocol.inflight import Delivery
     from mqtt_nats.pubsub.backlog import Gate
@@ -34,28 +30,19 @@ Came = Callable[["Stored", int], bool]
 
 
 class ConsumerBinding:
-    """A consumer of a durable session, attached to the client's connection or about to be."""
+    """A subscription of a durable session at QoS 1 or 2, and its dormant consumer."""
 
     __slots__ = (
-        "_idle",
         "behind",
         "came",
         "consumer",
         "drained",
         "gates",
-        "gone",
-        "handover_limits",
         "key",
-        "missed",
-        "passing",
-        "redelivering",
         "removed",
         "resent",
-        "sid",
         "since",
         "source",
-        "through",
-        "wire",
     )
 
     def __init__(
@@ -66,101 +53,32 @@ class ConsumerBinding:
         came: Came | None = None,
     ) -> None:
         self.key = key
-        """Key of the consumer in the session record; empty for one that is draining."""
+        """Key of the subscription in the session record; empty for one that has ended or was lowered."""
         self.consumer = consumer
         self.source = source
-        self.sid = b""
-        self.wire: NatsTransport | None = None
-        """Connection to NATS on which the deliver subject was subscribed; None = not subscribed yet."""
-        self.handover_limits: dict[SubscriptionState, int] = {}
-        """Stream sequences up to which overlapping subscriptions left messages to this one, which has ended."""
         self.drained = True
-        """Drained: no undelivered message of this consumer matches a remaining filter."""
-        self.through = False
-        """Drained, except for redeliveries of messages that were pending when the subscription ended."""
-        self.redelivering = False
-        """Whether pending messages may have to come again since the last attachment: see `draining.returned`."""
+        """Whether readers have brought all messages; False for a subscription lowered to QoS 0 that has some left."""
         self.behind: list[SubscriptionState] = []
-        """Subscriptions whose new messages wait until this one, which has ended, is drained."""
+        """Subscriptions whose new messages wait until this one, which was lowered, is drained."""
         self.came = came
         """Whether core NATS has brought a message, for a subscription raised from QoS 0; None = it was not raised."""
         self.gates: list[Gate] = []
-        """Gates of a subscription lowered to QoS 0: messages of core NATS wait there until the consumer's are sent."""
-        self._idle: asyncio.Event | None = None
-        self.missed = False
-        """Whether a delivery was lost on its way: later deliveries are not taken until it has come again."""
-        self.passing = False
-        """Whether the oldest messages are being passed over (`max_backlog`)."""
+        """Gates of a subscription lowered to QoS 0: messages of core NATS wait there until the stored ones are sent."""
         self.removed = False
         """Whether the consumer was removed, or is being removed, since the session's position replaces it."""
         self.since = 0
         """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
         self.resent = 0
         """Stream sequence up to which messages are given although `since` passes them: they may have been sent."""
-        self.gone = (1, 0)
-        """First and last stream sequence between which messages were pending when the consumer was attached."""
-
-    @property
-    def not_come(self) -> tuple[int, int]:
-        """First and last sequence of `gone`, without the messages that have come for the first time since then."""
-        first, last = self.gone
-        return first, min(last, self.source.base - 1) if self.source.base else last
-
-    # -- the consumer, and the subscription of its deliver subject ---------------------------------
 
     def reconfigure(self, consumer: ConsumerRef) -> None:
         """Take the consumer as it is configured now."""
         self.consumer = consumer
 
-    def rebind(self, consumer: ConsumerRef) -> None:
-        """Take the consumer with a new deliver subject, on which it is about to send what is pending."""
-        self.consumer = consumer
-        self.missed = self.passing = False
-        self.source.await_delivery(0)
-
-    def listen(self, sid: bytes, wire: NatsTransport | None) -> None:
-        """Note the subscription of the deliver subject, and its connection to NATS."""
-        self.sid, self.wire = sid, wire
-
-    def attach(self) -> None:
-        """Note that the consumer is being attached: pending messages may have to come again."""
-        self.source.attaching()
-        self.redelivering = True
-
-    def attached(self, floor: int, delivered: int, pending: int) -> None:
-        """Note the consumer's state when it was attached.
-
-        Args:
-            floor: stream sequence up to which all deliveries are acknowledged.
-            delivered: last stream sequence that it has delivered.
-            pending: number of messages that it has not delivered.
-        """
-        self.gone = (floor + 1, delivered)
-        if delivered >= self.source.end or (not pending and not self.source.whole):
-            self.through = True
-
-    def end_redelivery(self) -> None:
-        """Note that the pending messages have come again, or are gone."""
-        self.redelivering = False
-        self.drained = self.drained or self.through
-
-    def miss(self) -> None:
-        """Note that a delivery was lost on its way: no delivery is taken until it has come again."""
-        self.missed = True
-
-    def begin_passing(self) -> None:
-        """Note that the oldest messages are being passed over."""
-        self.passing = True
-
-    def end_passing(self) -> None:
-        """Note that no more messages are passed over."""
-        self.passing = False
-
     # -- the shared reader ----------------------------------------------------------------------
 
     def become_live(self, since: int) -> None:
         """Take the messages after stream sequence ``since`` from the shared reader; the consumer lies dormant."""
-        self.sid = b""
         self.since, self.resent = since, 0
         self.source.become_live(since)
 
@@ -186,25 +104,11 @@ class ConsumerBinding:
         self.become_live(since)
         self.removed = removed
 
-    def become_plain(self, reached: int) -> None:
-        """Take the messages after stream sequence ``reached`` from the consumer."""
-        self.since = 0
-        self.removed = False
-        self.source.become_plain(reached)
-
     # -- the end of the subscription ------------------------------------------------------------
 
-    def end_subscription(self, limits: dict[SubscriptionState, int]) -> None:
-        """End the subscription; ``limits``: up to where others left messages to it (see `handover_limits`)."""
+    def end_subscription(self) -> None:
+        """End the subscription: the record does not name it any more."""
         self.key = ""
-        self.handover_limits = limits
-
-    def stand_before(self, others: Iterable[SubscriptionState]) -> None:
-        """Keep back new messages of ``others``: this ended subscription may still bring older ones that they match."""
-        self.drained = self.through = False
-        self.behind = list(others)
-        for other in self.behind:
-            other.hold(SubscriptionState.BEHIND)
 
     def take_behind(self) -> list[SubscriptionState]:
         """Return the subscriptions that have waited for this one; they wait no more."""
@@ -212,15 +116,14 @@ class ConsumerBinding:
         return behind
 
     def exhaust(self) -> None:
-        """Note that no message is left but redeliveries."""
-        self.through = True
-        self.drained = self.drained or not (self.redelivering or self.missed)
+        """Note that readers have brought all messages."""
+        self.drained = True
 
     def lowered(self, gates: list[Gate]) -> None:
         """Mark the subscription as lowered to QoS 0; messages of core NATS wait in ``gates``."""
         self.key = ""
+        self.drained = False
         self.gates = gates
-        self._idle = asyncio.Event()
         for gate in gates:
             gate.hold()
 
@@ -230,23 +133,8 @@ class ConsumerBinding:
         for gate in self.gates:
             gate.discard(known)
 
-    def emptied(self) -> None:
-        """Note that the consumer reports no further messages."""
-        if self._idle is not None:
-            self._idle.set()
-
-    async def rest(self, seconds: float) -> None:
-        """Wait until :meth:`emptied` is called, for at most ``seconds``."""
-        if self._idle is None:
-            await asyncio.sleep(seconds)
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._idle.wait()
-        self._idle.clear()
-
     def release(self) -> list[Gate]:
-        """Return the gates, which do not wait for this consumer any more."""
+        """Return the gates, which do not wait for this subscription any more."""
         gates, self.gates = self.gates, []
         return gates
 
@@ -262,10 +150,6 @@ class SessionConsumers:
         self.overlap: Overlap[ConsumerBinding] = Overlap()
         self.damaged = False
         """Whether a consumer was deleted and is about to be created again."""
-        self.doubtful: set[str] = set()
-        """Names of consumers that `Reconciling` will check: deliveries or acknowledgements may have been lost."""
-        self.attempts = 0
-        """Number of times in a row that `Reconciling` has attached the consumers anew."""
         self.kept = False
         """Whether the record has to be written: a consumer kept its deliver subject, or the record has changed."""
         self.former = former
@@ -289,10 +173,6 @@ class SessionConsumers:
     @abstractmethod
     def session(self) -> Session:
         """The session of the consumers."""
-
-    @abstractmethod
-    def arrival(self, binding: ConsumerBinding) -> Handler:
-        """Return the handler of a consumer's deliver subject."""
 
     @abstractmethod
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
@@ -381,26 +261,7 @@ class SessionConsumers:
         """Note that the repair has begun: another deleted consumer needs another one."""
         self.damaged = False
 
-    def take_doubtful(self) -> set[str]:
-        """Return the names of the consumers to check; a later loss needs another check."""
-        doubtful, self.doubtful = self.doubtful, set()
-        return doubtful
-
-    def count_attempt(self) -> int:
-        """Return how often in a row the consumers were attached anew, this time included."""
-        self.attempts += 1
-        return self.attempts
-
-    def clear_attempts(self) -> None:
-        """Note that a check has found nothing lost."""
-        self.attempts = 0
-
     # -- the shared reader ----------------------------------------------------------------------
-
-    @property
-    def dormant(self) -> list[ConsumerBinding]:
-        """Consumers that lie dormant: the shared reader brings their messages, or they have to be set."""
-        return [one for one in self.bindings.values() if one.source.live]
 
     def resume_from(self, reached: int) -> None:
         """Note up to which stream sequence an earlier connection took all messages from the shared reader."""

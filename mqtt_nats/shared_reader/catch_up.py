@@ -14,12 +14,13 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.pending_stores import TRANSIENT
+from mqtt_nats.base.logs import log_failure
+from mqtt_nats.codec import MqttError, ReasonCode
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
-from mqtt_nats.sessions.consumer_attach import ATTACH_POLL_S
 from mqtt_nats.shared_reader.filters import chosen
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
+from mqtt_nats.shared_reader.reader_session import ReaderHandover, ReaderSession
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
 from mqtt_streams.messages import DELIVER_PREFIX
@@ -47,6 +48,12 @@ SILENCE: Final = 2.0
 
 PAUSE: Final = 0.25
 """Seconds before JetStream is asked again."""
+
+REFUSED_PAUSE_S: Final = 2.0
+"""Seconds before a reader that JetStream refuses is created again."""
+
+HANDOVER_POLL_S: Final = 0.02
+"""Seconds between two looks whether the shared reader has the rest."""
 
 IDLE: Final = 60
 """Seconds without a pull request after which nats-server removes the reader."""
@@ -146,9 +153,9 @@ class CatchUpReader:
         try:
             await self._read()
         except Exception:
-            log.exception("%s: its consumers deliver the missed messages", member.client)
-            if not self._over:
-                self._live.leave_shared_reader(member.client, member.side)
+            log.exception("%s: what it has missed cannot be read", member.client)
+            if not self._over:  # its next connection, at any gateway, goes on from its position
+                member.client.end_connection(MqttError("internal error", ReasonCode.UNSPECIFIED_ERROR))
         finally:
             self._services.nats.link.unsubscribe_raw(self._sid)
             self._leave_place()
@@ -161,7 +168,7 @@ class CatchUpReader:
 
     async def _read(self) -> None:
         """Read until the session is handed over or this reader has to end."""
-        live, member = self._live, self._member
+        member = self._member
         while not self._over:
             await self._services.nats.online.wait()
             try:
@@ -181,12 +188,14 @@ class CatchUpReader:
             except ApiError as error:
                 self._broken = True
                 if error.err_code not in TRANSIENT and not self._over:
-                    log.warning("%s: its consumers deliver the missed messages: %s", member.client, error)
-                    live.leave_shared_reader(member.client, member.side)
+                    text = "%s: JetStream refuses the reader of what it has missed: %s"
+                    log_failure(log, logging.WARNING, "reader", text, member.client, error)
+                    self._leave_place()
+                    await asyncio.sleep(REFUSED_PAUSE_S)
 
     async def _has_missed(self) -> bool:
         """Ask whether anything was missed, before the filters of the shared reader are changed."""
-        if self._name or self._member.joining is not None:
+        if self._name or self._member.handover is not None:
             return False  # it has read to the end, or the shared reader has most of the filters
         return not await self._services.head.nothing_left(self.subjects(), self.position, SEQUENCE_EVER)
 
@@ -253,7 +262,7 @@ class CatchUpReader:
 
     def _begin_anew(self, subjects: list[str]) -> None:
         """Forget what waits: it is read again after :attr:`position`."""
-        if self._member.end_joining() is not None:
+        if self._member.end_handover() is not None:
             self._live.remove(self._member.client)
         self._plain = len(subjects) == 1 and not starts_with_wildcard(subjects[0].removeprefix(STORED_PREFIX))
         self._next, self._asked, self._bytes, self._size = 1, NOT_YET, 0, self._most
@@ -423,10 +432,10 @@ class CatchUpReader:
         live, member, loop = self._live, self._member, asyncio.get_running_loop()
         self._end = False
         self._leave_place()  # others may read while the shared reader's filters are changed, which takes a second
-        joining = member.joining
-        if joining is None:
-            joining = Promotion([], 0)
-            member.begin_joining(joining)
+        handover = member.handover
+        if handover is None:
+            handover = ReaderHandover()
+            member.begin_handover(handover)
         subjects = self.subjects()
         # The shared reader has brought, or has kept back, what came by the filters that it has for this session.
         unread = [one for one in subjects if one.removeprefix(STORED_PREFIX) not in member.filters]
@@ -442,16 +451,16 @@ class CatchUpReader:
                     return False
                 late = min(late, loop.time() + HANDOVER)
                 self._deal()
-                await asyncio.sleep(ATTACH_POLL_S)
-            if self._over or self._broken or joining.wrong:
+                await asyncio.sleep(HANDOVER_POLL_S)
+            if self._over or self._broken or handover.overfull:
                 return False
             if len(unread) == len(subjects):
                 self.position = max(self.position, since)
-            live.caught_up(member, joining, self.position)
+            live.caught_up(member, handover, self.position)
             return True
         finally:
-            if member.joining is joining:
-                member.end_joining()
+            if member.handover is handover:
+                member.end_handover()
                 if not self._over:
                     live.remove(member.client)
                     self.broken()

@@ -30,8 +30,6 @@ class ConsumerChoice:
 
     def __init__(self, settings: Settings) -> None:
         self._wanted: str = settings.session_positions
-        if self._wanted == "auto" and settings.shared_reader != "auto":
-            self._wanted = "consumers"  # nobody looks whether all gateways know such sessions
         self._bound = settings.session_consumers
 
     def wants_records(

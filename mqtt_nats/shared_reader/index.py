@@ -12,7 +12,7 @@ from mqtt_streams.subjects import visible_to_wildcard
 if TYPE_CHECKING:
     from collections import Counter
 
-    from mqtt_nats.shared_reader.promotion import ReaderSession
+    from mqtt_nats.shared_reader.reader_session import ReaderSession
 
 TOPICS_MOST: Final = 16384
 SWAPPED: Final = {ord("."): "/", ord("/"): "."}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New subscriptions of a session without consumers: the shared reader serves them from the start.
+"""New subscriptions of a durable session: readers serve them from the start.
 
 The session gets no message until its position is stored for the new subscriptions, too. So the position, which is one
 number for all subscriptions, passes no message of a new one. See docs/internals/shared_reader.md#new-subscriptions.
@@ -13,38 +13,19 @@ from typing import TYPE_CHECKING
 from mqtt_nats.backbone.retry import retry_until_answered
 from mqtt_nats.delivery.position_recovery import limit_in_flight
 from mqtt_nats.delivery.resume import keep_taken
-from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.record import save_record
 from mqtt_nats.shared_reader.index import shown
-from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
+from mqtt_nats.shared_reader.reader_session import ReaderHandover, ReaderSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mqtt_nats.delivery.durable import DurableDelivery
-    from mqtt_nats.delivery.receiver import Receiver
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
     from mqtt_nats.shared_reader.catch_up import CatchUpReader
     from mqtt_nats.shared_reader.sessions import SharedReaderSessions
-
-
-def may_join_directly(live: SharedReaderSessions, client: Receiver, side: DurableDelivery) -> bool:
-    """Return whether the reader may serve new subscriptions: no consumer brings messages to the session."""
-    record = client.record
-    bindings = side.bindings.values()
-    return (
-        live.admit()
-        and client.alive
-        and record is not None
-        and record.v5 is not None
-        and bool(record.v5.pos)
-        and side.machine.open
-        and not side.doubtful
-        and (side.live or (side.state is DeliveryState.PLAIN and not bindings))
-        and all(one.source.live for one in bindings)
-    )
 
 
 async def subscribe(
@@ -83,20 +64,15 @@ def _keep_place(live: SharedReaderSessions, member: ReaderSession, place: int) -
     client, side, position_writer = member.client, member.side, member.side.position_writer
     assert position_writer is not None
     missed = False
-    if side.live:
-        position_writer.ledger.reach(live.reached(side))
-    else:
-        position_writer.ledger.reach(place)
-        side.change(DeliveryEvent.JOINED)
-    reached = position_writer.ledger.reached
+    position_writer.ledger.reach(live.reached(side) if side.bindings else place)
     if (catching := live.catching.get(side)) is not None:
         missed = catching.reads
         live.end_catching(side)
-        if member.end_joining() is not None:
+        if member.end_handover() is not None:
             live.remove(client)
     else:
-        member.begin_joining(Promotion([], reached))
-    return live.catch_up(member, reached, missed=missed)
+        member.begin_handover(ReaderHandover(position_writer.ledger.reached))
+    return live.catch_up(member, position_writer.ledger.reached, missed=missed)
 
 
 async def _take_passed(live: SharedReaderSessions, member: ReaderSession, added: ConsumerBinding, reached: int) -> None:

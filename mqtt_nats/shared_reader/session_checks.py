@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periodic checks of the sessions that the shared reader serves, or may serve."""
+"""Periodic checks of the sessions that the shared reader serves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.delivery.position_recovery import renew_dormant
-from mqtt_nats.shared_reader.promotion import DORMANT_RENEWAL_S, settled, wholly_live
+from mqtt_nats.delivery.dormant_consumers import renew_dormant
+from mqtt_nats.shared_reader.sessions import DORMANT_RENEWAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -23,14 +23,8 @@ log = logging.getLogger("mqtt_nats.broker")
 EVERY: Final = 0.5
 """Seconds between two checks."""
 
-REFUSED: Final = 10.0
-"""Seconds of refusal by JetStream after which sessions go back to their own consumers."""
-
 CROWD_MOST: Final = 100_000
 """Maximum number of waiting messages in all live sessions; beyond it sessions with the average or more fall behind."""
-
-RETURNING_MOST: Final = 64
-"""Maximum number of sessions that go back to their consumers at the same time for a reason outside the session."""
 
 RENEWED_MOST: Final = 16
 """Maximum number of sessions whose dormant consumers are renewed in one check."""
@@ -43,24 +37,14 @@ async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> 
         try:
             look(live, waiting)
         except Exception:
-            log.exception("the search for sessions that keep up failed")
+            log.exception("the check of the sessions of the shared reader failed")
 
 
 def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
-    """Promote sessions that may become live; live sessions that cannot stay live leave the shared reader."""
-    now = asyncio.get_running_loop().time()
-    refused = live.reader.refused
-    if not live.allowed or (refused and now - refused > REFUSED):
-        _leave_all(live)
-        return
-    # Only sessions that the shared reader serves: messages of others wait until their clients take them.
+    """Bound the messages that wait, tell senders how far the reader has come, and renew dormant consumers."""
+    # Only sessions that readers serve: messages of others wait until their clients take them.
     _stop_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
-    _renew(live, now)
-    if refused or not live.services.nats.online.is_set():
-        return
-    for client in live.candidates.due(now):
-        with _checking(client):
-            _promote(live, client, now)
+    _renew(live, asyncio.get_running_loop().time())
 
 
 @contextmanager
@@ -70,30 +54,6 @@ def _checking(client: Receiver) -> Iterator[None]:
         yield
     except Exception:
         log.exception("%s: the check of its delivery failed", client)
-
-
-def _promote(live: SharedReaderSessions, client: Receiver, now: float) -> None:
-    """Promote a session that may become live; it remains a candidate until it is wholly live."""
-    side = client.durable_side
-    if side is None or not client.alive or wholly_live(side):
-        return
-    try:
-        live.begin(client, side, now)
-    except Exception:
-        live.promote_later(client)
-        raise
-    member = live.members.get(client)
-    live.candidates.put(client, now if member is None else max(now, member.retry))
-
-
-def _leave_all(live: SharedReaderSessions) -> None:
-    """Have live sessions leave the shared reader, up to `RETURNING_MOST` at the same time."""
-    for client, member in list(live.members.items()):
-        if len(live.returning) >= RETURNING_MOST:
-            return
-        with _checking(client):
-            if member.side.live:
-                live.leave_shared_reader(client, member.side)
 
 
 def _stop_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
@@ -121,7 +81,7 @@ def _renew(live: SharedReaderSessions, now: float) -> None:
             if side is None or not side.live:
                 continue
             live.renewals.put(client, now + DORMANT_RENEWAL_S)
-            if renewed >= RENEWED_MOST or not settled(client):
+            if renewed >= RENEWED_MOST or client.busy:
                 live.renewals.put(client, now)
                 continue
             renewed += 1

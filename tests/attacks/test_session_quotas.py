@@ -272,7 +272,7 @@ def test_a_connection_that_ends_while_the_next_one_claims(
 @pytest.mark.parametrize("positions", ["consumers", "records"])
 def test_the_rate_of_consumers(nats_server: NatsServer, positions: str) -> None:
     """SUBACK comes later; where it would be too late the filters are refused at once. Others do not wait."""
-    settings = {"session_positions": positions, "shared_reader": "always"}
+    settings = {"session_positions": positions}
     with running(nats_server.url, consumer_rate=10, rate_burst=1, rate_pause=2, **settings) as inside:
         port = inside.ports[0]
         with Raw5.open(port, "many", KEPT) as client, Raw5.open(port) as regular:

@@ -67,7 +67,7 @@ def test_a_consumer_is_refused_and_the_subscription_cannot_end_yet(
             raise ApiError(400, 10026, "maximum consumers limit reached")
 
     with (
-        running(nats=(server.url,), allow_anonymous=True, shared_reader="never") as inside,
+        running(nats=(server.url,), allow_anonymous=True) as inside,
         Raw5.open(inside.port, "five", prop(SESSION_EXPIRY, 100)) as five,
     ):
         five.deliver("five/more", b"kept", flags=1)

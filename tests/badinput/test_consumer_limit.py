@@ -25,7 +25,7 @@ def server(nats_factory: NatsFactory) -> NatsServer:
 
 @pytest.fixture
 def local(server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(server, "--shared-reader", "never")  # whose reader would be one consumer more
+    return gateway_factory(server)  # whose reader would be one consumer more
 
 
 @pytest.fixture

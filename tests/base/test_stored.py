@@ -26,7 +26,7 @@ def inside(nats_server: NatsServer) -> Iterator[Inside]:
 @pytest.fixture(scope="module")
 def live(nats_server: NatsServer) -> Iterator[Inside]:
     """The same with a shared reader."""
-    with running(nats_server.url, max_backlog=10, shared_reader="always") as found:
+    with running(nats_server.url, max_backlog=10) as found:
         yield found
 
 

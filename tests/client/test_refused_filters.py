@@ -142,7 +142,7 @@ async def test_consumers_of_a_user(nats_server: NatsServer, logged: Logged) -> N
 async def test_what_jetstream_refuses(nats_factory: NatsFactory, logged: Logged) -> None:
     """One line of many filters, with what JetStream has said of the first."""
     server = nats_factory()
-    with running(settings(server, shared_reader="never")) as gateway:
+    with running(settings(server)) as gateway:
         async with await RawClient.connect(gateway.port, "unlucky", clean=False) as client:
             one = await nats.connect(server.url)
             try:

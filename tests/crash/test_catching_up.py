@@ -38,7 +38,7 @@ async def test_gateways_die_while_a_session_catches_up(
     nats_factory: NatsFactory, tmp_path: Path, kills: int, version: int, positions: str
 ) -> None:
     chance = random.Random(kills)
-    arguments = ("--gateway-lease", "4", "--shared-reader", "always", "--session-positions", positions)
+    arguments = ("--gateway-lease", "4", "--session-positions", positions)
     fleet = Fleet(tmp_path, nats_factory(), 3, arguments=arguments)
     try:
         await fleet.start()

@@ -53,7 +53,7 @@ async def test_a_client_that_is_back_at_once_may_be_asked_again(
 ) -> None:
     """The record goes soon after the exchange; where the connection ends before, a nats-server may forget that."""
     server = nats_factory()
-    gateway = gateway_factory(server, "--shared-reader", "never")
+    gateway = gateway_factory(server)
     client = await nats.connect(server.url)
     js = client.jetstream()
 

@@ -62,7 +62,7 @@ def near(cluster: Cluster, gateway_factory: GatewayFactory) -> Gateway:
 @pytest.fixture
 def plain(cluster: Cluster, gateway_factory: GatewayFactory) -> Gateway:
     """The same, where each subscription's own consumer brings its messages, and is acknowledged."""
-    arguments = ("--stream-replicas", "3", "--max-inflight", "10", "--shared-reader", "never")
+    arguments = ("--stream-replicas", "3", "--max-inflight", "10")
     return gateway_factory(cluster.servers[0].url, *arguments)
 
 

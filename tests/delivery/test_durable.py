@@ -131,7 +131,7 @@ async def test_a_full_window(setup: Setup) -> None:
     assert len(packets(setup)) == 1
 
 
-async def test_a_missing_delivery_has_the_consumer_attached_anew(setup: Setup) -> None:
+async def test_a_missing_delivery_has_the_pubrel_consumered_anew(setup: Setup) -> None:
     """What follows is not taken: it comes again, behind the one that was lost."""
     setup.bring("a", 7, 1)
     setup.bring("a", 9, 3)

@@ -13,7 +13,7 @@ import pytest
 
 from mqtt_nats.delivery.resume import MANY
 from mqtt_nats.delivery.slow_clients import stall_session
-from mqtt_nats.sessions import consumer_attach
+from mqtt_nats.sessions import pubrel_consumer
 from mqtt_streams.consumers import ConsumerRef, update_consumer
 from tests.base.support import Inside, running
 from tests.harness import raw
@@ -52,7 +52,7 @@ class Gate:
 def gated(monkeypatch: pytest.MonkeyPatch, *topics: str) -> Iterator[Gate]:
     """Have a gate in every gateway of this process."""
     gate = Gate(*topics)
-    monkeypatch.setattr(consumer_attach, "update_consumer", gate.update)
+    monkeypatch.setattr(pubrel_consumer, "update_consumer", gate.update)
     try:
         yield gate
     finally:
@@ -105,7 +105,7 @@ def test_messages_come_before_all_consumers_are_attached(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping that comes with CONNECT, or after it, is answered first; what is stored meanwhile comes later, once."""
-    with running(nats_server.url, shared_reader="never") as inside:
+    with running(nats_server.url) as inside:
         subscribed(inside, "early")
         publish(inside, FILTERS[-1], FILTERS[7])
         with gated(monkeypatch, FILTERS[-1], FILTERS[7]) as gate, Raw(inside.ports[0]) as client:
@@ -141,7 +141,7 @@ def test_messages_come_before_all_consumers_are_attached(
 
 def test_what_was_in_flight_comes_first_and_in_order(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     topics = [FILTERS[-1], FILTERS[0], FILTERS[MANY + 1]]
-    with running(nats_server.url, shared_reader="never") as inside:
+    with running(nats_server.url) as inside:
         subscribed(inside, "unanswered")
         with Raw.connected(inside.ports[0], "unanswered", clean=False) as client:
             served = inside.client("unanswered")
@@ -169,8 +169,8 @@ def test_a_session_that_moves_before_all_consumers_are_attached(
 ) -> None:
     """The next connection has everything, from whichever gateway."""
     with (
-        running(nats_server.url, shared_reader="never") as first,
-        running(nats_server.url, shared_reader="never") as second,
+        running(nats_server.url) as first,
+        running(nats_server.url) as second,
     ):
         other = second if elsewhere else first
         subscribed(first, "moving")
@@ -191,7 +191,7 @@ def test_a_session_that_moves_before_all_consumers_are_attached(
 def test_a_client_that_leaves_before_all_consumers_are_attached(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(nats_server.url, shared_reader="never") as inside:
+    with running(nats_server.url) as inside:
         subscribed(inside, "leaving")
         publish(inside, FILTERS[5])
         with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "leaving", clean=False) as client:
@@ -209,7 +209,7 @@ def test_a_client_that_leaves_before_all_consumers_are_attached(
 def test_nats_is_lost_before_all_consumers_are_attached(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Proxy(nats_server.port) as proxy, running(proxy.url, shared_reader="never") as inside:
+    with Proxy(nats_server.port) as proxy, running(proxy.url) as inside:
         subscribed(inside, "cut")
         publish(inside, FILTERS[5])
         with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "cut", clean=False) as client:
@@ -232,7 +232,7 @@ def test_nats_is_lost_before_all_consumers_are_attached(
 def test_a_client_stalls_before_all_consumers_are_attached(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(nats_server.url, shared_reader="never") as inside:
+    with running(nats_server.url) as inside:
         subscribed(inside, "stalled")
         publish(inside, FILTERS[5])
         with gated(monkeypatch, FILTERS[5]) as gate, Raw.connected(inside.ports[0], "stalled", clean=False) as client:

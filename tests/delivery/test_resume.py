@@ -8,7 +8,7 @@ import pytest
 from mqtt_nats.delivery import resume as resuming
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions import consumer_attach as attaching
+from mqtt_nats.sessions import pubrel_consumer as attaching
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError

@@ -23,7 +23,7 @@ async def test_positions_that_are_ahead_of_the_messages(
 ) -> None:
     """What is new gets sequences that a session has passed; it is sent all the same, and in its order."""
     server = nats_factory()
-    gateway = gateway_factory(server, "--shared-reader", "always")
+    gateway = gateway_factory(server)
     async with await nats.connect(server.url) as client:
         await _restored(client, gateway, qos)
 

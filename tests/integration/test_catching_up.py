@@ -25,7 +25,7 @@ from tests.harness.waiting import eventually
 from tests.integration.conftest import Connector, Stored, position, until
 
 MANY = 3000
-READER = "--shared-reader", "always"
+READER = 
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ async def test_large_messages(connect: Connector, name: str, stored: Stored) -> 
 @pytest.fixture(scope="module")
 def inside(nats_server: NatsServer) -> Iterator[Inside]:
     """A gateway that can be looked into."""
-    with running(nats_server.url, shared_reader="always") as found:
+    with running(nats_server.url) as found:
         yield found
 
 
@@ -343,7 +343,7 @@ def test_what_is_too_much_is_passed_over_first(nats_server: NatsServer) -> None:
     """Nothing of that is sent because the session becomes live meanwhile."""
     most, count = 1200, 12_000  # to pass over the rest takes longer than to become live
     with (
-        running(nats_server.url, shared_reader="always", max_backlog=most) as inside,
+        running(nats_server.url, max_backlog=most) as inside,
         missed(inside, "too-much", "too/much", count=count) as client,
     ):
         assert taken(client, most) == [*range(count - most, count)]

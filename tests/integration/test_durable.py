@@ -201,7 +201,7 @@ async def test_nothing_is_sent_again_to_a_connected_client(
     connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory, clean: bool
 ) -> None:
     """[MQTT-4.4.0-1]: only a reconnect makes the gateway send again; here JetStream is made to deliver again."""
-    plain = gateway_factory(nats_server, "--shared-reader", "never")  # its consumers deliver
+    plain = gateway_factory(nats_server)  # its consumers deliver
     client = await connect(name, clean=clean, to=plain)
     await client.subscribe(name, qos=2)
     publisher = await connect(f"{name}-publisher")

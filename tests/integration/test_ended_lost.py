@@ -63,7 +63,7 @@ async def left_to_another(stored: Stored, name: str, lost: str) -> None:
 @pytest.fixture
 async def plain(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
     """A gateway behind the proxy, whose sessions have their own consumers."""
-    gateway = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
+    gateway = gateway_factory(proxy.url, start=False)
     await asyncio.to_thread(gateway.start)
     yield gateway
     await asyncio.to_thread(gateway.term)

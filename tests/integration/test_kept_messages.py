@@ -23,9 +23,9 @@ from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Stored, position, until
 
 POSITIONS = {
-    "consumers": ("--shared-reader", "always", "--session-positions", "consumers"),
-    "records": ("--shared-reader", "always", "--session-positions", "records"),
-    "no reader": ("--shared-reader", "never"),
+    "consumers": ("--session-positions", "consumers"),
+    "records": ("--session-positions", "records"),
+    "no reader": (),
 }
 """Arguments of a gateway, by where it has the positions of its sessions."""
 

@@ -198,7 +198,7 @@ async def test_what_is_on_its_way_from_a_consumer_as_a_connection_ends_was_not_s
     proxy: NatsProxy,
 ) -> None:
     """JetStream has delivered it, to a connection that is no more; who goes on knows that the client has not had it."""
-    plain = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
+    plain = gateway_factory(proxy.url, start=False)
     await asyncio.to_thread(plain.start)
     options: dict[str, Any] = {"clean": False, "session_expiry_interval": 300}
     client = await connect5(name, to=gateway, **options)

@@ -136,7 +136,7 @@ async def test_what_is_lost_meanwhile(
     connect: Connector, name: str, stored: Stored, proxy: NatsProxy, gateway_factory: GatewayFactory, qos: int
 ) -> None:
     """[MQTT-4.3.2-2] [MQTT-4.3.3-2] (3.1.1): its consumer brings it another time, and it has come at QoS 0."""
-    gateway = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
+    gateway = gateway_factory(proxy.url, start=False)
     await asyncio.to_thread(gateway.start)
     client = await connect(name, clean=False, to=gateway)
     await client.subscribe(name, qos=qos)

@@ -20,9 +20,9 @@ from tests.integration.conftest import Connector, Connector5, Stored
 from tests.integration.test_world import live_through
 
 KINDS: Final = (
-    ("--shared-reader", "always", "--session-positions", "records"),
-    ("--shared-reader", "always", "--session-positions", "consumers"),
-    ("--shared-reader", "never"),
+    ("--session-positions", "records"),
+    ("--session-positions", "consumers"),
+    (),
 )
 """Flags of the gateways."""
 

@@ -70,7 +70,7 @@ async def mortal(nats_server: NatsServer, gateway_factory: GatewayFactory) -> As
 @pytest.fixture
 async def mortal_keeping(nats_server: NatsServer, gateway_factory: GatewayFactory) -> AsyncIterator[Mortal]:
     """The same, but its sessions have consumers."""
-    async with started(nats_server, gateway_factory, "--shared-reader", "always") as found:
+    async with started(nats_server, gateway_factory) as found:
         yield found
 
 
@@ -394,7 +394,7 @@ async def test_retained_messages_come_first(connect5: Connector5, name: str, sto
 def keeping(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway whose sessions have consumers."""
     with _gateway_factory(tmp_path_factory.mktemp("keeping")) as start:
-        yield start(nats_server, "--shared-reader", "always")
+        yield start(nats_server)
 
 
 async def test_a_gateway_dies_before_it_removes_a_consumer(

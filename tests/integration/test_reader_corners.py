@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from mqtt_nats.shared_reader.promotion import CONSUMER_REST_MOST_S, Promotion
 
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
 from mqtt_nats.shared_reader import promotion as becoming
-from mqtt_nats.shared_reader.promotion import CONSUMER_REST_MOST_S, Promotion
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
@@ -31,7 +31,7 @@ from tests.integration.conftest import Connector, Stored, position
 def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a shared reader."""
     with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
-        yield start(nats_server, "--shared-reader", "always")
+        yield start(nats_server)
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ async def test_a_dormant_consumer_is_gone(
     killed: bool,
 ) -> None:
     """nats-server answers nothing where one is to be set: the session goes on from its position all the same."""
-    near = gateway_factory(nats_server, "--shared-reader", "always")
+    near = gateway_factory(nats_server)
     client = await connect(name, clean=False, to=near)
     await client.subscribe(name, qos=1)
     await stored.live(name)
@@ -120,7 +120,7 @@ async def test_a_session_becomes_live_while_much_comes(connect: Connector, name:
 @pytest.fixture(scope="module")
 def inside(nats_server: NatsServer) -> Iterator[Inside]:
     """A gateway that can be looked into, and passes over what is more than ten."""
-    with running(nats_server.url, max_backlog=10, shared_reader="always") as found:
+    with running(nats_server.url, max_backlog=10) as found:
         yield found
 
 

@@ -21,7 +21,7 @@ NOTHING = ["$MQTT.msgs.$MQTT"]
 def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a shared reader, the only one on its nats-server."""
     with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
-        yield start(nats_server, "--shared-reader", "always")
+        yield start(nats_server)
 
 
 async def read(stored: Stored) -> list[str]:

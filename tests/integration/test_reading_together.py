@@ -62,7 +62,7 @@ def crowd(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setattr(catch_up_places, "LEFT_OUT", SESSIONS + 1)
     monkeypatch.setattr(catch_up_places, "PLACES", 0)
     monkeypatch.setattr(catch_up_places, "PAGE", 16)
-    settings = {"shared_reader": "always", "session_positions": "records", "max_inflight": WINDOW}
+    settings = {"session_positions": "records", "max_inflight": WINDOW}
     with running(nats_server.url, **settings) as inside, contextlib.ExitStack() as stack:
         account = inside.gateway.account
         assert account is not None

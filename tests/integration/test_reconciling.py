@@ -21,7 +21,7 @@ LOST = "deliveries or acknowledgements were lost"
 
 @pytest.fixture
 async def local(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncIterator[Gateway]:
-    gateway = gateway_factory(proxy.url, "--shared-reader", "never", start=False)
+    gateway = gateway_factory(proxy.url, start=False)
     await asyncio.to_thread(gateway.start)
     yield gateway
     await asyncio.to_thread(gateway.term)
@@ -32,7 +32,7 @@ async def test_what_the_shared_reader_lost(
     proxy: NatsProxy, gateway_factory: GatewayFactory, stored: Stored, qos: int
 ) -> None:
     """It is read again, before what followed."""
-    gateway = gateway_factory(proxy.url, "--shared-reader", "always", start=False)
+    gateway = gateway_factory(proxy.url, start=False)
     await asyncio.to_thread(gateway.start)
     async with (
         await RawClient.connect(gateway.port, f"lost-{qos}", clean=False) as subscriber,

@@ -25,7 +25,7 @@ def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.
     Without a reader every session has consumers, and its record does not say otherwise.
     """
     monkeypatch.setattr(session_checks, "REFUSED", 0.2)
-    with running(nats_server.url, shared_reader="always", session_positions=positions) as inside:
+    with running(nats_server.url, session_positions=positions) as inside:
         broker, port = inside.gateway.own.broker, inside.ports[0]
         assert broker is not None
         assert broker.live is not None

@@ -20,7 +20,7 @@ from tests.integration.conftest import Connector, Connector5, Stored, position, 
 from tests.integration.resuming import expect_rest, left, mixed_window, received
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
-RECORDS = ("--shared-reader", "always", "--session-positions", "records")
+RECORDS = ("--session-positions", "records")
 
 
 def _started(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> Iterator[Gateway]:
@@ -43,13 +43,13 @@ def other(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def keeping(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One whose sessions have consumers."""
-    yield from _started(nats_server, tmp_path_factory, "--shared-reader", "always")
+    yield from _started(nats_server, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def without(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One that has no shared reader."""
-    yield from _started(nats_server, tmp_path_factory, "--shared-reader", "never")
+    yield from _started(nats_server, tmp_path_factory)
 
 
 async def consumerless(stored: Stored, client_id: str, count: int = 1) -> None:

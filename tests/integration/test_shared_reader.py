@@ -28,19 +28,19 @@ def _started(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory, 
 @pytest.fixture(scope="module")
 def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a shared reader."""
-    yield from _started(nats_server, tmp_path_factory, "--shared-reader", "always")
+    yield from _started(nats_server, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def other(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One more."""
-    yield from _started(nats_server, tmp_path_factory, "--shared-reader", "always")
+    yield from _started(nats_server, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def without(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One that does not use a shared reader."""
-    yield from _started(nats_server, tmp_path_factory, "--shared-reader", "never")
+    yield from _started(nats_server, tmp_path_factory)
 
 
 async def where(stored: Stored, client_id: str, check: Callable[[Position], bool]) -> None:
@@ -90,7 +90,7 @@ async def test_window_of_mixed_states(
     end: str,
 ) -> None:
     """Of six QoS 2 messages two are complete, two are released, two not acknowledged at all [MQTT-4.4.0-1]."""
-    near = gateway_factory(nats_server, "--shared-reader", "always")
+    near = gateway_factory(nats_server)
     client = await connect(name, clean=False, to=near)
     await client.subscribe(name, qos=2)
     await stored.live(name)
@@ -121,7 +121,7 @@ async def test_window_is_that_of_the_subscription(
 ) -> None:
     """Also of what was taken when the session falls behind, or its connection ends."""
     most = ("--max-backlog", "30") if end == "behind" else ()
-    near = gateway_factory(nats_server, "--shared-reader", "always", "--max-inflight", "5", *most)
+    near = gateway_factory(nats_server, "--max-inflight", "5", *most)
     client = await connect(name, clean=False, to=near)
     await client.subscribe(name, qos=1)
     await stored.live(name)
@@ -156,7 +156,7 @@ async def test_further_subscription_has_a_window_of_its_own(
     connect: Connector, name: str, stored: Stored, nats_server: NatsServer, gateway_factory: GatewayFactory
 ) -> None:
     """Also while that of the first one is full."""
-    near = gateway_factory(nats_server, "--shared-reader", "always", "--max-inflight", "5")
+    near = gateway_factory(nats_server, "--max-inflight", "5")
     client = await connect(name, clean=False, to=near)
     await client.subscribe(f"{name}/a", qos=1)
     await stored.live(name)

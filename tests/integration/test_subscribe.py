@@ -414,7 +414,7 @@ async def test_unsubscribe_leaves_the_overlapping_filter_its_messages(
 ) -> None:
     """[MQTT-3.3.5-1]: what waited behind the window for one filter still comes for the other that matches it."""
     # By its consumers: of a session that becomes live meanwhile as many are in flight as all its consumers may have.
-    narrow = gateway_factory(nats_server, "--shared-reader", "never", env={"MQTT_NATS_MAX_INFLIGHT": "5"})
+    narrow = gateway_factory(nats_server, env={"MQTT_NATS_MAX_INFLIGHT": "5"})
     client = await connect(name, clean=False, to=narrow)
     await client.subscribe(f"{name}/#", qos=1)
     await client.subscribe(f"{name}/a", qos=1)

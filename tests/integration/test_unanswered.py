@@ -31,14 +31,14 @@ Fail = Callable[[ModuleType, str], list[Exception]]
 @pytest.fixture(scope="module")
 def own(nats_server: NatsServer) -> Iterator[Inside]:
     """A gateway that can be looked into, where each subscription's own consumer brings its messages."""
-    with running(nats_server.url, shared_reader="never") as found:
+    with running(nats_server.url) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def shared(nats_server: NatsServer) -> Iterator[Inside]:
     """One with a shared reader."""
-    with running(nats_server.url, shared_reader="always") as found:
+    with running(nats_server.url) as found:
         yield found
 
 

@@ -18,7 +18,7 @@ from tests.interop.support import Message, Pahos, Raws, Sides, unique
 def sides(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     """The MQTT ports of a gateway that always uses its reader, and of nats-server."""
     directory: Path = tmp_path_factory.mktemp("gateway")
-    gateway = Gateway(directory / "gateway.log", nats.url, arguments=("--shared-reader", "always"))
+    gateway = Gateway(directory / "gateway.log", nats.url, arguments=())
     gateway.start()
     yield {"gateway": gateway.port, "nats-server": nats.mqtt_port}
     gateway.process.discard()

@@ -26,7 +26,7 @@ LINES = (
 
 @pytest.fixture
 def gateway(nats_server: NatsServer) -> Iterator[InProcess]:
-    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), shared_reader="never")
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,))
     with running(settings) as found:
         yield found
 

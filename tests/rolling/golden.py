@@ -23,7 +23,7 @@ from tests.rolling.halves import Left, leave
 DIRECTORY: Final = Path(__file__).with_name("golden")
 
 SETTINGS: Final = {
-    "plain": ("--shared-reader", "never"),
+    "plain": (),
     "consumers": ("--session-positions", "consumers"),
     "records": ("--session-positions", "records"),
 }

@@ -11,8 +11,8 @@ import pytest
 from mqtt_nats.codec import MqttError
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions import consumer_attach
-from mqtt_nats.sessions.consumer_attach import (
+from mqtt_nats.sessions import pubrel_consumer
+from mqtt_nats.sessions.pubrel_consumer import (
     attach_in_place,
     attach_moved,
     attach_pubrels,
@@ -64,8 +64,8 @@ class Setup:
 
 @pytest.fixture
 def setup(monkeypatch: pytest.MonkeyPatch) -> Setup:
-    monkeypatch.setattr(consumer_attach, "ATTACH_POLL_S", 0.001)
-    monkeypatch.setattr(consumer_attach, "CREATE_PAUSES_S", (0.001,) * 10)
+    monkeypatch.setattr(pubrel_consumer, "ATTACH_POLL_S", 0.001)
+    monkeypatch.setattr(pubrel_consumer, "CREATE_PAUSES_S", (0.001,) * 10)
     return Setup()
 
 
@@ -86,8 +86,8 @@ async def test_a_client_that_listens_to_everything_is_not_waited_for_again(setup
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliverSubjectBusy):
         await move(as_services(setup.services), MESSAGES, CONSUMER)
-    assert asyncio.get_running_loop().time() - began < consumer_attach.LET_GO_WAIT_S
-    assert setup.services.nats.crowded_until > began + consumer_attach.CROWDED_S - 1
+    assert asyncio.get_running_loop().time() - began < pubrel_consumer.LET_GO_WAIT_S
+    assert setup.services.nats.crowded_until > began + pubrel_consumer.CROWDED_S - 1
 
 
 async def test_there_is_no_such_consumer(setup: Setup) -> None:
@@ -114,7 +114,7 @@ async def test_attached_in_place(setup: Setup) -> None:
     setup.services.fake_inbox.after = change
     info = await attach_in_place(as_side(setup.side), setup.binding)
     assert info.num_ack_pending == 1
-    assert waits == [consumer_attach.EXPIRE_NS, CONSUMER.ack_wait]
+    assert waits == [pubrel_consumer.EXPIRE_NS, CONSUMER.ack_wait]
     assert setup.record.cons["key"].deliver_subject == "$MQTT.sub.old"
     assert setup.side.kept
     assert setup.services.fake_link.fake_subjects[setup.binding.sid] == b"$MQTT.sub.old"
@@ -357,5 +357,5 @@ async def test_somebody_listens_to_the_subject_of_pubrels(setup: Setup) -> None:
     setup.services.fake_inbox.before, setup.services.fake_inbox.after = refuse, note
     await attach_pubrels(as_side(setup.side))
     assert len(waits) == 2
-    assert waits[0] == consumer_attach.EXPIRE_NS
-    assert waits[1] > consumer_attach.EXPIRE_NS
+    assert waits[0] == pubrel_consumer.EXPIRE_NS
+    assert waits[1] > pubrel_consumer.EXPIRE_NS

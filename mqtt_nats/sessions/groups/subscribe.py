@@ -19,11 +19,11 @@ from mqtt_nats.base import server_clock as natstime
 from mqtt_nats.codec import TopicFilterInvalid
 from mqtt_nats.protocol.ack_tokens import assigned, removed
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions.consumer_attach import attach_pubrels
 from mqtt_nats.sessions.groups.ended_shares import end_share, members_of
 from mqtt_nats.sessions.groups.member import PULL_OVERDUE_S, Membership
 from mqtt_nats.sessions.groups.ownership import answer
 from mqtt_nats.sessions.message_stream import mark
+from mqtt_nats.sessions.pubrel_consumer import attach_pubrels
 from mqtt_nats.sessions.record import claimed, discard_session, leave_groups, save_record
 from mqtt_streams import stored
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout

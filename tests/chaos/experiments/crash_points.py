@@ -24,10 +24,10 @@ from tests.chaos.points.scenes import run_point
 from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
 
 LEASE = 4  # seconds
-RECORDS = ("--shared-reader", "always", "--session-positions", "records")
+RECORDS = ("--session-positions", "records")
 FLEETS = (
-    (("--shared-reader", "never"), POINTS, SOME, LATE, SOME_LATE),
-    (("--shared-reader", "always"), LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+    ((), POINTS, SOME, LATE, SOME_LATE),
+    ((), LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
     (RECORDS, RECORDS_POINTS, SOME_RECORDS, LATE_RECORDS, SOME_LATE_RECORDS),
     (MOVING, MOVES_POINTS, SOME_MOVES, LATE_MOVES, SOME_LATE_MOVES),
 )

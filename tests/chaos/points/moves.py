@@ -18,7 +18,7 @@ from tests.harness.waiting import aeventually
 BOUND: Final = 200
 """`session_consumers` of the gateways; sessions of all scenes together have fewer than three quarters of them."""
 
-MOVING: Final = ("--session-positions", "auto", "--session-consumers", f"{BOUND}", "--shared-reader", "auto")
+MOVING: Final = ("--session-positions", "auto", "--session-consumers", f"{BOUND}")
 """Flags of the gateways."""
 
 MIXED: Final = tuple(

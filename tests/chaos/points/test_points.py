@@ -30,7 +30,7 @@ _TURNS = itertools.count()
 @pytest.fixture(scope="module")
 async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Three gateways; while one is started again after its end, the others are there."""
-    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "never")
+    arguments = ("--gateway-lease", str(LEASE))
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), nats_server, 3, arguments=arguments)
     try:
         await fleet.start()
@@ -42,7 +42,7 @@ async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 async def live_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """The same with a shared reader each."""
-    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "always")
+    arguments = ("--gateway-lease", str(LEASE))
     fleet = Fleet(tmp_path_factory.mktemp("live"), nats_server, 3, arguments=arguments)
     try:
         await fleet.start()
@@ -54,7 +54,7 @@ async def live_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module")
 async def records_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """The same with a shared reader each, and sessions without consumers."""
-    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", "always", "--session-positions", "records")
+    arguments = ("--gateway-lease", str(LEASE), "--session-positions", "records")
     fleet = Fleet(tmp_path_factory.mktemp("records"), nats_server, 3, arguments=arguments)
     try:
         await fleet.start()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dormant consumers: they show each durable subscription, and the backlog of an absent client, to NATS tools.
+
+No gateway delivers through them; nats-server's listener does, if the client connects there. While the client is
+connected here they deliver to nobody. When the connection ends they are set to the session's position
+(`position_handover`). One that is missing or wrong loses or doubles no message for a gateway: the position decides.
+See docs/internals/delivery.md#consumers.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mqtt_nats.backbone.batch import all_done, in_turn, parts
+from mqtt_nats.sessions.pubrel_consumer import create_again
+from mqtt_nats.sessions.record import claimed
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.consumers import (
+    ConsumerExists,
+    ConsumerNotFound,
+    ConsumerRef,
+    backstop,
+    create_consumer,
+    delete_consumer,
+    existing_consumer,
+    update_consumer,
+)
+from mqtt_streams.messages import STREAM as MESSAGES
+
+if TYPE_CHECKING:
+    from mqtt_nats.delivery.durable import DurableDelivery
+    from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+
+log = logging.getLogger("mqtt_nats.broker")
+
+CONSUMERS_SETTING_S: Final = 30.0
+"""Seconds after the write of a clean position in which the gateway that wrote it may set the consumers."""
+
+RENEWED_NS: Final = 1_000_000_000
+"""Nanoseconds by which a renewal changes the inactive threshold of a dormant consumer."""
+
+
+async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
+    """Delete the dormant consumers of a session; the stored position replaces them.
+
+    Nobody takes their deletion for a loss, since the registry of attached consumers does not have them any more.
+    """
+    position_writer = side.position_writer
+    services = client.services
+    for some in parts([one for one in side.bindings.values() if not one.removed]):
+        # A late deletion would be one of a consumer that the next owner of the session has made.
+        if position_writer is None or not client.alive or not await position_writer.sure():
+            return
+        for one in some:
+            one.remove()
+            services.registry.attached.pop(one.consumer.durable_name, None)
+        names = [one.consumer.durable_name for one in some]
+        try:
+            await all_done(delete_consumer(services.nats.inbox, MESSAGES, name) for name in names)
+            position_writer.miss_consumers(names)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("%s: dormant consumers may stay: %s", client, error)
+
+
+async def renew_dormant(client: Receiver, side: DurableDelivery) -> None:
+    """Change dormant consumers a little: nats-server removes consumers that are not used for long."""
+    _, v5 = claimed(client.record)
+    threshold = backstop(v5.expiry)
+    for one in list(side.bindings.values()):
+        if threshold and not one.removed:
+            other = threshold if one.consumer.inactive_threshold != threshold else threshold + RENEWED_NS
+            one.reconfigure(replace(one.consumer, inactive_threshold=other))
+            try:
+                await update_consumer(client.services.nats.inbox, MESSAGES, one.consumer)
+            except (ApiError, ConsumerNotFound, NoResponders, RequestTimeout) as error:
+                log.debug("consumer %s: %s", one.consumer.durable_name, error)  # created again when it is needed
+
+
+async def check_dormant(client: Receiver, side: DurableDelivery) -> None:
+    """Give the dormant consumers of a resumed session its present expiry; create those again that are gone."""
+    _, v5 = claimed(client.record)
+    threshold = backstop(v5.expiry)
+    kept = [one for one in side.bindings.values() if not one.removed]
+    await in_turn([partial(_check, client, side, one, threshold) for one in kept])
+
+
+async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
+    """Create the consumers of a session that has none, to lie dormant; False: the session has moved.
+
+    The position names them before: this gateway may die before the record says that they exist.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    position_writer, services = side.position_writer, client.services
+    _, v5 = claimed(client.record)
+    missing = [one for one in side.bindings.values() if one.removed]
+    assert position_writer is not None
+    position_writer.expect_consumers(one.consumer.durable_name for one in missing)
+    if not await position_writer.flush():
+        position_writer.end_if_moved()
+        return False
+    await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
+    if not client.alive:  # the position names those that were created
+        return False
+    for one in missing:
+        one.lie_dormant()
+        services.registry.attached[one.consumer.durable_name] = client
+    v5.move_to_consumers()
+    side.change_record()
+    return True
+
+
+async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, threshold: int) -> None:
+    inbox, name = client.services.nats.inbox, one.consumer.durable_name
+    if not client.alive or side.bindings.get(name) is not one:
+        return  # the subscription has ended meanwhile
+    found = await existing_consumer(inbox, MESSAGES, name, client.client_id)
+    if found is None:
+        wanted = replace(one.consumer, start_seq=_oldest_pending(side, one), inactive_threshold=threshold)
+        with suppress(ConsumerExists):
+            await create_consumer(inbox, MESSAGES, wanted)
+    elif found.start_seq is None:
+        made = await _make_settable(client, side, replace(found, inactive_threshold=threshold))
+        if made is None:
+            return
+        wanted = made
+    elif found.inactive_threshold not in (threshold, threshold + RENEWED_NS):
+        wanted = replace(found, inactive_threshold=threshold)
+        with suppress(ConsumerNotFound):
+            await update_consumer(inbox, MESSAGES, wanted)
+    elif found.deliver_subject != one.consumer.deliver_subject:
+        wanted = replace(one.consumer, deliver_subject=found.deliver_subject)
+    else:
+        return
+    side.reconfigure(one, wanted)
+
+
+def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:
+    """Return the first stream sequence that a dormant consumer has to bring, should it have to deliver."""
+    side.settle()
+    pending = side.position_writer.ledger.pending if side.position_writer is not None else {}
+    first: int = min([*pending, binding.source.last + 1])
+    return max(first, binding.source.start, 1)
+
+
+async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef | None:
+    """Make a dormant consumer of nats-server's listener again: such a one begins with new messages, and cannot be set.
+
+    Returns:
+        The consumer; None: the session has moved.
+    """
+    position_writer, attached = side.position_writer, client.services.registry.attached
+    if position_writer is None or not await position_writer.sure():
+        return None
+    made = replace(consumer, start_seq=_oldest_pending(side, side.bindings[consumer.durable_name]))
+    attached.pop(consumer.durable_name, None)  # its deletion is no loss
+    try:
+        await delete_consumer(client.services.nats.inbox, MESSAGES, consumer.durable_name)
+        await create_again(client.services.nats.inbox, MESSAGES, made)
+    finally:
+        attached[consumer.durable_name] = client
+    return made
