@@ -115,8 +115,8 @@ async def import_position(
             has set the messages that were not sent. None: no position replaces any.
 
     Returns:
-        The names of the consumers that the position replaces: of the subscriptions, and of those lowered to QoS 0 that
-        have not come to their end. Empty: the session has none; it may have got a position with pending messages.
+        The names of the consumers that the position replaces: of all subscriptions, and of those lowered to QoS 0.
+        Empty: the session has none; if it had ended ones, it has got a position with their messages all the same.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer, or the session has another owner.
