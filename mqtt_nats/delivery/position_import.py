@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import in_turn
 from mqtt_nats.delivery.position_writer import PositionWriter
-from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import PAIRS_MOST, Overlap, patterns_meet
-from mqtt_nats.sessions.consumer_attach import move
+from mqtt_nats.sessions.pubrel_consumer import move
 from mqtt_nats.sessions.record import claimed, save_record
 from mqtt_streams.api import RequestTimeout
 from mqtt_streams.consumers import (
@@ -147,7 +146,7 @@ async def _store(client: Receiver, side: DurableDelivery, expected: int, positio
     if begins:
         v5.name_position(client.services.identity.new_nuid())
     writer = PositionWriter(client, expected)
-    writer.restore(position, SEQUENCE_EVER, position.perhaps)
+    writer.restore(position)
     if begins:
         writer.end_restore()
     side.store_position_with(writer)

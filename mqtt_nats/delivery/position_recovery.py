@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import parts
 from mqtt_nats.delivery.position_import import import_position
-from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
+from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, SEQUENCE_EVER
 from mqtt_nats.sessions.record import claimed
@@ -140,10 +141,7 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> None:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer, or the session has another owner.
     """
     services = client.services
-    record, v5 = claimed(client.record)
-    if not v5.pos:
-        await import_position(client, side, NO_POSITION)
-        return
+    _, v5 = claimed(client.record)
     await client.delivery.handover.over(client.hash)
     asked: set[str] = set()
     for _ in range(POSITION_WRITE_ATTEMPTS):
@@ -154,70 +152,82 @@ async def restore_position(client: Receiver, side: DurableDelivery) -> None:
             return
         if position.gateway not in asked and await _handed_over(client, position, asked):
             continue
-        if not _covers(record, position):
-            await import_position(client, side, sequence, position)
-            await _mark_sent(client, side, position)
-            return
+        valid = _valid_up_to(client, side, position)
+        unclear = bool(position.live) and not position.clean
+        position = await _limited(client, position, valid, unclear=unclear)
         if await _go_on(client, side, position, sequence):
-            await _mark_sent(client, side, position)
+            _take_identifiers(side, position, valid)
+            if position.perhaps > position.reached:
+                await _mark_perhaps_sent(client, side, position, valid if unclear else None)
             return
         if not await still_owner(client):
             raise RequestTimeout("the session belongs to another connection, or its owner cannot be read")
     raise RequestTimeout("another connection writes the position of the session")
 
 
+async def _limited(client: Receiver, position: Position, valid: int, *, unclear: bool) -> Position:
+    """Return a position limited to the messages of the present stream.
+
+    Args:
+        valid: stream sequence up to which the stream has the messages of the position.
+        unclear: the connection that wrote the position has not ended in order: it may have sent later messages.
+    """
+    sent = position.perhaps
+    if unclear:
+        sent = max(sent, int((await client.services.head.state())["last_seq"]))
+    return replace(
+        position,
+        reached=min(position.reached, valid),
+        pending={one: qos for one, qos in position.pending.items() if one <= valid},
+        identifiers={one: to for one, to in position.identifiers.items() if one <= valid},
+        unsent=[one for one in position.unsent if one <= valid],
+        perhaps=min(sent, valid),
+        most=min(position.most, valid) if position.clean else -1,
+    )
+
+
 async def _go_on(client: Receiver, side: DurableDelivery, position: Position, sequence: int) -> bool:
     """Continue a position, as its writer from now on; False: another gateway has written it meanwhile."""
-    valid = _valid_up_to(client, side, position)
-    sent = position.perhaps
-    if position.live and not position.clean:
-        sent = max(sent, int((await client.services.head.state())["last_seq"]))
+    record, _ = claimed(client.record)
+    if position.most >= 0:
+        side.machine.sent_at_most(position.most)
+    if not _covers(record, position):
+        try:
+            await import_position(client, side, sequence, position)
+        except RequestTimeout:
+            return False
+        return True
     writer = PositionWriter(client, sequence)
-    writer.restore(position, valid, sent)
+    writer.restore(position)
     side.store_position_with(writer)  # from here on it is handed over even when the connection ends meanwhile
+    side.machine.not_sent(position.unsent)
     writer.go_on()
     if not await writer.flush():
         return False
     writer.end_restore()
-    side.resume_from(writer.ledger.reached)
+    side.resume_from(position.reached)
     return True
-
-
-async def _mark_sent(client: Receiver, side: DurableDelivery, position: Position) -> None:
-    """Take from the position which messages may have been sent, and which packet identifiers are in use."""
-    machine, writer = side.machine, side.position_writer
-    assert writer is not None
-    valid = _valid_up_to(client, side, position)
-    machine.not_sent(machine.unsent().union(one for one in position.unsent if one <= valid))
-    if position.clean and position.most >= 0:
-        machine.sent_at_most(min(position.most, valid))
-    _take_identifiers(side, position, valid)
-    if writer.perhaps > writer.ledger.reached:
-        await _mark_perhaps_sent(client, side, valid if position.live and not position.clean else None)
 
 
 def _take_identifiers(side: DurableDelivery, position: Position, valid: int) -> None:
     """Take the packet identifiers that the position names: those allocated to messages, and those of owed PUBRELs."""
-    side.machine.restore_identifiers({one: to for one, to in position.identifiers.items() if one <= valid})
+    side.machine.restore_identifiers(position.identifiers)
     for identifier, owed in position.released.items():
         side.machine.owe(identifier, owed, owed > valid)
         side.machine.keep_identifier(identifier, OWED + b"%d" % identifier)
 
 
-async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, valid: int | None) -> None:
+async def _mark_perhaps_sent(client: Receiver, side: DurableDelivery, position: Position, valid: int | None) -> None:
     """Set DUP for messages after the position that the previous owner may have sent.
 
     Args:
         valid: where the previous owner may go on: sequence up to which the stream has its messages; None: it does not.
     """
-    position_writer = side.position_writer
-    assert position_writer is not None
-    reached = position_writer.ledger.reached
     state = await client.services.head.state()  # again: an earlier owner may have gone on for a moment
-    last = position_writer.perhaps if valid is None else min(int(state["last_seq"]), valid)
+    last = position.perhaps if valid is None else min(int(state["last_seq"]), valid)
     side.machine.sent_perhaps(last)
-    if int(state["first_seq"]) > reached + 1 or state.get("num_deleted"):
-        side.machine.suspect(reached + 1, last)
+    if int(state["first_seq"]) > position.reached + 1 or state.get("num_deleted"):
+        side.machine.suspect(position.reached + 1, last)
 
 
 async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:

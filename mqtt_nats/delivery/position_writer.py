@@ -134,18 +134,13 @@ class PositionWriter:
         """Futures of the callers of `flush` whose write is under way."""
         client.delivery.writers.add(self)
 
-    def restore(self, position: Position, valid: int, sent: int) -> None:
-        """Continue a stored position. A conflicting position stands until :meth:`end_restore`.
-
-        Args:
-            valid: stream sequence up to which the stream has the messages of the position.
-            sent: stream sequence up to which the previous owner may have sent messages.
-        """
-        pending = {one: qos for one, qos in position.pending.items() if one <= valid}
-        identifiers = {sequence: one for sequence, one in position.identifiers.items() if sequence <= valid}
-        self.ledger.restore(min(position.reached, valid), pending, position.released, identifiers)
+    def restore(self, position: Position) -> None:
+        """Continue a position that is limited to the present stream; one that conflicts stands until `end_restore`."""
+        self.ledger.restore(
+            position.reached, dict(position.pending), dict(position.released), dict(position.identifiers)
+        )
         self.strict = True
-        self.perhaps = min(sent, valid)
+        self.perhaps = position.perhaps
         record, v5 = claimed(self.client.record)
         # A subscription that the record does not name was not granted: its gateway died before.
         known = {*(one.durable_name for one in record.cons.values()), *(one.name for one in v5.draining)}
