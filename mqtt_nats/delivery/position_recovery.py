@@ -62,10 +62,12 @@ def end_shared_delivery(side: DurableDelivery) -> None:
 def limit_in_flight(side: DurableDelivery) -> None:
     """Bound the messages in flight: by the windows of the subscriptions, and by receive maximum."""
     machine = side.machine
-    windows = sum(one.consumer.max_ack_pending for one in side.bindings.values())
-    # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
     most = min(CLIENT_INFLIGHT_MOST, side.client.terms.receive_maximum)
-    machine.limit_window(min(most, max(windows, machine.places, 1)))
+    if side.bindings:
+        windows = sum(one.consumer.max_ack_pending for one in side.bindings.values())
+        # Messages that may have been sent before do not wait for acknowledgements of this connection [MQTT-4.4.0-1].
+        most = min(most, max(windows, machine.places))
+    machine.limit_window(most)
 
 
 async def _handed_over(client: Receiver, position: Position, asked: set[str]) -> bool:
