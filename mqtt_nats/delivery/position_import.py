@@ -15,6 +15,7 @@ See docs/internals/shared_reader.md#resumed-sessions.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -34,6 +35,7 @@ from mqtt_streams.consumers import (
     DeliverSubjectBusy,
     consumer_info,
     existing_consumer,
+    parse_ack,
 )
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
@@ -58,6 +60,9 @@ Subscriptions stay behind with what is left; where others have delivered it, it 
 
 PENDING_MOST: Final = 10_000
 """Most messages of one subscription that are taken for pending, unless its consumer says that more are."""
+
+REDELIVERY_MOST_S: Final = 2.0
+"""Most seconds until a consumer has delivered its pending messages once more."""
 
 
 class _Subscription:
@@ -231,24 +236,59 @@ class _Import:
         await self._move(one, info)  # the former owner may get messages for a moment
         return await consumer_info(inbox, MESSAGES, one.name)
 
-    async def _move(self, one: _Subscription, info: ConsumerInfo) -> None:
-        """Have a consumer deliver to nobody, unless it is gone, or a client listens to everything."""
+    async def _move(self, one: _Subscription, info: ConsumerInfo, deliver: str = "") -> bool:
+        """Have a consumer deliver to another subject, by default to nobody; False: it keeps the present one.
+
+        It is gone then, or a client listens to everything.
+        """
         services = self.client.services
         record, _ = claimed(self.client.record)
         consumer = record.cons.get(one.key)
         if consumer is None:
             consumer = await existing_consumer(services.nats.inbox, MESSAGES, one.name, self.client.client_id)
         if consumer is None:
-            return
-        deliver = DELIVER_PREFIX + services.identity.new_nuid()
+            return False
         start = info.config.get("opt_start_seq")  # the record may not have the one of a consumer that was made again
+        deliver = deliver or DELIVER_PREFIX + services.identity.new_nuid()
         moved = replace(consumer, deliver_subject=deliver, start_seq=start)
         try:
             await move(services, MESSAGES, moved)
         except (ConsumerNotFound, DeliverSubjectBusy):
-            return
+            return False
         if one.key:
             record.cons[one.key] = moved
+        return True
+
+    async def _unacknowledged(self, one: _Subscription, info: ConsumerInfo) -> set[int] | None:
+        """Have a consumer deliver its pending messages once more, to this import; return their sequences.
+
+        Returns:
+            None: they do not all come, since some are not stored any more, or the consumer has no leader.
+        """
+        link = self.client.services.nats.link
+        come: set[int] = set()
+        complete = asyncio.Event()
+
+        def arrived(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+            ack = parse_ack(reply)
+            if ack is not None and ack.delivered > 1 and ack.stream_seq <= info.delivered_seq:
+                come.add(ack.stream_seq)
+                if len(come) >= info.num_ack_pending:
+                    complete.set()
+
+        deliver = DELIVER_PREFIX + self.client.services.identity.new_nuid()
+        sid = link.subscribe_raw(deliver.encode(), arrived)
+        try:
+            if not await self._move(one, info, deliver):
+                return None
+            async with asyncio.timeout(REDELIVERY_MOST_S):
+                await complete.wait()
+        except TimeoutError:
+            return None
+        finally:
+            link.unsubscribe_raw(sid)
+        await self._move(one, info)
+        return come
 
     async def _find_missing(self, missing: list[_Subscription]) -> None:
         """Find out how far subscriptions are whose consumers do not exist.
@@ -288,9 +328,9 @@ class _Import:
     async def _take_pending(self, one: _Subscription, info: ConsumerInfo) -> None:
         """Take the messages that a consumer has delivered and that are not acknowledged.
 
-        They are behind its acknowledgement floor. If more are there, later ones were acknowledged first: then all are
-        taken that no other subscription delivers, and come with DUP. A QoS 2 message doubles only if its whole exchange
-        has ended before that of an earlier message: else the client, or an owed PUBREL, knows its packet identifier.
+        They are behind its acknowledgement floor. If more are there, later ones were acknowledged first: then the
+        consumer delivers those that are pending once more. If it does not, all are taken that no other subscription
+        delivers, and come with DUP; a QoS 2 message doubles then if its exchange has ended before an earlier one's.
         """
         floor, delivered = info.ack_floor_seq, info.delivered_seq
         most = max(PENDING_MOST, info.num_ack_pending)
@@ -310,6 +350,9 @@ class _Import:
                     delivering[sequence] = qos
         if count < info.num_ack_pending:  # the rest is not stored any more, and the client may know the identifiers
             self.side.machine.suspect(floor + 1, delivered)
+        if count > info.num_ack_pending and one.delivered == delivered:
+            come = await self._unacknowledged(one, info)
+            delivering = delivering if come is None else {at: qos for at, qos in every.items() if at in come}
         self._add(every if count <= info.num_ack_pending else delivering)
 
     # -- messages that other subscriptions match, too -----------------------------------------------
