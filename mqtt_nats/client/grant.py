@@ -66,6 +66,8 @@ async def grant(
     new = sum(1 for _ in _new_keys(client, others))
     if not in_records:
         client.services.stream.count_consumers(new)
+        if any(wish.qos == 2 for wish in others.values()) and not side.has_pubrels:
+            await retry_until_answered(client, partial(attach_pubrels, side))
     put = partial(_put, side, others, replays, _Starts(side, position), came, in_records=in_records)
     if not new:
         put()
@@ -76,8 +78,6 @@ async def grant(
     added = await client.delivery.feed.subscribe(client, position, put)
     if not in_records:
         await retry_until_answered(client, partial(_create_dormant, client, added))
-        if 2 in claimed(client.record)[0].subs.values() and not side.has_pubrels:
-            await retry_until_answered(client, partial(attach_pubrels, side))
 
 
 def _new_keys(client: Client, wanted: dict[str, Wish]) -> Iterator[str]:

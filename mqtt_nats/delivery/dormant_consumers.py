@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.batch import all_done, in_turn, parts
 from mqtt_nats.sessions.pubrel_consumer import create_again
 from mqtt_nats.sessions.record import claimed
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import (
     ConsumerExists,
     ConsumerNotFound,
@@ -32,9 +32,13 @@ from mqtt_streams.consumers import (
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
+    from mqtt_nats.protocol.position import SessionPosition
     from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+    from mqtt_streams.api import JetStream
 
 log = logging.getLogger("mqtt_nats.broker")
 
@@ -43,6 +47,40 @@ CONSUMERS_SETTING_S: Final = 30.0
 
 RENEWED_NS: Final = 1_000_000_000
 """Nanoseconds by which a renewal changes the inactive threshold of a dormant consumer."""
+
+
+def first_incomplete(position: SessionPosition) -> int:
+    """Return the first stream sequence of a message that the client has not completed, as far as it is stored."""
+    return min([*position.pending, position.reached + 1])
+
+
+async def set_consumers(js: JetStream, consumers: Iterable[tuple[str, int]], first: int) -> None:
+    """Set dormant consumers to a stream sequence, so that they show the messages that are left for the client.
+
+    Args:
+        consumers: names, each with the first stream sequence of its subscription.
+
+    Raises:
+        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+    """
+    resets = ((f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": max(first, start)}) for name, start in consumers)
+    await all_done(call(js, *reset) for reset in resets)
+
+
+async def follow_position(client: Receiver, side: DurableDelivery, first: int) -> None:
+    """Set the dormant consumers of a connected client, which nats-server's listener might take over.
+
+    Args:
+        first: stream sequence to which they are set.
+    """
+    kept = [(one.consumer.durable_name, one.source.start) for one in side.bindings.values() if not one.removed]
+    for some in parts(kept):
+        if not client.alive or client.taken:  # else the consumers are the next owner's
+            return
+        try:
+            await set_consumers(client.services.nats.inbox, some, first)
+        except (ApiError, NoResponders, RequestTimeout) as error:
+            log.debug("%s: its consumers keep their positions: %s", client, error)
 
 
 async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.delivery.dormant_consumers import CONSUMERS_SETTING_S
+from mqtt_nats.delivery.dormant_consumers import CONSUMERS_SETTING_S, first_incomplete, set_consumers
 from mqtt_nats.delivery.position_recovery import end_shared_delivery
 from mqtt_nats.delivery.position_writer import SLOW_PROOFS_MOST, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.sessions.pubrel_consumer import ATTACH_POLL_S
 from mqtt_nats.sessions.record import claimed
-from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
@@ -170,7 +170,6 @@ async def _for_listener(
     services, inbox = client.services, client.services.nats.inbox
     consumerless = claimed(client.record)[1].consumerless
     ledger = position_writer.ledger
-    start = min([*ledger.pending, ledger.reached + 1])
     released = {} if consumerless else ledger.released
     if not (released or consumers):
         return
@@ -190,8 +189,7 @@ async def _for_listener(
             await all_done(delete_consumer(inbox, MESSAGES, name) for name, _ in some)
             position_writer.miss_consumers(name for name, _ in some)
         else:
-            resets = ((f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": max(start, first)}) for name, first in some)
-            await all_done(call(inbox, *reset) for reset in resets)
+            await set_consumers(inbox, some, first_incomplete(ledger))
     if consumerless and consumers:
         await position_writer.flush()
 

@@ -399,7 +399,7 @@ class Tenant:
         broker = self.broker
         assert broker is not None
         account = broker.account
-        self._listener = ListenerClients(account.services, account.lease, account.claims)
+        self._listener = ListenerClients(account.services, account.lease, account.claims, broker.live.follow_positions)
         try:
             await self._listener.begin()
             await broker.account.lease.begin()

@@ -123,10 +123,10 @@ class Broker:
         ingress = Ingress(services, publishers, Replying(services), Takers(), retained, system)
         services.path.fanout.tell_response_topics(ingress.replying.response_topic)
         receivers = cast("Registry[Receiver]", registry)
-        self.live = SharedReaderSessions(services, receivers)
+        resets = server_version(nats.link) >= RESETS
+        self.live = SharedReaderSessions(services, receivers, resets=resets)
         """Sessions of the shared reader."""
         self.elections = Elections(services, receivers, self.live)
-        resets = server_version(nats.link) >= RESETS
         handover = PositionHandover(services)
         delivery = DeliveryServices(services, receivers, handover, PositionWriters(), self.live, resets)
         self.account = _account(place, registry, ingress, delivery)

@@ -20,6 +20,8 @@ from mqtt_streams.retained import STREAM as RETAINED
 from mqtt_streams.retained import listener_has_clients
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mqtt_nats.sessions.services import Services
     from mqtt_nats.sessions.takeover import Claims
 
@@ -50,12 +52,17 @@ class Registration(Protocol):
 
 
 class ListenerClients:
-    """The check whether nats-server's listener has clients."""
+    """The check whether nats-server's listener has clients.
 
-    def __init__(self, services: Services, lease: Registration, claims: Claims) -> None:
+    Args:
+        tell: called with whether it has, when that has changed.
+    """
+
+    def __init__(self, services: Services, lease: Registration, claims: Claims, tell: Callable[[bool], None]) -> None:
         self._services = services
         self._lease = lease
         self._claims = claims
+        self._tell = tell
         self._doubted = asyncio.get_running_loop().time()
         """Loop time in seconds at which claims may have come whose subjects do not name the bucket."""
         self.present = False
@@ -121,6 +128,7 @@ class ListenerClients:
         present = await listener_has_clients(self._services.nats.inbox)
         if present is not self.present:
             log.info("nats-server's own MQTT listener has %s", "clients" if present else "no clients any more")
+            self._tell(present)
         self.present = present
         if present:
             self._hear_all()

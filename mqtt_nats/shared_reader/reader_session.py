@@ -42,13 +42,20 @@ class ReaderHandover:
 class ReaderSession:
     """Session in the index of the shared reader."""
 
-    __slots__ = ("client", "filters", "handover", "side")
+    __slots__ = ("client", "filters", "handover", "shown", "side")
 
     def __init__(self, client: Receiver, side: DurableDelivery) -> None:
         self.client = client
         self.side = side
         self.filters: list[str] = []
         self.handover: ReaderHandover | None = None
+        self.shown = 0
+        """Stream sequence to which the dormant consumers were set last; 0 = by no job of this connection."""
+
+    def show(self, first: int) -> bool:
+        """Note the sequence to which the dormant consumers are to be set; False: they are set to it."""
+        moved, self.shown = first != self.shown, first
+        return moved
 
     def begin_handover(self, handover: ReaderHandover) -> None:
         """Keep the messages of the shared reader from now on."""

@@ -8,7 +8,7 @@ import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from mqtt_nats.delivery.dormant_consumers import renew_dormant
+from mqtt_nats.delivery.dormant_consumers import first_incomplete, follow_position, renew_dormant
 from mqtt_nats.shared_reader.sessions import DORMANT_RENEWAL_S
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ CROWD_MOST: Final = 100_000
 RENEWED_MOST: Final = 16
 """Maximum number of sessions whose dormant consumers are renewed in one check."""
 
+FOLLOWED_MOST: Final = 64
+"""Maximum number of sessions whose dormant consumers are set to their positions in one check."""
+
 
 async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     """Check the sessions every half second while the gateway runs; ``waiting``: `DeliveryServices.waiting`."""
@@ -45,6 +48,8 @@ def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
     # Only sessions that readers serve: messages of others wait until their clients take them.
     _stop_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
     _renew(live, asyncio.get_running_loop().time())
+    if live.listener and live.resets:
+        _follow(live)
 
 
 @contextmanager
@@ -86,3 +91,19 @@ def _renew(live: SharedReaderSessions, now: float) -> None:
                 continue
             renewed += 1
             client.do(renew_dormant(client, side))
+
+
+def _follow(live: SharedReaderSessions) -> None:
+    """Set the dormant consumers of sessions whose positions have moved; those that had their turn come last."""
+    followed = 0
+    for client, member in list(live.members.items()):
+        position_writer = member.side.position_writer
+        if position_writer is None or not member.side.live or client.busy:
+            continue
+        if followed == FOLLOWED_MOST:
+            return
+        first = first_incomplete(position_writer.ledger)
+        if member.show(first):
+            followed += 1
+            live.members[client] = live.members.pop(client)
+            client.do(follow_position(client, member.side, first))

@@ -53,7 +53,9 @@ DORMANT_RENEWAL_S: Final = 40_000.0
 class SharedReaderSessions(SharedFeed):
     """Sessions of a gateway that the shared reader serves."""
 
-    def __init__(self, services: Services, registry: Registry[Receiver]) -> None:
+    def __init__(self, services: Services, registry: Registry[Receiver], *, resets: bool = True) -> None:
+        self.resets = resets
+        """Whether nats-server can set the position of a consumer."""
         self.services, self.registry, self._recent = services, registry, services.path.recent
         self.reader = SharedReader(services, self._dispatch)
         self.interest = ServedFilters(self.reader.wanted)
@@ -67,6 +69,8 @@ class SharedReaderSessions(SharedFeed):
         """Catch-up readers of the sessions that are catching up."""
         self.places = CatchUpPlaces(services, self.catching.values())
         """Places of catch-up readers that read pages, except those that wait for their clients."""
+        self.listener = False
+        """Whether nats-server's listener has clients: dormant consumers of connected clients follow the positions."""
         self.slow: set[CatchUpReader] = set()
         """Catch-up readers whose messages wait for their clients."""
         services.nats.reconnect.register(Phase.REQUESTS, self.hold)
@@ -101,6 +105,10 @@ class SharedReaderSessions(SharedFeed):
         self.renewals.discard(client)
         if (member := self.members.pop(client, None)) is not None:
             self.end_catching(member.side)
+
+    def follow_positions(self, listener: bool) -> None:
+        """Note whether nats-server's listener has clients, and may take over sessions of connected clients."""
+        self.listener = listener
 
     def hold(self) -> None:
         """Keep back messages of live sessions after NATS was lost, until this gateway is known to own them still."""

@@ -114,6 +114,25 @@ def let_go(nats: NatsServer) -> Callable[[str], None]:
     return wait
 
 
+@pytest.fixture
+def show(nats: NatsServer) -> Callable[[str], None]:
+    """Wait until the consumers of a session show that nothing is left for its client."""
+
+    async def rest(client_id: str) -> None:
+        client = await nats_py.connect(nats.url)
+
+        async def nothing() -> bool:
+            infos = await client.jetstream().consumers_info("$MQTT_msgs")
+            return not any(one.num_pending for one in infos if one.name.startswith(f"{name_hash(client_id)}_"))
+
+        try:
+            await aeventually(nothing)
+        finally:
+            await client.close()
+
+    return lambda client_id: asyncio.run(rest(client_id))
+
+
 async def _let_go(url: str, prefix: str) -> None:
     client = await nats_py.connect(url)
 

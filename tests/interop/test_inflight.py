@@ -101,7 +101,11 @@ async def test_an_owed_pubrel_is_sent_by_the_other_side(
     await subscriber.expect_ack(PUBREL, message.packet_id)
     subscriber.drop()
     owed = f"$MQTT.out.pubrel.{name_hash(client_id)}"
-    assert await stored(nats_client, "$MQTT_out", owed) == 1
+
+    async def kept() -> bool:
+        return await stored(nats_client, "$MQTT_out", owed) == 1
+
+    await aeventually(kept)
     if there == "nats-server":
         await hurry(nats_client, "$MQTT_out", f"$MQTT_PUBREL_{name_hash(client_id)}")
     subscriber = await raw(there, client_id, clean=False)
@@ -120,7 +124,7 @@ async def test_an_owed_pubrel_is_sent_by_the_other_side(
 
 @BOTH_WAYS
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_what_was_not_acknowledged_comes_again_with_dup(
+async def test_what_was_not_acknowledged_comes_again(
     raw: Raws, nats_client: NatsClient, here: str, there: str, qos: int
 ) -> None:
     topic, client_id = unique("dup/"), unique("sub")
@@ -136,10 +140,11 @@ async def test_what_was_not_acknowledged_comes_again_with_dup(
     messages = await subscriber.messages(3)
     # After its ack_wait nats-server sends in an order of its own.
     order = sorted(messages, key=lambda one: one.payload) if there == "nats-server" else messages
+    dup = there == "gateway"  # nats-server's listener does not know what a gateway has sent
     assert [(one.payload, one.qos, one.dup) for one in order] == [
-        (b"1", qos, True),
-        (b"2", qos, True),
-        (b"3", qos, True),
+        (b"1", qos, dup),
+        (b"2", qos, dup),
+        (b"3", qos, dup),
     ]
     for message in messages:
         await subscriber.complete(message)
@@ -171,7 +176,8 @@ async def test_window_of_mixed_states_moves_over(raw: Raws, nats_client: NatsCli
     releases = [packet for packet in packets if isinstance(packet, Ack)]
     assert {(one.kind, one.packet_id) for one in releases} == {(PUBREL, ids[2]), (PUBREL, ids[3])}
     again = [packet for packet in packets if isinstance(packet, Publish)]
-    assert {(one.payload, one.dup) for one in again} == {(b"4", True), (b"5", True)}
+    dup = there == "gateway"  # nats-server's listener does not know what a gateway has sent
+    assert {(one.payload, one.dup) for one in again} == {(b"4", dup), (b"5", dup)}
     if there == "gateway":
         assert packets == [*releases, *again]
         assert [one.payload for one in again] == [b"4", b"5"]
