@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mqtt_nats.broker")
 
-CONSUMERS_SETTING_S: Final = 30.0
-"""Seconds after the write of a clean position in which the gateway that wrote it may set the consumers."""
-
 RENEWED_NS: Final = 1_000_000_000
 """Nanoseconds by which a renewal changes the inactive threshold of a dormant consumer."""
 
@@ -91,8 +88,7 @@ async def remove_dormant(client: Receiver, side: DurableDelivery) -> None:
     position_writer = side.position_writer
     services = client.services
     for some in parts([one for one in side.bindings.values() if not one.removed]):
-        # A late deletion would be one of a consumer that the next owner of the session has made.
-        if position_writer is None or not client.alive or not await position_writer.sure():
+        if position_writer is None or not client.alive:
             return
         for one in some:
             one.remove()
@@ -164,10 +160,7 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
         with suppress(ConsumerExists):
             await create_consumer(inbox, MESSAGES, wanted)
     elif found.start_seq is None:
-        made = await _make_settable(client, side, replace(found, inactive_threshold=threshold))
-        if made is None:
-            return
-        wanted = made
+        wanted = await _make_settable(client, side, replace(found, inactive_threshold=threshold))
     elif found.inactive_threshold not in (threshold, threshold + RENEWED_NS):
         wanted = replace(found, inactive_threshold=threshold)
         with suppress(ConsumerNotFound):
@@ -187,15 +180,9 @@ def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:
     return max(first, binding.source.start, 1)
 
 
-async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef | None:
-    """Make a dormant consumer of nats-server's listener again: such a one begins with new messages, and cannot be set.
-
-    Returns:
-        The consumer; None: the session has moved.
-    """
-    position_writer, attached = side.position_writer, client.services.registry.attached
-    if position_writer is None or not await position_writer.sure():
-        return None
+async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef:
+    """Make a dormant consumer of nats-server's listener again: it begins with new messages, and cannot be set."""
+    attached = client.services.registry.attached
     made = replace(consumer, start_seq=_oldest_pending(side, side.bindings[consumer.durable_name]))
     attached.pop(consumer.durable_name, None)  # its deletion is no loss
     try:

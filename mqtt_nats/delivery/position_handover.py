@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, parts
 from mqtt_nats.backbone.pending_stores import IgnoredStore
-from mqtt_nats.delivery.dormant_consumers import CONSUMERS_SETTING_S, first_incomplete, set_consumers
+from mqtt_nats.delivery.dormant_consumers import first_incomplete, set_consumers
 from mqtt_nats.delivery.position_recovery import end_shared_delivery
-from mqtt_nats.delivery.position_writer import SLOW_PROOFS_MOST, Fresh
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.sessions.pubrel_consumer import ATTACH_POLL_S
@@ -146,62 +145,45 @@ async def _farewell(
     client: Receiver, position_writer: PositionWriter, consumers: list[tuple[str, int]], flushed: asyncio.Future[bool]
 ) -> None:
     try:
-        written = asyncio.get_running_loop().time()
         if await flushed and not client.taken:
             async with client.delivery.handover.turns:
-                await _for_listener(client, position_writer, consumers, written + CONSUMERS_SETTING_S)
+                await _for_listener(client, position_writer, consumers)
     except (ApiError, NoResponders, RequestTimeout, PoisonedRecord) as error:
         log.debug("%s: its consumers keep their positions: %s", client, error)
     finally:
         position_writer.give_up()
 
 
-async def _for_listener(
-    client: Receiver, position_writer: PositionWriter, consumers: list[tuple[str, int]], deadline: float
-) -> None:
+async def _for_listener(client: Receiver, position_writer: PositionWriter, consumers: list[tuple[str, int]]) -> None:
     """Store PUBRELs and set consumers for nats-server's MQTT listener, which does not know positions.
 
-    Consumers of a session that has none while the shared reader serves it are deleted.
+    Consumers that are left of a session that needs none are deleted.
 
     Args:
         consumers: names of the consumers, each with the first stream sequence of its subscription.
-        deadline: loop time in seconds after which consumers are not set any more.
     """
     services, inbox = client.services, client.services.nats.inbox
     consumerless = claimed(client.record)[1].consumerless
     ledger = position_writer.ledger
     released = {} if consumerless else ledger.released
-    if not (released or consumers):
-        return
-    fresh = await _ours(client)
-    if fresh is None:
+    if not (released or consumers) or not await _is_ours(client):
         return
     for identifier, sequence in released.items():
         target = b"HPUB %b " % pubrel_subject(client.hash).encode()
         services.nats.store.put(target, pubrel_block(identifier, sequence), b"", IgnoredStore())
     services.nats.link.kick()
-    for some in parts(consumers if client.delivery.resets or consumerless else []):
-        if not fresh:
-            fresh = await _ours(client)
-        if fresh is None or asyncio.get_running_loop().time() > deadline:
-            return
-        if consumerless:
+    if consumerless:
+        for some in parts(consumers):
             await all_done(delete_consumer(inbox, MESSAGES, name) for name, _ in some)
             position_writer.miss_consumers(name for name, _ in some)
-        else:
+        if consumers:
+            await position_writer.flush()
+    elif client.delivery.resets:
+        for some in parts(consumers):
             await set_consumers(inbox, some, first_incomplete(ledger))
-    if consumerless and consumers:
-        await position_writer.flush()
 
 
-async def _ours(client: Receiver) -> Fresh | None:
-    """Return a proof that the session is still this connection's; None = it is not, or no answer came in time."""
-    services = client.services
-    for _ in range(SLOW_PROOFS_MOST):
-        fresh = Fresh(services.nats.link)
-        found = await services.streams.sessions.load(client.hash, client.client_id)
-        if found is None or found[1] != client.epoch:
-            return None
-        if fresh:
-            return fresh
-    return None
+async def _is_ours(client: Receiver) -> bool:
+    """Whether no other connection has claimed the session meanwhile: its consumers show another position then."""
+    found = await client.services.streams.sessions.load(client.hash, client.client_id)
+    return found is not None and found[1] == client.epoch

@@ -28,7 +28,6 @@ from mqtt_streams.sessions import Conflict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mqtt_nats.backbone.link import NatsConnection
     from mqtt_nats.delivery.durable import DurableDelivery
     from mqtt_nats.delivery.receiver import Receiver
 
@@ -36,14 +35,6 @@ log = logging.getLogger("mqtt_nats.broker")
 
 WRITE_ROUNDS_PER_S: Final = 10
 """Rounds per second in which changed positions are written."""
-
-OWNERSHIP_PROOF_S: Final = 0.5
-"""Seconds from a request to JetStream for which its answer proves the ownership of a session.
-
-Half the time for which another gateway waits for this one (`position_handover.ELSEWHERE`)."""
-
-SLOW_PROOFS_MOST: Final = 3
-"""Requests in a row whose answers may take longer than `OWNERSHIP_PROOF_S`; after these the work goes on anyway."""
 
 POSITIONS_PER_ROUND: Final = 20
 """Positions written in each round; more with many sessions, so that each is written once a second."""
@@ -75,25 +66,6 @@ class PositionOp(PendingStore):
         self.position_writer.failed(error)
 
 
-class Fresh:
-    """A proof that the session belongs to this connection, with the loop time of its request; True while it is valid.
-
-    While the proof is valid no other gateway sets the session's consumers. When the connection to NATS is lost the
-    proof ends: nats-server then tells other gateways that this one does not answer.
-    """
-
-    __slots__ = ("_at", "_link", "_wire")
-
-    def __init__(self, link: NatsConnection) -> None:
-        self._link = link
-        self._wire = link.wire
-        self._at = asyncio.get_running_loop().time()
-
-    def __bool__(self) -> bool:
-        passed = asyncio.get_running_loop().time() - self._at
-        return passed < OWNERSHIP_PROOF_S and self._wire is not None and self._wire is self._link.wire
-
-
 class PositionWriter:
     """The writer of one durable session's position."""
 
@@ -123,9 +95,6 @@ class PositionWriter:
         self._generation = v5.generation
         self._sequence = expected
         self._writing: bytes | None = None
-        self._begun: Fresh | None = None
-        self._proof: Fresh | None = None
-        """Proof of ownership by the last stored write; None = none yet."""
         self._soon = False
         self._again = False
         self._waiters: list[asyncio.Future[bool]] = []
@@ -224,7 +193,6 @@ class PositionWriter:
             identifiers,
         ).encode()
         self._writing = position
-        self._begun = Fresh(services.nats.link)
         target = b"HPUB %b " % position_subject(self.client.hash).encode()
         try:
             services.nats.store.put(target, expected_block(self._sequence), position, PositionOp(self))
@@ -243,7 +211,6 @@ class PositionWriter:
         """Record that the write under way is stored, and do the steps that waited for it."""
         self._sequence = sequence
         self._writing = None
-        self._proof = self._begun
         side = self.client.durable_side
         machine = side.machine if side is not None and self.client.alive else None
         for step, identifier in self.ledger.stored():
@@ -319,15 +286,6 @@ class PositionWriter:
         self.ledger.change()
         self.write()
         return waiter
-
-    async def sure(self) -> bool:
-        """Whether the session is this connection's: proved by a recent write, or by writing now with :meth:`flush`."""
-        for _ in range(SLOW_PROOFS_MOST):
-            if self._proof:
-                break
-            if not await self.flush():
-                return False
-        return not self.lost
 
     def give_up(self) -> None:
         """Stop this writer for good; waiting callers get False."""
