@@ -291,7 +291,8 @@ class SharedReaderSessions(SharedFeed):
                 await retry_until_answered(client, partial(self._keep_consumers, client, side))
                 return
             await self._move_to_records(client)
-            position_writer.expect_consumers(one.consumer.durable_name for one in side.bindings.values())
+            left = [one.consumer.durable_name for one in side.bindings.values() if not one.removed]
+            position_writer.expect_consumers(left)
             if await position_writer.flush():
                 await remove_dormant(client, side)
             else:
