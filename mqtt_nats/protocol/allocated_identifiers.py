@@ -5,8 +5,8 @@ Theory of operation. A client may keep a message unacknowledged while so many ot
 that follows from a sequence is still in use. The new message gets another one, so that neither it nor its followers
 wait. This *allocation* is stored before the message is sent: the next connection sends the message again under the
 identifier that the client knows [MQTT-4.4.0-1]. It ends when the message is complete, and the identifier is used again
-once a position without it is stored. An identifier whose message was acknowledged late is used again when JetStream
-has confirmed the acknowledgement: a crash could bring the message again, while a newer one has its identifier.
+once a position without it is stored. An identifier whose message was acknowledged late is used again once a position
+is stored in which the message is not pending: a crash could bring it again, while a newer one has its identifier.
 
 Why: docs/internals/protocol.md#packet-identifiers.
 """
@@ -41,11 +41,11 @@ class AllocatedIdentifiers:
         """Allocated packet identifier by stream sequence of the message; negative: a retained message."""
         self.used: dict[int, int] = {}
         """Sequence by packet identifier: of allocations that have not ended in the stored position, and of messages
-        whose acknowledgement JetStream has yet to confirm. These identifiers are in use, whatever is in flight."""
+        that are pending in it although they are complete. These identifiers are in use, whatever is in flight."""
         self.stored: set[int] = set()
         """Sequences whose allocation is stored: these messages may be sent."""
-        self.unconfirmed: dict[int, int] = {}
-        """Number of acknowledgements that JetStream has yet to confirm, by packet identifier."""
+        self.unconfirmed: set[int] = set()
+        """Packet identifiers of complete messages until a position is stored in which they are not pending."""
         self._reported = 0
         """Sequence of the message that was reported as waiting for an identifier; 0 = none."""
 
@@ -102,20 +102,16 @@ class AllocatedIdentifiers:
         del self.used[identifier]
         return True
 
-    def await_confirmations(self, identifier: int, sequence: int, count: int) -> None:
-        """Keep the identifier of a complete message until JetStream has confirmed ``count`` acknowledgements."""
+    def await_confirmation(self, identifier: int, sequence: int) -> None:
+        """Keep the identifier of a complete message until it is known that no later connection gets the message."""
         self.used[identifier] = sequence
-        self.unconfirmed[identifier] = count
+        self.unconfirmed.add(identifier)
 
-    def confirm_one(self, identifier: int) -> bool:
-        """Note that JetStream has confirmed an acknowledgement; whether it was the last one of a complete message."""
-        left = self.unconfirmed.get(identifier, 0) - 1
-        if left > 0:
-            self.unconfirmed[identifier] = left
-        elif not left:
-            del self.unconfirmed[identifier]
-            return True
-        return False
+    def confirm(self, identifier: int) -> bool:
+        """Note that no later connection gets a message; whether it was one that has been waited for."""
+        waited = identifier in self.unconfirmed
+        self.unconfirmed.discard(identifier)
+        return waited
 
     def end_use(self, identifier: int) -> int:
         """End the use of an identifier by a message that is complete, or that was given up before it was sent.

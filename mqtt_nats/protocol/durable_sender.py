@@ -1,24 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QoS 1 and 2 messages of a durable session: from its consumers to the client and back.
+"""QoS 1 and 2 messages of a durable session: from its readers to the client and back.
 
-Theory of operation. A *source* is one durable consumer. Each message is identified by its stream sequence,
-and the packet identifier is derived from that sequence, so any gateway, after any crash, sends a message
+Theory of operation. One reader at a time brings the messages of all subscriptions of a session, each once and in
+stream order: the gateway's shared reader, or the session's own catch-up reader while the session is behind. A message
+has a stream sequence, and the packet identifier follows from it. So any gateway, after any crash, sends the message
 under the identifier that the client knows. A message passes through these states:
 
     ========== ============================================ ===============================
     state      waits for                                    then
     ========== ============================================ ===============================
     WAITING    a free identifier and a place in the window  SENT
-    SENT       PUBACK (QoS 1)                               acknowledged to JetStream, done
-    SENT       PUBREC (QoS 2)                               STORING: PUBREL record is stored
-    STORING    the record's PubAck                          released: PUBREL is sent
-    released   PUBCOMP, JetStream's confirmation of the     done, identifier free
-               message's acknowledgement, and the record's
-               own delivery
+    SENT       PUBACK (QoS 1)                               not pending any more, done
+    SENT       PUBREC (QoS 2)                               STORING: PUBREL is noted as owed
+    STORING    the position, in which PUBREL is owed        released: PUBREL is sent
+    released   PUBCOMP, and a position in which PUBREL is   done, identifier free
+               not owed
     ========== ============================================ ===============================
 
-A message in state ``released`` has no place in the window any more, but in 5.0 it counts as in flight until PUBCOMP.
-:class:`Release` is its owed PUBREL.
+Persistent is the session's *position* (`position`): the sequence up to which a reader has brought everything
+(``reached``), the messages up to it that are not complete (``pending``), and owed PUBRELs (``released``). It is written
+now and then, and at once where a packet has to wait for it. All else is in memory: the states, the window, the order.
+After a kill the next connection is given the stored position. PUBRELs that are owed there leave first. Then all that
+is pending comes, as a repetition (attempt 2), before :meth:`DurableSender.start`. A reader goes on after ``reached``.
+If the gateway was killed after it has
+
+- sent PUBLISH, a reader brings the message again, or it is pending: it has DUP, and the same identifier;
+- got PUBACK, the message may still be pending: it is sent again with DUP;
+- got PUBREC, the message is pending, and PUBLISH asks for PUBREC again; or PUBREL is owed already, and is sent;
+- sent PUBREL or got PUBCOMP, PUBREL is still owed, and is sent again. Until it is not, no message gets the identifier.
+
+A client that does not read makes the session give messages up: these stay pending, and come again before `go_on`.
+Messages of shared subscriptions have an assignment instead of a position, and their PUBRELs have records in the stream
+``$MQTT_out``; retained messages have a cursor and such records. Then ``released`` also waits until JetStream confirms
+the end of the assignment, and delivers the record. :class:`Release` is a PUBREL that is owed. A released message has
+no place in the window any more, but in 5.0 it counts as in flight until PUBCOMP.
 
 Why: docs/internals/protocol.md#redelivery, #packet-identifiers, #suspect-identifiers, and
 docs/internals/delivery.md#owed-pubrels.
@@ -55,9 +70,6 @@ SEQUENCE_EVER: Final = 1 << 62
 LATE_AFTER_MESSAGES: Final = 24576
 """Number of newer messages after which an acknowledgement is late: the identifier is needed again before long."""
 
-PAST_COMPLETED_MOST: Final = 4096
-"""Completed sequences that are remembered of subscriptions that have ended."""
-
 
 def packet_id(sequence: int) -> int:
     """Return the packet identifier of a stream sequence."""
@@ -84,6 +96,7 @@ class DurableSender:
     _suspects: SuspectIdentifiers
     """Packet identifiers that the client may know from messages that are gone."""
     sources: list[SubscriptionState]
+    """Subscriptions, and the source of the messages that were pending."""
     open: bool
     """Whether messages may be sent; False until all pending messages have come again, and while stalled."""
     begun: bool
@@ -95,7 +108,7 @@ class DurableSender:
     resent: int
     """Number of messages that this connection has sent with DUP."""
     reached: int
-    """Stream sequence up to which the shared reader has brought all messages; 0 = none."""
+    """Stream sequence up to which every message has come; 0 = none has."""
 
     # Messages on their way
     inflight: dict[int, Delivery]
@@ -127,23 +140,14 @@ class DurableSender:
     by identifier and sequence: their messages are pending, and are sent again."""
 
     # What earlier connections have done
-    _wary: bool
-    """Whether `sent_at_once` is off: each message needs the full checks."""
+    _careful: int
+    """Stream sequence up to which `sent_at_once` is off: each message needs the full checks."""
     _perhaps: int
-    """Stream sequence up to which an earlier connection may have sent messages that come as first deliveries;
-    0 = none."""
+    """Stream sequence up to which an earlier connection may have sent messages that a reader brings; 0 = none."""
     _most: int
     """Stream sequence after which earlier connections have sent no message; `SEQUENCE_EVER` = not known."""
     _unsent: set[int]
     """Stream sequences that were taken and never sent: they have no DUP when they come again."""
-
-    # Subscriptions that have ended
-    ended: int
-    """Stream sequence up to which ended subscriptions may have brought messages that others match too."""
-    _past: deque[int]
-    """Stream sequences completed last by subscriptions that have ended and are forgotten."""
-    _forgotten: int
-    """Highest stream sequence that forgotten subscriptions had received."""
 
     def __init__(
         self, limit: int, ports: Ports, version: int = 4, on_drained_message: Callable[[Delivery], None] | None = None
@@ -154,49 +158,43 @@ class DurableSender:
         self._suspects = SuspectIdentifiers(ID_SPACE)
         self.identifiers = AllocatedIdentifiers(self.inflight, self.releases, self._suspects.asked)
         self.sources = []
-        self.open = self.begun = self._wary = False
+        self.open = self.begun = False
         self.resent = self.reached = self.released = 0
         self._queued, self._waiting = {}, []
         self.others, self.reserved, self.cursors = deque(), set(), {}
         self._last_allocated, self._recorded = 0, {}
         self._owed, self._unsent, self._late = set(), set(), {}
-        self._perhaps, self._most = 0, SEQUENCE_EVER
-        self.ended = self._forgotten = 0
-        self._past = deque(maxlen=PAST_COMPLETED_MOST)
+        self._careful = self._perhaps = 0
+        self._most = SEQUENCE_EVER
 
-    # -- what JetStream delivers ------------------------------------------------------------------
+    # -- stored messages ----------------------------------------------------------------------------
 
     def arrived(
         self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes, body: Any, qos: int
     ) -> None:
-        """Handle a message that a consumer has delivered and that this session takes through ``source`` at ``qos``."""
-        forgotten = attempt == 1 and sequence <= source.first  # JetStream has forgotten an earlier delivery of it
-        passed = sequence <= max(source.last, self.ended)
-        again = forgotten or attempt > 1 or passed or sequence in self._owed
-        source.seen(sequence, attempt)
-        identifier = self.identifier_of(sequence)
-        known = self._find(sequence)
-        if known is not None:
-            self._repeated(known, source, attempt, reply, qos)
+        """Handle a stored message that this session takes through ``source`` at ``qos``.
+
+        Args:
+            attempt: 1: a reader has brought it. 2: it is pending in the position, and this connection has not taken it
+                before, or has given it up.
+            reply: its token, `TAKEN` with the sequence.
+        """
+        if sequence > source.last:
+            source.deliver_to(sequence)
+        self.read_to(sequence)
+        if self._find(sequence) is not None:
             return
+        identifier = self.identifier_of(sequence)
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and not release.former:
-            release.await_one_more()  # the client has the message; only the acknowledgement was lost
+            release.await_confirmation()  # the client has the message; it was not noted in time
             self.ports.ack(reply, identifier)
             return
-        if again and (
-            forgotten
-            or (attempt > 1 and source.been(sequence))
-            or sequence in self._owed
-            or sequence in source.unwanted
-            or self._had(sequence)
-        ):
+        if sequence in self._owed:
             self.ports.ack(reply)
             return
-        before = attempt > 1 and (sequence <= self._most or (self.begun and passed))
-        dup = (before or sequence <= self._perhaps) and sequence not in self._unsent
-        if self._wary and not self._suspects.ranges:
-            self._wary = any(max(one.last, one.clear) < self._perhaps for one in self.sources)
+        again = attempt > 1 and (self.begun or sequence <= self._most)
+        dup = (again or sequence <= self._perhaps) and sequence not in self._unsent
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
         if source.held:
             self._queue(delivery)
@@ -217,21 +215,14 @@ class DurableSender:
             and not self._suspects.ranges
             and len(self.inflight) + self.released < self.limit
             and not self.identifiers.in_use(delivery.id)
-            and delivery.sequence not in self.identifiers.allocated
-            and (len(self.sources) == 1 or self._passed(delivery.sequence))
         )
 
     def _queue(self, delivery: Delivery) -> None:
         self._queued[delivery.sequence] = delivery
         self.ports.report_waiting()
 
-    def sent_at_once(
-        self, source: SubscriptionState, sequence: int, qos: int, reply: bytes, following: int = 0
-    ) -> bool:
-        """Take a message that needs no further checks: a first delivery, in order, that may be sent now.
-
-        Args:
-            following: consumer sequence of the next delivery; 0 = the shared reader has brought the message.
+    def sent_at_once(self, source: SubscriptionState, sequence: int, qos: int, reply: bytes) -> bool:
+        """Take a message of a reader that needs no further checks: it is new, and may be sent now.
 
         Returns:
             True when the caller has to send the PUBLISH packet; False when :meth:`arrived` has to decide.
@@ -240,25 +231,20 @@ class DurableSender:
         inflight = self.inflight
         used = self.identifiers.used
         if (
-            sequence <= source.last
+            sequence <= self.reached
+            or sequence <= self._careful
             or not self.open
             or self._queued
             or source.held
             or source.ended
-            or not source.base
-            or self._wary
-            or sequence <= self.ended
-            or sequence in self._owed
             or identifier in inflight
             or (self.releases and identifier in self.releases)
-            or (used and (identifier in used or sequence in self.identifiers.allocated))
+            or (used and identifier in used)
             or len(inflight) + self.released >= self.limit
-            or (len(self.sources) > 1 and not self._passed(sequence))
         ):
             return False
-        source.deliver_to(sequence, following)
-        if self._unsent:
-            self._unsent.discard(sequence)
+        source.deliver_to(sequence)
+        self.reached = sequence
         inflight[identifier] = Delivery(source, sequence, identifier, qos, None, reply, False, SENT)
         return True
 
@@ -282,46 +268,19 @@ class DurableSender:
         release = self.releases.get(self.identifier_of(sequence))
         return self._find(sequence) is not None or (release is not None and release.sequence == sequence)
 
-    def _repeated(self, known: Delivery, source: SubscriptionState, attempt: int, reply: bytes, qos: int) -> None:
-        """Handle a message on its way that has come again, through the same consumer or another one."""
-        known.repeat(source, reply)
-        before = attempt > 1 and known.sequence <= self._most
-        if before and self._perhaps_sent(known) and not source.been(known.sequence):
-            known.mark_duplicate(qos)
-
-    def passed_over(self, source: SubscriptionState, sequence: int, attempt: int, reply: bytes) -> None:
-        """Acknowledge a message that the client does not get through this source."""
-        source.seen(sequence, attempt)
-        source.unwanted.append(sequence)
-        self.ports.ack(reply)
-        if self._waiting:  # a message may wait until this consumer has passed an older sequence
-            self.pump()
-
-    def _had(self, sequence: int) -> bool:
-        """Whether the client has completed a message lately, through any subscription."""
-        return any(sequence in source.done for source in self.sources) or sequence in self._past
-
-    def _passed(self, sequence: int) -> bool:
-        """Whether no consumer can still deliver an older message with the same packet identifier."""
-        oldest = sequence - ID_SPACE
-        return all(
-            source.last >= oldest or source.clear >= oldest or (source.live and self.reached >= oldest)
-            for source in self.sources
-        )
+    def read_to(self, sequence: int) -> None:
+        """Note that every message up to a stream sequence has come."""
+        self.reached = max(self.reached, sequence)
 
     def past_all(self, sequence: int) -> bool:
-        """Whether every consumer has delivered all of its messages up to a sequence."""
-        return self.open and all(max(source.last, source.clear) >= sequence for source in self.sources)
+        """Whether every message up to a stream sequence has come."""
+        return self.open and self.reached >= sequence
 
     # -- sending ----------------------------------------------------------------------------------
 
     def limit_window(self, limit: int) -> None:
         """Bound the messages in flight to the client."""
         self.limit = limit
-
-    def read_to(self, sequence: int) -> None:
-        """Note that the shared reader has brought all messages up to a stream sequence."""
-        self.reached = sequence
 
     def begin(self) -> None:
         """Open the state machine for a new session: no message was ever sent."""
@@ -348,15 +307,12 @@ class DurableSender:
             sequence, delivery = waiting[0]
             if not self._identified(delivery):
                 return
-            if sequence not in self.identifiers.allocated and not self._passed(sequence):
-                return
             if delivery.qos == 2 and self._suspects.ranges and self._suspicious(delivery):
                 return
             heapq.heappop(waiting)
             del self._queued[sequence]
             self._send(delivery)
-            if delivery.source.whole or delivery.source.live:
-                self.ports.report_sent(delivery.source)
+            self.ports.report_sent(delivery.source)
 
     def _send(self, delivery: Delivery) -> None:
         delivery.send()
@@ -511,7 +467,7 @@ class DurableSender:
     def acknowledged(self, kind: int, ids: list[int], failed: bool = False) -> None:
         """Handle PUBACK, PUBREC or PUBCOMP for each packet identifier; unknown ones are ignored.
 
-        PUBACK acknowledges a message at QoS 1 to JetStream; a message at QoS 2 waits for :meth:`pubrel_stored`.
+        PUBACK completes a message at QoS 1; a message at QoS 2 waits for :meth:`pubrel_stored`.
 
         Args:
             kind: packet type: `PUBACK`, `PUBREC` or `PUBCOMP`.
@@ -534,16 +490,13 @@ class DurableSender:
                     sequence = delivery.sequence
                     if sequence > 0 and (
                         delivery.dup
-                        or sequence + LATE_AFTER_MESSAGES < delivery.source.last
+                        or sequence + LATE_AFTER_MESSAGES < self.reached
                         or sequence in self.identifiers.allocated
                     ):
                         self._leave_window(delivery)
                         self._confirm(delivery)
                         continue
                     ack(delivery.reply)
-                    if delivery.others is not None:
-                        for reply in delivery.others:
-                            ack(reply)
                 self._leave_window(delivery)
         elif kind == PUBREC:
             for identifier in ids:
@@ -579,18 +532,18 @@ class DurableSender:
             self.ports.store_pubrel(identifier, abs(delivery.sequence))
 
     def pubrel_stored(self, identifier: int) -> None:
-        """Send PUBREL, whose record is stored now, then acknowledge the message at QoS 2 to JetStream."""
+        """Send PUBREL, which is stored as owed now; the message at QoS 2 is not pending any more."""
         delivery = self.inflight.get(identifier)
         if delivery is None or delivery.state != STORING:
             return
         release = self.releases.setdefault(identifier, Release(abs(delivery.sequence)))
         release.records.extend(self._late.pop((identifier, release.sequence), ()))
-        replies = release.receive(delivery)
+        release.receive(delivery)
         if self.version == 5:
             self.released += 1
         self.ports.send(ack_bytes(PUBREL, identifier))
-        for reply in replies:
-            self.ports.ack(reply, identifier)
+        if delivery.reply:
+            self.ports.ack(delivery.reply, identifier)
         self._leave_window(delivery)
         if self._waiting or self.others:
             self.pump()
@@ -610,20 +563,17 @@ class DurableSender:
     def _leave_window(self, delivery: Delivery) -> None:
         """Remove a message that needs no place in the window any more: after PUBACK, or when its PUBREL is stored."""
         del self.inflight[delivery.id]
-        sequence = delivery.sequence
-        if sequence > 0:
-            delivery.source.done.append(sequence)
-        elif delivery.qos == 1:
+        if delivery.sequence < 0 and delivery.qos == 1:
             if delivery.reply:
                 delivery.source.settle(delivery.reply)
-            elif sequence in self.identifiers.allocated:
+            elif delivery.sequence in self.identifiers.allocated:
                 self._end_use(delivery.id)
         self._report_drained(delivery)
 
     def _drop(self, delivery: Delivery) -> None:
         """Acknowledge a message that waits and that the client does not get."""
-        for reply in delivery.replies():
-            self.ports.ack(reply)
+        if delivery.reply:
+            self.ports.ack(delivery.reply)
         if delivery.sequence in self.identifiers.allocated:
             self._end_use(delivery.id)
 
@@ -647,6 +597,7 @@ class DurableSender:
         # Records of nats-server's listener, with any identifier, have no sequence.
         if not former and identifier < RETAINED_BASE:
             self._owed.add(sequence)
+            self._careful = max(self._careful, sequence)
         if identifier >= RETAINED_BASE:
             self._recorded[identifier] = sequence
 
@@ -682,14 +633,14 @@ class DurableSender:
                 self.ports.ack(record)
 
     def confirmed(self, identifier: int) -> None:
-        """Note that JetStream has confirmed one acknowledgement of a message whose PUBREL is owed."""
+        """Note that a message is known to be complete that was acknowledged with this identifier: see `Ports.ack`."""
         release = self.releases.get(identifier)
         if release is not None:
-            release.confirm_one()
-            if release.delivery is not None and not release.unconfirmed:
+            release.confirm()
+            if release.delivery is not None:
                 self._report_drained(release.delivery)
             self._finish(identifier, release)
-        elif self.identifiers.confirm_one(identifier):
+        elif self.identifiers.confirm(identifier):
             self._end_use(identifier)
             self.pump()
 
@@ -783,7 +734,7 @@ class DurableSender:
             self.ports.seek()
         elif self._kept(identifier, release) and not gone:
             return
-        elif release.unconfirmed <= 0 and (release.records or gone):
+        elif not release.unconfirmed and (release.records or gone):
             records = release.take_records()
             if not release.stays:
                 self._end_release(identifier)
@@ -861,11 +812,9 @@ class DurableSender:
             self.pump()
 
     def _confirm(self, delivery: Delivery) -> None:
-        """Acknowledge a complete message to JetStream; its identifier is free when that is confirmed."""
-        replies = delivery.replies()
-        self.identifiers.await_confirmations(delivery.id, delivery.sequence, len(replies))
-        for reply in replies:
-            self.ports.ack(reply, delivery.id)
+        """Acknowledge a complete message; its identifier is free when no later connection can get the message."""
+        self.identifiers.await_confirmation(delivery.id, delivery.sequence)
+        self.ports.ack(delivery.reply, delivery.id)
 
     def _end_use(self, identifier: int) -> None:
         """End the use of an identifier by a message that is complete, or that was given up before it was sent."""
@@ -876,8 +825,8 @@ class DurableSender:
     def forget_absent(self) -> list[tuple[int, int]]:
         """End the allocations of messages that do not come again; return their sequences and packet identifiers.
 
-        Called when all pending messages have come again, and now and then: a nats-server that was killed may have
-        forgotten that it delivered a message, and deliver it later.
+        Called when all pending messages have come again, and then now and then: a replay of retained messages passes
+        those that were removed.
         """
         found: list[tuple[int, int]] = []
         if not self.identifiers.allocated:
@@ -891,61 +840,39 @@ class DurableSender:
             here = (delivery is not None and delivery.sequence == sequence) or (
                 release is not None and release.sequence == abs(sequence)
             )
-            if not here and identifier not in self.identifiers.unconfirmed and self._beyond(sequence):
+            if not here and identifier not in self.identifiers.unconfirmed:
                 self._end_use(identifier)
                 found.append((sequence, identifier))
         return found
 
-    def _beyond(self, sequence: int) -> bool:
-        """Whether every consumer, or reader, has delivered all of its messages up to a sequence."""
-        return all(max(one.last, one.clear) >= sequence or one.live for one in self.sources)
-
     # -- after a crash, or on another gateway -----------------------------------------------------
 
     def sent_perhaps(self, last: int) -> None:
-        """Set DUP for first deliveries up to sequence ``last``: an earlier connection may have sent them."""
+        """Set DUP for messages of readers up to sequence ``last``: an earlier connection may have sent them."""
         self._perhaps = last
-        self._wary = True
+        self._careful = max(self._careful, last)
 
     @property
     def perhaps_sent(self) -> int:
-        """Last sequence that an earlier connection may have sent of messages that come as first deliveries."""
+        """Last sequence that an earlier connection may have sent of the messages that readers bring."""
         return self._perhaps
-
-    def perhaps(self, sequence: int) -> bool:
-        """Whether an earlier connection may have sent a message that comes as a first delivery."""
-        return sequence <= self._perhaps
 
     def not_sent(self, sequences: Iterable[int]) -> None:
         """Set the sequences that an earlier connection had taken and not sent; they replace former ones."""
         self._unsent = set(sequences)
 
     def sent_at_most(self, last: int) -> None:
-        """Note that earlier connections have sent no message after ``last``, also where one comes as a redelivery."""
+        """Note that earlier connections have sent no message after ``last``, also where one is pending."""
         self._most = last
 
     @property
     def most(self) -> int:
         """Stream sequence after which no message was sent, by any connection; :data:`SEQUENCE_EVER` = not known."""
-        if not self.begun:
-            return self._most
-        return max(self._forgotten, self.ended, *(source.last for source in self.sources), 0)
+        return self.reached if self.begun else self._most
 
     def unsent(self) -> set[int]:
         """Return the sequences that were taken and never sent: they wait for the window, or have to come again."""
         return self._unsent.union(one.sequence for one in self._queued.values() if not one.dup)
-
-    def taken_before(self, delivery: Delivery, qos: int, mark: bytes) -> None:
-        """Note that an earlier connection had taken a message that is on its way; ``mark`` is acknowledged with it."""
-        if mark in delivery.replies():
-            return  # this connection has taken it from a reader
-        delivery.add_reply(mark)
-        if self._perhaps_sent(delivery):
-            delivery.mark_duplicate(qos)
-
-    def _perhaps_sent(self, delivery: Delivery) -> bool:
-        """Whether a message has no DUP yet and may need one: it waits, and was not known as unsent."""
-        return delivery.state == WAITING and not delivery.dup and delivery.sequence not in self._unsent
 
     def suspect(self, low: int, high: int) -> None:
         """Note that messages of the sequences ``low`` to ``high`` may have been sent and are gone.
@@ -955,7 +882,7 @@ class DurableSender:
         """
         if low <= high:
             self._suspects.add(low, high)
-            self._wary = True
+            self._careful = SEQUENCE_EVER
 
     def replaced(self, floor: int) -> None:
         """Note that the stream was replaced by one that has other messages after sequence ``floor``.
@@ -964,7 +891,7 @@ class DurableSender:
         the client has to give it up.
         """
         self._suspects.replaced(floor)
-        self._wary = True
+        self._careful = SEQUENCE_EVER
 
     def _suspicious(self, delivery: Delivery) -> bool:
         """Whether the client has to give an identifier up before a message at QoS 2 uses it; it is asked."""
@@ -977,11 +904,6 @@ class DurableSender:
         """Send PUBREL, once, so that the client gives an identifier up."""
         if self._suspects.ask(identifier):
             self.ports.send(ack_bytes(PUBREL, identifier))
-
-    @property
-    def collected(self) -> bool:
-        """Whether every consumer has delivered its pending messages again."""
-        return all(source.collected for source in self.sources)
 
     def start(self) -> None:
         """Send owed PUBRELs, then messages that were in flight, then all others.
@@ -1005,15 +927,19 @@ class DurableSender:
     # -- clients that do not read -----------------------------------------------------------------
 
     def recallable(self, identifier: int) -> bool:
-        """Whether a message in flight can be taken back, since a consumer will deliver it again."""
+        """Whether a message in flight can be taken back, since it is pending and comes again.
+
+        That holds for messages of ended subscriptions, too. Not so for one that was lowered to QoS 0: its later
+        messages, at QoS 0, wait until those before are sent, and would overtake what was given up.
+        """
         delivery = self.inflight.get(identifier)
-        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.ended
+        return delivery is not None and delivery.state == SENT and delivery.sequence > 0 and not delivery.source.whole
 
     def recall(self, identifier: int) -> bool:
         """Take back a message whose PUBLISH packet has not left the gateway.
 
         Returns:
-            False when the packet has to be sent all the same: no consumer would deliver the message again.
+            False when the packet has to be sent all the same: see :meth:`recallable`.
         """
         if not self.recallable(identifier):
             return False
@@ -1024,60 +950,40 @@ class DurableSender:
         """Forget waiting messages and stop sending, until the messages have come again and :meth:`go_on` is called."""
         self.open = False
         for delivery in list(self._queued.values()):
-            if not delivery.source.ended:
+            if not delivery.source.whole:
                 del self._queued[delivery.sequence]
                 self._give_up(delivery)
         for source in self.sources:
-            if not source.ended:
+            if not source.whole:
                 source.backlog.clear()
-        self._waiting = [entry for entry in self._waiting if entry[1].source.ended]
+        self._waiting = [entry for entry in self._waiting if entry[1].source.whole]
         heapq.heapify(self._waiting)
 
     def _give_up(self, delivery: Delivery) -> None:
         if not delivery.dup:
             self._unsent.add(delivery.sequence)
-        for source in self.sources:
-            # A nats-server that is killed meanwhile may deliver it as a first delivery again: it is not complete.
-            source.given_up(delivery.sequence)
 
     def go_on(self) -> None:
         """Send again: first the messages that were given up, in order."""
         self._unsent.clear()
-        for source in self.sources:
-            source.recover()
         self.forget_absent()
         self.open = True
         self.pump()
 
     # -- changes of subscriptions -----------------------------------------------------------------
 
-    def end_up_to(self, sequence: int) -> None:
-        """Note the stream sequence up to which an ended subscription may have brought messages that others match."""
-        self.ended = max(self.ended, sequence)
-
     def forget(self, source: SubscriptionState) -> None:
-        """Remove the source of an ended subscription that is complete: its consumer is deleted."""
+        """Remove the source of an ended subscription."""
         if source in self.sources:
             self.sources.remove(source)
-            self._forgotten = max(self._forgotten, source.last)
-            self._past.extend(source.done)
-
-    def begin_anew(self) -> None:
-        """Reset the sequences: the stream counts from 1 again."""
-        self.ended = self._forgotten = 0
-        self._most = SEQUENCE_EVER
-        self._past.clear()
-        self._unsent.clear()
-        for identifier in list(self.identifiers.allocated.values()):
-            self._end_use(identifier)
 
     def holds(self, source: SubscriptionState) -> bool:
-        """Whether a message of ``source`` is on its way, or JetStream has yet to confirm its acknowledgement."""
+        """Whether a message of ``source`` is on its way, or its acknowledgement has yet to be confirmed."""
         return (
             self.waits(source)
             or any(delivery.source is source for delivery in self.inflight.values())
             or any(
-                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
+                release.unconfirmed and release.delivery is not None and release.delivery.source is source
                 for release in self.releases.values()
             )
         )
@@ -1087,13 +993,12 @@ class DurableSender:
         return bool(source.backlog) or any(delivery.source is source for _, delivery in self._waiting)
 
     def lower(self, source: SubscriptionState, end: int, retained: bool) -> None:
-        """Lower a subscription to QoS 0: messages that its consumer brings up to ``end`` are still sent.
+        """Lower a subscription to QoS 0: messages that readers bring up to ``end`` are still sent.
 
         Args:
             retained: whether waiting retained messages are sent all the same: they come in no other way.
         """
-        # Up to what the other subscriptions have received: they may have left those messages to this one.
-        source.end_at(max(end, *(one.last for one in self.sources)), whole=True)
+        source.end_at(max(end, self.reached), whole=True)
         self.others = deque(d for d in self.others if d.source is not source or d.dup or retained)
         self.replayed(source, None)
 
@@ -1106,7 +1011,6 @@ class DurableSender:
                 source.backlog.append(delivery)
                 continue
             del self._queued[delivery.sequence]
-            source.unwanted.append(delivery.sequence)
             self._drop(delivery)
 
     def drain(
@@ -1128,7 +1032,6 @@ class DurableSender:
                 again.append((delivery.sequence, delivery))
                 continue
             del self._queued[delivery.sequence]
-            source.unwanted.append(delivery.sequence)
             self._drop(delivery)
         source.backlog.clear()
         self._waiting = [(s, d) for s, d in self._waiting if d.source is not source] + again

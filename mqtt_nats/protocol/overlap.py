@@ -54,28 +54,11 @@ class Overlap(Generic[T]):
                     raised.append(kept)
         return raised
 
-    def begin_anew(self, value: T) -> None:
-        """Take the new start of a subscription's source: the stream counts from 1 again."""
-        self._entries = [
-            (source.start if found is value else start, pattern, found, source)
-            for start, pattern, found, source in self._entries
-        ]
-        self._entries.sort(key=lambda entry: entry[:2])
-        self._matching.clear()
-
     def after(self, value: T) -> list[SubscriptionState]:
         """Return the subscriptions that may have left messages to this one: they overlap, and come later in order."""
         at = next(number for number, entry in enumerate(self._entries) if entry[2] is value)
         pattern = self._entries[at][1]
         return [source for _, other, _, source in self._entries[at + 1 :] if patterns_meet(other, pattern)]
-
-    def after_ended(self, start: int, pattern: str) -> list[SubscriptionState]:
-        """Return the later subscriptions that overlap with an ended one; ``start`` 0: unknown, so all that overlap."""
-        return [
-            source
-            for first, other, _, source in self._entries
-            if patterns_meet(other, pattern) and (not start or (first, other) >= (start, pattern))
-        ]
 
     def owner(self, subject: str, sequence: int, own: bool = False) -> tuple[T | None, int]:
         """Return the subscription that delivers a message, and the highest QoS granted by any that it matches.

@@ -18,7 +18,7 @@ class Ports(Protocol):
         """Send the PUBLISH packet of a delivery; False when the client must not get it (any more)."""
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
-        """Acknowledge a message to JetStream.
+        """Acknowledge a message: remove it from the position, or do what else its token or subject stands for.
 
         Args:
             identifier: packet identifier with which :meth:`DurableSender.confirmed` is called then; 0 = no call.
@@ -40,7 +40,7 @@ class Ports(Protocol):
         """Report that a message waits in the state machine."""
 
     def report_sent(self, source: SubscriptionState) -> None:
-        """Report that a waiting message was sent whose subscription is live or was lowered to QoS 0."""
+        """Report that a stored message of ``source`` that has waited was sent."""
 
     def seek(self) -> None:
         """Look for the records of :meth:`DurableSender.unrecorded` and report with :meth:`DurableSender.vanished`."""
@@ -57,10 +57,10 @@ class Nowhere:
         return True
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
-        """Leave a message to be delivered again."""
+        """Leave a message to the next connection."""
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
-        """Leave a message to be delivered again."""
+        """Leave a message to the next connection."""
 
     def allocate(self, sequence: int, identifier: int) -> None:
         """Leave the message to the next connection."""

@@ -16,6 +16,7 @@ class Recorder:
         self.calls: list[tuple[object, ...]] = []
         self.sought = 0
         self.waited = 0
+        self.written: list[SubscriptionState] = []
 
     def send(self, data: bytes) -> None:
         self.calls.append(("send", data))
@@ -39,14 +40,11 @@ class Recorder:
     def report_no_identifier(self) -> None:
         self.calls.append(("no identifier",))
 
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        self.calls.append(("look", sequence))
-
     def report_waiting(self) -> None:
         self.waited += 1
 
     def report_sent(self, source: SubscriptionState) -> None:
-        self.calls.append(("written", source))
+        self.written.append(source)
 
     def seek(self) -> None:
         self.sought += 1
@@ -66,5 +64,5 @@ def session(*sources: SubscriptionState, limit: int = 10, started: bool = True) 
     return machine, ports
 
 
-def source(qos: int = 2, start: int = 1, window: int = 100) -> SubscriptionState:
-    return SubscriptionState(qos, start, window)
+def source(qos: int = 2, start: int = 1) -> SubscriptionState:
+    return SubscriptionState(qos, start)

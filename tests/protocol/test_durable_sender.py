@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from mqtt_nats.codec import ack_bytes
-from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import ID_SPACE, RETAINED_BASE, DurableSender, packet_id, retained_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from tests.protocol.recorder import PUBACK, PUBCOMP, PUBREC, PUBREL, session, source
@@ -28,8 +27,6 @@ def test_qos_1() -> None:
     assert ports.take() == [("publish", 5, 1, False)]
     machine.acknowledged(PUBACK, [6, 6, 99])
     assert ports.take() == [("ack", b"r5")]
-    machine.arrived(one, 5, 2, b"r5b", None, 1)
-    assert ports.take() == [("ack", b"r5b")], "its acknowledgement was lost; the client has it"
 
 
 def test_qos_2() -> None:
@@ -193,7 +190,7 @@ def test_a_late_record_whose_message_does_not_come_is_owed() -> None:
     assert ports.take() == [("send", ack_bytes(PUBREL, 6))]
     machine.acknowledged(PUBCOMP, [6])
     assert ports.take() == [("ack", b"late")]
-    machine.arrived(one, 5, 2, b"r5", None, 2)  # a killed nats-server has forgotten that it was acknowledged
+    machine.arrived(one, 5, 2, b"r5", None, 2)
     assert ports.take() == [("ack", b"r5")]
 
 
@@ -262,7 +259,7 @@ def test_a_redelivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
 
 
 def test_a_first_delivery_that_comes_after_its_pubcomp_is_not_sent() -> None:
-    """nats-server was killed, and has forgotten that it delivered the message."""
+    """Consumers that nats-server's listener has moved on say less than the records of PUBREL."""
     one = source()
     machine, ports = session(one, started=False)
     machine.owe(6, 5)
@@ -289,87 +286,6 @@ def test_a_message_gets_another_identifier_while_its_own_is_in_use() -> None:
     assert {delivery.id for delivery in machine.inflight.values()} == {6, other, 7}
 
 
-def test_a_quiet_consumer_is_asked_before_an_identifier_could_be_shared() -> None:
-    busy, quiet = source(), source()
-    machine, ports = session(busy, quiet)
-    machine.arrived(busy, ID_SPACE, 1, b"a", None, 1)
-    assert ports.take() == [("publish", ID_SPACE, 1, False)]
-    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
-    assert ports.take() == [("look", ID_SPACE + 5)]
-    assert not machine.looked(quiet, ID_SPACE + 5, 4, 1, 0)
-    assert ports.take() == [], "it has a message that is older"
-    machine.arrived(quiet, 4, 1, b"c", None, 1)
-    assert ports.take() == [("publish", 4, 1, False)]
-    machine.look_again(quiet)
-    assert ports.take() == [("look", ID_SPACE + 5)]
-    assert machine.looked(quiet, ID_SPACE + 5, 4, 0, 1)
-    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
-
-
-def test_messages_that_have_expired_do_not_hold_others_up() -> None:
-    busy, quiet = source(), source()
-    machine, ports = session(busy, quiet)
-    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
-    ports.take()
-    machine.looked(quiet, ID_SPACE + 5, 0, 0, 0)
-    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
-
-
-def test_a_consumer_that_has_passed_over_messages_does_not_hold_others_up() -> None:
-    """A leader moves a consumer without messages to the end of the stream, and reports that it has delivered so far."""
-    busy, quiet = source(), source()
-    machine, ports = session(busy, quiet)
-    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
-    ports.take()
-    assert machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 0)
-    assert ports.take() == [("publish", ID_SPACE + 5, 1, False)]
-
-
-def test_a_delivery_on_its_way_is_waited_for() -> None:
-    """So is an acknowledgement on its way, which cannot be told from it: the consumer is asked until it has come."""
-    busy, quiet = source(), source()
-    machine, ports = session(busy, quiet)
-    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
-    ports.take()
-    for _ in range(2):
-        assert not machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
-        machine.arrived(busy, ID_SPACE + 6, 1, b"c", None, 1)
-        assert ports.take() == [], "it was asked a moment before"
-        machine.look_again(quiet)
-        assert ports.take() == [("look", ID_SPACE + 5)]
-    machine.arrived(quiet, 3, 1, b"d", None, 1)
-    assert ports.take() == [("publish", 3, 1, False)]
-    assert machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
-    assert ports.take() == [("publish", ID_SPACE + 5, 1, False), ("publish", ID_SPACE + 6, 1, False)]
-
-
-@pytest.mark.parametrize("taken", [True, False], ids=["by the shared reader", "a retained message"])
-def test_a_delivery_on_its_way_is_not_taken_for_a_message_of_another_origin(taken: bool) -> None:
-    """The client has a message of the subscription in flight that the consumer has not delivered."""
-    busy, quiet = source(), source()
-    machine, ports = session(busy, quiet)
-    if taken:
-        machine.arrived(quiet, 2, 1, TAKEN + b"2", None, 1)
-    else:
-        machine.replay(quiet, 848, 1, None, False)
-    machine.arrived(busy, ID_SPACE + 5, 1, b"b", None, 1)
-    ports.take()
-    assert not machine.looked(quiet, ID_SPACE + 5, ID_SPACE + 3, 0, 1)
-    machine.arrived(quiet, 4, 1, b"c", None, 1)
-    assert ports.take() == [("publish", 4, 1, False)], "the older message goes first"
-
-
-def test_a_consumer_that_never_had_anything_does_not_hold_others_up() -> None:
-    """It is just before its first sequence, as JetStream says, though nothing has come."""
-    busy, quiet = SubscriptionState(2, 7, 100), SubscriptionState(2, 7, 100)
-    machine, ports = session(busy, quiet)
-    for sequence in (ID_SPACE + 7, 2 * ID_SPACE + 8):
-        machine.arrived(busy, sequence, 1, b"a", None, 1)
-        assert ports.take() == [("look", sequence)]
-        machine.looked(quiet, sequence, 6, 0, 0)
-        assert ports.take() == [("publish", sequence, 1, False)]
-
-
 def test_window() -> None:
     one = source()
     machine, ports = session(one, limit=2)
@@ -381,27 +297,30 @@ def test_window() -> None:
     assert ports.take() == [("ack", b"r1"), ("publish", 3, 1, False)]
 
 
-def behind() -> SubscriptionState:
-    """A consumer that is more than all identifiers behind."""
-    other = source(start=-ID_SPACE)
-    other.last = -ID_SPACE
-    return other
+def keep_back(machine: DurableSender) -> None:
+    """Let an older message wait for the retained messages of its subscription."""
+    held = source()
+    held.hold(SubscriptionState.REPLAYING)
+    machine.arrived(held, 6, 1, b"held", None, 1)
 
 
 # What the shortcut must leave to `arrived`, by preparation.
 REFUSED: dict[str, Callable[[DurableSender, SubscriptionState], object]] = {
-    "not started": lambda machine, one: setattr(machine, "open", False),
-    "held back": lambda machine, one: setattr(one, "held", True),
+    "not started": lambda machine, one: machine.close(),
+    "held back": lambda machine, one: one.hold(SubscriptionState.REPLAYING),
     "ended": lambda machine, one: one.end_at(9),
-    "the first since it was attached": lambda machine, one: one.attaching(),
-    "repeated": lambda machine, one: setattr(one, "last", 7),
+    "older": lambda machine, one: machine.read_to(7),
+    "others wait": lambda machine, one: keep_back(machine),
+    "perhaps sent": lambda machine, one: machine.sent_perhaps(7),
     "suspect": lambda machine, one: machine.suspect(1, 3),
+    "replaced": lambda machine, one: machine.replaced(3),
     "identifier in use": lambda machine, one: machine.inflight.update(
         {8: Delivery(one, 7 + ID_SPACE, 8, 1, None, b"", False)}
     ),
     "identifier owed": lambda machine, one: machine.owe(8, 7 + ID_SPACE),
-    "window": lambda machine, one: setattr(machine, "limit", 0),
-    "another consumer": lambda machine, one: machine.sources.append(behind()),
+    "identifier in use by a complete message": lambda machine, one: machine.identifiers.await_confirmation(8, 1),
+    "owed": lambda machine, one: machine.owe(9, 7),
+    "window": lambda machine, one: machine.limit_window(0),
 }
 
 
@@ -414,7 +333,7 @@ def test_the_shortcut(reason: str) -> None:
     ports.take()
     if not reason:
         assert machine.sent_at_once(one, 7, 1, b"r")
-        assert machine.inflight[8].sequence == one.last == 7
+        assert machine.inflight[8].sequence == one.last == machine.reached == 7
         assert not machine.sent_at_once(one, 7, 1, b"r")
         machine.acknowledged(PUBACK, [8])
         assert ports.take() == [("ack", b"r")]
@@ -425,11 +344,31 @@ def test_the_shortcut(reason: str) -> None:
     assert machine.inflight == before
 
 
-def test_ack_wait_of_a_message_in_flight_changes_only_its_reply() -> None:
+def test_a_message_on_its_way_comes_once() -> None:
+    """Whether it waits, is in flight, or its PUBREL is being stored."""
     one = source()
-    machine, ports = session(one)
-    machine.arrived(one, 5, 1, b"first", None, 1)
-    machine.arrived(one, 5, 2, b"second", None, 1)
-    assert ports.take() == [("publish", 5, 1, False)]
-    machine.acknowledged(PUBACK, [6])
-    assert ports.take() == [("ack", b"second")]
+    machine, ports = session(one, limit=1)
+    for sequence in (5, 6):
+        machine.arrived(one, sequence, 1, b"r%d" % sequence, None, 2)
+    machine.acknowledged(PUBREC, [6])
+    assert ports.take() == [("publish", 5, 2, False), ("store", 6, 5)]
+    for sequence in (5, 6):
+        machine.arrived(one, sequence, 2, b"again", None, 2)
+    assert (machine.crowd, ports.take()) == (1, [])
+    machine.pubrel_stored(6)
+    assert ports.take()[1:] == [("confirm", b"r5", 6), ("publish", 6, 2, False)]
+
+
+def test_how_far_everything_has_come() -> None:
+    """A message of a new subscription may be older; what no subscription matches counts, too."""
+    one = source()
+    machine, _ = session(one)
+    machine.arrived(one, 5, 1, b"r5", None, 1)
+    assert machine.sent_at_once(one, 6, 1, b"r6")
+    machine.arrived(one, 4, 1, b"r4", None, 1)
+    assert (machine.past_all(6), machine.past_all(7)) == (True, False)
+    machine.read_to(9)
+    machine.read_to(8)
+    assert (machine.past_all(9), machine.past_all(10)) == (True, False)
+    machine.close()
+    assert not machine.past_all(9)

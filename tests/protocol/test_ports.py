@@ -21,11 +21,11 @@ def test_each_operation_can_still_be_called(name: str) -> None:
 
 
 def test_there_are_operations() -> None:
-    assert {"send", "publish", "ack", "store_pubrel", "request_state", "seek"} <= set(OPERATIONS)
+    assert {"send", "publish", "ack", "store_pubrel", "seek"} <= set(OPERATIONS)
 
 
 def test_after_the_end_of_its_connection_a_state_machine_asks_for_nothing() -> None:
-    """What it has not done is left to the next connection: JetStream delivers the message again."""
+    """What it has not done is left to the next connection: it gets the messages again."""
     some = source(qos=2)
     machine, ports = session(some)
     machine.arrived(some, 1, 1, b"reply", None, 2)

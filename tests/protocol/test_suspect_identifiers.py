@@ -11,7 +11,7 @@ SPACE = 10
 
 def delivery(sequence: int, *, dup: bool = False, identifier: int = 0) -> Delivery:
     """A message at QoS 2, under its own identifier unless it has another one."""
-    source = SubscriptionState(2, 1, 10)
+    source = SubscriptionState(2, 1)
     return Delivery(source, sequence, identifier or sequence % SPACE + 1, 2, b"", b"r", dup)
 
 
