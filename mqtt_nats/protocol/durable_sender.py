@@ -187,7 +187,7 @@ class DurableSender:
         identifier = self.identifier_of(sequence)
         release = self.releases.get(identifier)
         if release is not None and release.sequence == sequence and not release.former:
-            release.await_confirmation()  # the client has the message; it was not noted in time
+            release.await_one_more()  # the client has the message; it was not noted in time
             self.ports.ack(reply, identifier)
             return
         if sequence in self._owed:
@@ -636,8 +636,8 @@ class DurableSender:
         """Note that a message is known to be complete that was acknowledged with this identifier: see `Ports.ack`."""
         release = self.releases.get(identifier)
         if release is not None:
-            release.confirm()
-            if release.delivery is not None:
+            release.confirm_one()
+            if release.delivery is not None and not release.unconfirmed:
                 self._report_drained(release.delivery)
             self._finish(identifier, release)
         elif self.identifiers.confirm(identifier):
@@ -734,7 +734,7 @@ class DurableSender:
             self.ports.seek()
         elif self._kept(identifier, release) and not gone:
             return
-        elif not release.unconfirmed and (release.records or gone):
+        elif release.unconfirmed <= 0 and (release.records or gone):
             records = release.take_records()
             if not release.stays:
                 self._end_release(identifier)
@@ -983,7 +983,7 @@ class DurableSender:
             self.waits(source)
             or any(delivery.source is source for delivery in self.inflight.values())
             or any(
-                release.unconfirmed and release.delivery is not None and release.delivery.source is source
+                release.unconfirmed > 0 and release.delivery is not None and release.delivery.source is source
                 for release in self.releases.values()
             )
         )

@@ -240,8 +240,8 @@ class Release:
         """Epoch of the connection that has stored the record; 0 = not known, or this connection."""
         self.former = former
         """Whether the sequence counts in a stream that was replaced: another message has that sequence now."""
-        self.unconfirmed = False
-        """Whether it has yet to be confirmed that the message is acknowledged, or pending no more."""
+        self.unconfirmed = 0
+        """Number of acknowledgements of the message that have yet to be confirmed."""
         self.delivery: Delivery | None = None
         """The message; None = an earlier connection has sent it."""
         self.source: SubscriptionState | None = None
@@ -254,20 +254,20 @@ class Release:
         """Acknowledgement subjects of the PUBREL record, once it was delivered; several when the record was stored
         again after a reconnect."""
 
-    def await_confirmation(self) -> None:
-        """Note that the message is being acknowledged."""
-        self.unconfirmed = True
+    def await_one_more(self) -> None:
+        """Count one more acknowledgement of the message that has yet to be confirmed."""
+        self.unconfirmed += 1
 
-    def confirm(self) -> None:
-        """Note that the acknowledgement of the message is confirmed."""
-        self.unconfirmed = False
+    def confirm_one(self) -> None:
+        """Count one acknowledgement of the message that is confirmed."""
+        self.unconfirmed -= 1
 
     def receive(self, delivery: Delivery) -> None:
-        """Note which message the client has received."""
+        """Note which message the client has received; its acknowledgement, if it has one, has to be confirmed."""
         self.delivery = delivery
         if delivery.reply:
-            self.unconfirmed = True
-        elif delivery.sequence < 0:
+            self.await_one_more()
+        else:
             self.source = delivery.source
 
     def replay_for(self, source: SubscriptionState) -> None:

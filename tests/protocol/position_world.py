@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A world around a session's position: JetStream's consumer and stored position, the client, a gateway that may crash.
+"""A world around a session's position: the stream, the stored position, the client, a gateway that may crash.
 
-The model has one subscription that matches everything. What the broker does around the machines is done here in the
-same order.
+The model has one subscription that matches everything, and its session is served by the shared reader, or by a catch-up
+reader while it is behind. What the gateway does around the machines is done here in the same order.
 """
 
 from __future__ import annotations
@@ -13,24 +13,6 @@ from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.position import Content, SessionPosition, Step
 
-EVER = 1 << 62
-
-
-class Consumer:
-    """A durable push consumer."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.pending: dict[int, int] = {}
-        self.again: list[int] = []
-        """What is sent once more, since it is attached anew."""
-
-    def set(self, start: int) -> None:
-        self.position, self.pending, self.again = start - 1, {}, []
-
-    def attach(self) -> None:
-        self.again = sorted(self.pending)
-
 
 class Stored:
     """What is stored of a session's position, with the number of the write."""
@@ -38,8 +20,7 @@ class Stored:
     def __init__(self) -> None:
         self.number = 0
         self.content = Content(0, {}, {}, {})
-        self.live = False
-        self.clean = False
+        self.clean = True
         self.perhaps = 0
         """Last sequence that a gateway that has died may have sent, also after a resume that did not end."""
 
@@ -51,19 +32,18 @@ class Gateway:
         self.world = world
         self.machine = DurableSender(world.limit, self)
         self.ledger = SessionPosition()
-        self.source = SubscriptionState(2, 1, 100)
-        self.source.expected = 0
-        self.machine.sources.append(self.source)
-        self.taking = False
-        self.live = False
-        self.joining: int | None = None
-        self.kept: list[int] = []
-        self.reader = 0
+        self.source, self.past = SubscriptionState(2, 1), SubscriptionState(0, 0)
+        self.machine.sources.extend((self.source, self.past))
+        self.reached = 0
+        """Stream sequence up to which a reader has brought everything."""
+        self.handover: tuple[int, list[int]] | None = None
+        """Where the shared reader began for a session that is behind, and what it has kept back since; None = it is not
+        behind, or the shared reader has yet to begin."""
+        self.behind = True
         self.expected = 0
         self.leaving = False
-        self.write: tuple[Content, bool, bool] | None = None
+        self.write: tuple[Content, bool] | None = None
         self.stored_now = False
-        self.records: deque[tuple[int, int]] = deque()
 
     def send(self, data: bytes) -> None:
         self.world.to_client.append(("pubrel", data[2] << 8 | data[3], 0, 0, False))
@@ -73,21 +53,11 @@ class Gateway:
         return True
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
-        kind, number = reply[:1], int(reply[1:])
-        if kind in (b"@", b"%"):
-            if not self.ledger.complete(reply, identifier):
-                self.machine.confirmed(identifier)
-            return
-        known = self.world.records if kind == b"&" else self.world.consumer.pending
-        known.pop(number, None)
-        if identifier:
-            self.records.append((identifier, -1))
+        if not self.ledger.complete(reply, identifier):
+            self.machine.confirmed(identifier)
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
-        if self.machine.inflight[identifier].reply.startswith(b"@"):
-            self.ledger.receive(identifier, sequence)
-        else:
-            self.records.append((identifier, sequence))
+        self.ledger.receive(identifier, sequence)
 
     def allocate(self, sequence: int, identifier: int) -> None:
         self.ledger.allocate(sequence, identifier)
@@ -97,9 +67,6 @@ class Gateway:
 
     def report_no_identifier(self) -> None:
         raise AssertionError("there are many identifiers")
-
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        raise AssertionError("one source needs no look")
 
     def report_waiting(self) -> None:
         pass
@@ -112,7 +79,7 @@ class Gateway:
 
     def take(self, sequence: int) -> None:
         qos = self.world.stream[sequence]
-        self.machine.reached = sequence
+        self.reached = sequence
         mark = b"@%d" % sequence
         self.ledger.add_pending(sequence, qos)
         if self.machine.sent_at_once(self.source, sequence, qos, mark):
@@ -121,9 +88,8 @@ class Gateway:
             self.machine.arrived(self.source, sequence, 1, mark, sequence, qos)
 
     def begin(self) -> None:
-        if self.taking:
-            self.ledger.reached = max(self.ledger.reached, self.reader)
-        self.write = self.ledger.begin(), self.live, self.leaving
+        self.ledger.reach(self.reached)
+        self.write = self.ledger.begin(), self.leaving
 
     def answered(self) -> None:
         for step, identifier in self.ledger.stored():
@@ -147,10 +113,7 @@ class World:
         self.limit = limit
         self.stream: dict[int, int] = {}
         self.last = 0
-        self.consumer = Consumer()
         self.stored = Stored()
-        self.records: dict[int, int] = {}
-        """PUBREL records: sequence by packet identifier."""
         self.to_client: deque[tuple[str, int, int, int, bool]] = deque()
         self.to_gateway: deque[tuple[int, int]] = deque()
         self.held: dict[int, int] = {}
@@ -198,65 +161,35 @@ class World:
         assert gateway.write is not None
         if gateway.expected == self.stored.number:
             self.stored.number += 1
-            self.stored.content, self.stored.live, self.stored.clean = gateway.write
+            self.stored.content, self.stored.clean = gateway.write
             gateway.expected = self.stored.number
         gateway.stored_now = True
 
     def resume(self, *, dies: int = 0) -> None:
         """With ``dies`` the gateway gets no further than this step."""
         gateway = self.gateway = Gateway(self)
-        machine, ledger, source = gateway.machine, gateway.ledger, gateway.source
-        for identifier, sequence in self.records.items():
-            machine.owe(identifier, sequence)
-        position = self.stored
-        content = position.content
-        was_live, clean = position.live, position.clean
-        if was_live:
-            self.consumer.set(content.reached + 1)
+        machine, ledger, position = gateway.machine, gateway.ledger, self.stored
+        content, clean = position.content, position.clean
         if dies == 1:
             return self.crash(stored=False)
         gateway.expected = position.number
-        ledger.reached = content.reached
-        ledger.pending, ledger.released = dict(content.pending), dict(content.released)
-        ledger.identifiers = dict(content.identifiers)
+        ledger.restore(content.reached, dict(content.pending), dict(content.released), dict(content.identifiers))
+        gateway.reached = content.reached
+        if not clean:
+            position.perhaps = self.last
         gateway.begin()
         self.store(gateway)
         gateway.write, gateway.stored_now = None, False
         ledger.stored()
-        if was_live:
-            position.perhaps = 0 if clean else self.last
         if dies == 2:
             return self.crash(stored=False)
         machine.restore_identifiers(ledger.identifiers)
         for identifier, sequence in ledger.released.items():
             machine.owe(identifier, sequence)
             machine.keep_identifier(identifier, b"%%%d" % identifier)
-        for identifier, sequence in self.records.items():
-            machine.pubrel_delivered(identifier, sequence, b"&%d" % identifier)
         machine.sent_perhaps(position.perhaps)
-        if was_live:
-            source.last = source.first = content.reached
-        else:
-            source.last = source.first = self.consumer.position
-        self.consumer.attach()
-        source.expected = len(self.consumer.again)
-        while self.consumer.again:
-            self.bring_again()
-        past = SubscriptionState(0, 0, 100)
-        past.live, past.clear, past.expected = True, EVER, 0
-        machine.sources.append(past)
+        gateway.source.begin_after(content.reached)
         for sequence, qos in sorted(ledger.pending.items()):
-            machine.arrived(past, sequence, 2, b"@%d" % sequence, sequence, qos)
+            machine.arrived(gateway.past, sequence, 2, b"@%d" % sequence, sequence, qos)
         machine.start()
         return None
-
-    def bring_again(self) -> None:
-        gateway = self.gateway
-        assert gateway is not None
-        sequence = self.consumer.again.pop(0)
-        if sequence in self.consumer.pending:
-            self.consumer.pending[sequence] += 1
-            attempt = self.consumer.pending[sequence]
-            gateway.machine.arrived(
-                gateway.source, sequence, attempt, b"$%d" % sequence, sequence, self.stream[sequence]
-            )

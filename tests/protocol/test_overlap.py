@@ -140,8 +140,7 @@ def test_who_may_have_left_messages_to_an_ended_subscription() -> None:
     """Those that come after it; the ones before it had their messages themselves."""
     overlap: Overlap[str] = Overlap()
     sources = {
-        name: SubscriptionState(1, start)
-        for name, start in [("first", 5), ("a", 7), ("b", 7), ("last", 9), ("c", 9)]
+        name: SubscriptionState(1, start) for name, start in [("first", 5), ("a", 7), ("b", 7), ("last", 9), ("c", 9)]
     }
     for name, pattern in [("first", "t.>"), ("a", "t"), ("b", "t"), ("last", "*"), ("c", "u")]:
         overlap.add(pattern, name, sources[name])

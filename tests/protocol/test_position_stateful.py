@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session between its consumer and the shared reader, through crashes at every step.
+"""A session between the shared reader and its catch-up reader, through crashes at every step.
 
 The world has queues between gateway and client that a crash cuts off.
 """
@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mqtt_nats.protocol.durable_sender import ID_SPACE, packet_id
-from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.durable_sender import ID_SPACE
 from tests.protocol.position_world import Gateway, World
 
 
@@ -36,58 +35,46 @@ class Between(RuleBasedStateMachine):
         self.world.last += gap
         self.world.stream[self.world.last] = qos
 
-    @precondition(lambda self: not self.gateway.live)
-    @rule()
-    def consumer_brings(self) -> None:
-        world, gateway = self.world, self.gateway
-        following = world.after(world.consumer.position)
-        if not following or len(world.consumer.pending) >= 5:
-            return
-        sequence = following[0]
-        world.consumer.position = sequence
-        world.consumer.pending[sequence] = 1
-        if gateway.joining is not None and sequence > gateway.joining:
-            return
-        reply = b"$%d" % sequence
-        qos = world.stream[sequence]
-        if gateway.machine.sent_at_once(gateway.source, sequence, qos, reply):
-            world.to_client.append(("publish", packet_id(sequence), sequence, qos, False))
-        else:
-            gateway.machine.arrived(gateway.source, sequence, 1, reply, sequence, qos)
-
-    @rule()
-    def reader_brings(self) -> None:
+    @rule(count=st.integers(1, 4))
+    def catch_up_reader_brings(self, count: int) -> None:
         gateway = self.gateway
-        following = self.world.after(gateway.reader)
-        if not following:
-            return
-        gateway.reader = following[0]
-        if gateway.taking:
-            gateway.take(gateway.reader)
-        elif gateway.joining is not None and gateway.reader > gateway.joining:
-            gateway.kept.append(gateway.reader)
+        for sequence in self.world.after(gateway.reached)[: count if gateway.behind else 0]:
+            gateway.take(sequence)
+
+    @precondition(lambda self: self.gateway.behind and self.gateway.handover is None)
+    @rule()
+    def shared_reader_begins(self) -> None:
+        """It keeps back what comes, until the catch-up reader has brought what was before."""
+        self.gateway.handover = max(self.world.last, self.gateway.reached), []
 
     @rule()
-    def reader_is_made(self) -> None:
-        if not (self.gateway.taking or self.gateway.joining is not None):
-            self.gateway.reader = self.world.last
-
-    @precondition(lambda self: not self.gateway.live and self.gateway.joining is None)
-    @rule()
-    def join(self) -> None:
+    def shared_reader_brings(self) -> None:
         gateway = self.gateway
-        gateway.joining = max(self.world.last, gateway.reader, gateway.source.last)
-        gateway.kept = []
+        if not gateway.behind:
+            for sequence in self.world.after(gateway.reached)[:1]:
+                gateway.take(sequence)
+        elif gateway.handover is not None:
+            since, kept = gateway.handover
+            kept += self.world.after(max([since, *kept]))[:1]
 
-    @precondition(lambda self: not self.gateway.live)
+    @precondition(lambda self: self.gateway.handover is not None)
     @rule()
-    def become_live(self) -> None:
-        """At once: what is of interest comes after that."""
-        if self.gateway.joining is None:
-            self.join()
-        for _ in range(len(self.world.stream)):
-            self.consumer_brings()
-        self.switch()
+    def hand_over(self) -> None:
+        """The catch-up reader may have brought what the shared reader has kept back, too."""
+        gateway = self.gateway
+        assert gateway.handover is not None
+        since, kept = gateway.handover
+        if any(gateway.reached < one <= since for one in self.world.stream):
+            return
+        gateway.behind, gateway.handover = False, None
+        for sequence in kept:
+            if sequence > gateway.reached:
+                gateway.take(sequence)
+
+    @precondition(lambda self: not self.gateway.behind)
+    @rule()
+    def fall_behind(self) -> None:
+        self.gateway.behind = True
 
     @rule()
     def flow(self) -> None:
@@ -97,8 +84,6 @@ class Between(RuleBasedStateMachine):
                 self.client_reads()
             while self.world.to_gateway:
                 self.client_answers()
-            while self.gateway.records:
-                self.record()
             self.write_all()
 
     @precondition(lambda self: self.gateway.ledger.dirty or self.gateway.write is not None)
@@ -111,56 +96,6 @@ class Between(RuleBasedStateMachine):
             if not self.gateway.stored_now:
                 self.written_in_the_stream()
             self.written()
-
-    @precondition(lambda self: self.gateway.joining is not None)
-    @rule()
-    def switch(self) -> None:
-        world, gateway = self.world, self.gateway
-        since = gateway.joining
-        assert since is not None
-        if any(one <= since for one in world.after(world.consumer.position)):
-            return
-        for delivery in gateway.machine.on_their_way():
-            if not delivery.reply.startswith(b"@"):
-                gateway.ledger.add_pending(delivery.sequence, delivery.qos)
-                delivery.reply = b"@%d" % delivery.sequence
-        gateway.source.live = gateway.live = gateway.taking = True
-        gateway.source.held |= SubscriptionState.RETURNING
-        gateway.ledger.dirty = True
-        gateway.source.last = gateway.source.first = since
-        gateway.ledger.reached = since
-        gateway.joining = None
-        for sequence in gateway.kept:
-            gateway.take(sequence)
-
-    @precondition(lambda self: self.gateway.taking and self.gateway.write is None)
-    @rule(dies=st.sampled_from((0, 0, 1, 2, 3)))
-    def leave_reader(self, dies: int) -> None:
-        """The gateway dies after step ``dies``; 0 = it does not."""
-        world, gateway = self.world, self.gateway
-        reached = gateway.ledger.reached = max(gateway.ledger.reached, gateway.reader)
-        gateway.taking = False
-        gateway.begin()
-        world.store(gateway)
-        if dies == 3:
-            world.crash(stored=False)
-            world.resume()
-            return
-        self.written()
-        world.consumer.set(reached + 1)
-        if dies == 1:
-            world.crash(stored=False)
-            world.resume()
-            return
-        gateway.live = gateway.source.live = False
-        gateway.begin()
-        world.store(gateway)
-        if dies == 2:
-            world.crash(stored=False)
-            world.resume()
-            return
-        self.written()
-        gateway.source.last = gateway.source.first = reached
 
     @precondition(lambda self: self.gateway.write is None and self.gateway.ledger.dirty)
     @rule()
@@ -177,22 +112,8 @@ class Between(RuleBasedStateMachine):
     def written(self) -> None:
         gateway = self.gateway
         assert gateway.write is not None
-        (_, live, _), gateway.write, gateway.stored_now = gateway.write, None, False
+        gateway.write, gateway.stored_now = None, False
         gateway.answered()
-        if live:
-            gateway.machine.drop_hold(gateway.source, SubscriptionState.RETURNING)
-
-    @precondition(lambda self: bool(self.gateway.records))
-    @rule()
-    def record(self) -> None:
-        gateway = self.gateway
-        identifier, sequence = gateway.records.popleft()
-        if sequence < 0:
-            gateway.machine.confirmed(identifier)
-            return
-        self.world.records[identifier] = sequence
-        gateway.machine.pubrel_stored(identifier)
-        gateway.machine.pubrel_delivered(identifier, sequence, b"&%d" % identifier)
 
     @precondition(lambda self: bool(self.world.to_client))
     @rule()
@@ -220,9 +141,7 @@ class Between(RuleBasedStateMachine):
             if not gateway.stored_now:
                 self.world.store(gateway)
             self.written()
-        if gateway.taking:
-            gateway.ledger.reached = max(gateway.ledger.reached, gateway.reader)
-        gateway.taking, gateway.leaving = False, True
+        gateway.leaving = True
         gateway.begin()
         self.world.store(gateway)
         self.world.crash(stored=False)
@@ -242,30 +161,18 @@ class Between(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything come to its end: nothing is lost."""
-        steps: tuple[Any, ...] = (
-            self.client_reads,
-            self.client_answers,
-            self.record,
-            self.written,
-            self.written_in_the_stream,
-            self.write,
-            self.switch,
-            self.consumer_brings,
-            self.reader_brings,
-        )
-        conditions: tuple[Any, ...] = (
-            lambda: self.world.to_client,
-            lambda: self.world.to_gateway,
-            lambda: self.gateway.records,
-            lambda: self.gateway.write is not None and self.gateway.stored_now,
-            lambda: self.gateway.write is not None and not self.gateway.stored_now,
-            lambda: self.gateway.write is None and self.gateway.ledger.dirty,
-            lambda: self.gateway.joining is not None,
-            lambda: not self.gateway.live,
-            lambda: True,
+        steps: tuple[tuple[Any, Any], ...] = (
+            (lambda: self.world.to_client, self.client_reads),
+            (lambda: self.world.to_gateway, self.client_answers),
+            (lambda: self.gateway.write is not None and self.gateway.stored_now, self.written),
+            (lambda: self.gateway.write is not None and not self.gateway.stored_now, self.written_in_the_stream),
+            (lambda: self.gateway.write is None and self.gateway.ledger.dirty, self.write),
+            (lambda: self.gateway.handover is not None, self.hand_over),
+            (lambda: True, lambda: self.catch_up_reader_brings(1)),
+            (lambda: True, self.shared_reader_brings),
         )
         for _ in range(40 * (len(self.world.stream) + 5)):
-            for step, condition in zip(steps, conditions, strict=True):
+            for condition, step in steps:
                 if condition():
                     step()
         assert set(self.world.got) == set(self.world.stream)
@@ -273,7 +180,7 @@ class Between(RuleBasedStateMachine):
         self.in_order()
 
 
-def test_between_consumer_and_reader() -> None:
+def test_between_two_readers() -> None:
     """Nothing is lost, QoS 2 comes once and everything in order, and no identifier is used twice at a time."""
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of everything around :class:`DurableSender`: JetStream, the network, and an MQTT client.
+"""A model of everything around :class:`DurableSender`: the stream, its readers, the stored position, an MQTT client.
 
-Everything travels in queues that a test moves on one step at a time, and each queue can be cut off between
-any two steps. The client and JetStream keep their state over a crash of the gateway; the gateway keeps nothing.
+Everything travels in queues that a test moves on one step at a time, and each queue can be cut off between any two
+steps. The client and JetStream keep their state over a crash of the gateway; the gateway keeps nothing. What the
+gateway does around the machine is done here in the same order.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
-from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.protocol.overlap import Overlap, subject_matches
+from mqtt_nats.protocol.position import Content, SessionPosition, Step
 
-PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
+PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = 3, 4, 5, 6, 7
+SHARED = "s"
+"""Topic of messages that come by a shared subscription."""
 
 
 @dataclass(frozen=True)
@@ -27,36 +31,39 @@ class Stored:
 
 
 @dataclass
-class Consumer:
-    """A durable push consumer with explicit acknowledgement."""
+class Subscription:
+    """A subscription in the session record."""
 
-    name: str
     pattern: str
     qos: int
     start: int
-    window: int
     end: int | None = None
-    """Stream sequence of its end; None = it is not draining."""
-    position: int = -1
-    """Highest stream sequence delivered; at first the one before `start`, as nats-server has it."""
+    """Stream sequence up to which it counts since it was lowered to QoS 0; None = it was not."""
     was: tuple[int, int] = (0, 0)
     """Up to the second, messages may have been sent at the QoS that is first."""
-    pending: dict[int, int] = field(default_factory=dict)
-    """Delivered and not acknowledged: sequence to delivery count."""
-    wire: deque[tuple[int, int]] = field(default_factory=deque)
-    """(sequence, delivery count) on their way to the gateway."""
-    states: list[tuple[int, dict[int, int]]] = field(default_factory=list)
-    """Earlier ones, position and what was pending, which a follower may have when the leader dies."""
 
-    def __post_init__(self) -> None:
-        self.position = max(self.position, self.start - 1)
-
-    def changes(self) -> None:
-        """Something is about to change: followers hear of it later."""
-        self.states.append((self.position, dict(self.pending)))
+    def has(self, message: Stored) -> bool:
+        """Whether its messages include this one."""
+        return (
+            self.start <= message.sequence
+            and (self.end is None or message.sequence <= self.end)
+            and subject_matches(self.pattern, message.topic.split("."))
+        )
 
 
-@dataclass
+@dataclass(frozen=True)
+class Position:
+    """The stored position, and what else is written with it."""
+
+    content: Content
+    clean: bool = False
+    """Whether the connection has ended in order."""
+    unsent: frozenset[int] = frozenset()
+    most: int = SEQUENCE_EVER
+    perhaps: int = 0
+
+
+@dataclass(frozen=True)
 class Record:
     """A PUBREL record in the stream."""
 
@@ -65,24 +72,48 @@ class Record:
     sequence: int
 
 
-class Gateway:
-    """The gateway's part between JetStream and the machine; dies with the gateway."""
+@dataclass
+class Client:
+    """The MQTT client and its application; both survive every crash."""
 
-    def __init__(self, world: World, limit: int) -> None:
+    late: bool
+    """It hands QoS 2 messages on at PUBREL, not at PUBLISH: both are allowed (section 4.3.3)."""
+    kept: int = 0
+    """Sequence of a message that it does not acknowledge, or whose PUBREL it does not answer; 0 = none."""
+    kept_from: int = PUBREC
+    """Packet from which it keeps back what it answers: that for PUBLISH, or `PUBCOMP`."""
+    kept_packets: list[tuple[int, int]] = field(default_factory=list)
+    """What it will answer."""
+    holds: dict[int, int] = field(default_factory=dict)
+    """QoS 2 identifiers between PUBLISH and PUBREL, with the sequence of their message."""
+    in_use: dict[int, int] = field(default_factory=dict)
+    """Identifiers that it may know, also from earlier connections, with the sequence of their message."""
+    got: dict[int, int] = field(default_factory=dict)
+    """How often the application got each sequence."""
+
+
+class Gateway:
+    """The gateway that has the session; a crash leaves nothing of it."""
+
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.machine = DurableSender(limit, self)
-        self.machine.on_drained_message = self._on_drained_message
+        self.machine = DurableSender(world.limit, self)
+        self.ledger = SessionPosition()
         self.sources: dict[str, SubscriptionState] = {}
         self.overlap: Overlap[str] = Overlap()
-        self.lacking = False
-        """A message has waited for an identifier."""
-        self.seeking = False
-        """The machine waits for records that are not delivered."""
-        self.to_nats: deque[tuple[str, object]] = deque()
-        """("ack", reply), ("confirm", (reply, id)) and ("pubrel", (id, sequence)), not yet at the server."""
-        self.answers: deque[tuple[str, object]] = deque()
-        """("stored", id), ("confirmed", id) and ("looked", (name, sequence, last, left, pending)), not yet at the
-        gateway."""
+        self.past, self.group = SubscriptionState(0, 0), SubscriptionState(2, 0)
+        self.machine.sources.append(self.past)
+        self.position = self.perhaps = 0
+        self.stalled = self.seeking = self.leaving = False
+        self.unsent: frozenset[int] = frozenset()
+        self.write: Position | None = None
+        """The write under way."""
+        self.stored_now = False
+        """Whether it is in the stream, while the answer is on its way."""
+        self.to_nats: deque[tuple[str, int, int]] = deque()
+        """Requests not yet at the server: ("pubrel", id, sequence), ("unassign", record, id) and ("ack", key, 0)."""
+        self.answers: deque[tuple[str, int]] = deque()
+        """("stored", id) and ("confirmed", id), not yet at the gateway."""
 
     # -- ports ----------------------------------------------------------------------------------
 
@@ -92,28 +123,31 @@ class Gateway:
         self.world.to_client.append((PUBREL, data[2] << 8 | data[3], 0, False, 0))
 
     def publish(self, delivery: Delivery, dup: bool) -> bool:
-        self.write(delivery.body, delivery.id, delivery.qos, dup)
+        self.world.published(delivery.body, delivery.id, delivery.qos, dup)
         return True
 
     def ack(self, reply: bytes, identifier: int = 0) -> None:
-        assert reply
-        self.to_nats.append(("confirm", (reply, identifier)) if identifier else ("ack", reply))
+        kind, number = reply[:1], int(reply[1:])
+        if kind in (b"@", b"%"):
+            if not self.ledger.complete(reply, identifier):
+                self.machine.confirmed(identifier)
+        else:
+            self.to_nats.append(("unassign", number, identifier) if kind == b"=" else ("ack", number, 0))
 
     def store_pubrel(self, identifier: int, sequence: int) -> None:
-        self.to_nats.append(("pubrel", (identifier, sequence)))
+        if self.machine.inflight[identifier].reply.startswith(b"@"):
+            self.ledger.receive(identifier, sequence)
+        else:
+            self.to_nats.append(("pubrel", identifier, sequence))
 
     def allocate(self, sequence: int, identifier: int) -> None:
-        self.to_nats.append(("allocate", (sequence, identifier)))
+        self.ledger.allocate(sequence, identifier)
 
     def end_allocation(self, sequence: int, identifier: int) -> None:
-        self.to_nats.append(("end allocation", (sequence, identifier)))
+        self.ledger.end_allocation(sequence, identifier)
 
     def report_no_identifier(self) -> None:
-        self.lacking = True
-
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
-        name = next(name for name, each in self.sources.items() if each is source)
-        self.to_nats.append(("look", (name, sequence)))
+        pass
 
     def report_waiting(self) -> None:
         pass
@@ -124,110 +158,182 @@ class Gateway:
     def seek(self) -> None:
         self.seeking = True
 
-    # -- what the broker does around the machine --------------------------------------------------
+    # -- subscriptions --------------------------------------------------------------------------
+
+    def add(self, name: str) -> None:
+        """Add a subscription of the record."""
+        one = self.world.subscriptions[name]
+        source = SubscriptionState(one.qos, one.start, end=one.end, whole=one.end is not None, was=one.was)
+        source.begin_after(max(self.ledger.reached, one.start - 1))
+        self.sources[name] = source
+        self.machine.sources.append(source)
+        self.overlap.add(one.pattern, name, source)
+
+    def settle(self) -> None:
+        """Tell all sources how far the reader has come."""
+        self.machine.read_to(self.position)
+        for source in self.sources.values():
+            source.deliver_to(max(self.position, source.start - 1))
+
+    def unmatch(self, name: str) -> None:
+        """Take a subscription that has ended out of the overlap and the record."""
+        for other in self.overlap.remove(name):
+            raised = self.sources[other]
+            self.world.subscriptions[other].was = raised.was_qos, raised.until
+        del self.world.subscriptions[name]
+
+    def unsubscribe(self, name: str) -> None:
+        self.settle()
+        self.unmatch(name)
+        source = self.sources.pop(name)
+        self.machine.drain(source, self._left_to_it)
+        self.machine.forget(source)
+
+    def _left_to_it(self, delivery: Delivery) -> bool:
+        owner, qos = self.overlap.owner(delivery.body.topic, delivery.sequence)
+        if owner is not None:
+            delivery.regrant(min(delivery.body.qos, qos))
+        return owner is not None
+
+    def lower(self, name: str) -> None:
+        self.settle()
+        source = self.sources[name]
+        self.machine.lower(source, self.world.last, retained=False)
+        self.world.subscriptions[name].end = source.end
+
+    def end_lowered(self) -> None:
+        """Remove the lowered subscriptions of which nothing is left."""
+        for name, source in list(self.sources.items()):
+            left = self.machine.holds(source) or self.machine.waits(self.past)
+            if source.whole and self.position >= source.end and not left and not self.stalled:
+                self.settle()
+                self.unmatch(name)
+                self.machine.forget(self.sources.pop(name))
+
+    # -- messages -------------------------------------------------------------------------------
+
+    def take(self, message: Stored) -> None:
+        """A reader brings the next message of the stream."""
+        sequence = self.position = message.sequence
+        name, granted = self.overlap.owner(message.topic, sequence)
+        if name is None:
+            return
+        source, qos, token = self.sources[name], min(granted, message.qos), b"@%d" % sequence
+        self.ledger.add_pending(sequence, qos)
+        if self.machine.sent_at_once(source, sequence, qos, token):
+            self.world.published(message, packet_id(sequence), qos, False)
+        else:
+            self.machine.read_to(sequence)
+            self.machine.arrived(source, sequence, 1, token, message, qos)
+
+    def fetch_in_flight(self) -> None:
+        """Hand in what is pending and not on its way."""
+        known = {one.sequence for one in self.machine.on_their_way()}
+        for sequence, qos in sorted(self.ledger.pending.items()):
+            message = self.world.stream.get(sequence)
+            if sequence in known:
+                continue
+            if message is None:
+                if qos == 2:
+                    self.machine.suspect(sequence, sequence)
+                self.ledger.done(sequence)
+            else:
+                self.machine.arrived(self.past, sequence, 2, b"@%d" % sequence, message, qos)
+
+    def share(self, record: int, identifier: int, sequence: int, *, dup: bool) -> None:
+        """Send a message that is assigned to this client."""
+        message = self.world.stream[sequence]
+        self.machine.share(self.group, sequence, identifier, 2, message, b"=%d" % record, dup)
 
     def look_for_records(self) -> None:
         """See whether those that the machine waits for are there."""
-        self.seeking = False
         there = {(record.id, record.sequence) for record in self.world.records}
         for identifier, sequence in self.machine.unrecorded().items() - there:
             self.machine.vanished(identifier, sequence)
         self.seeking = bool(self.machine.unrecorded())
 
-    def write(self, message: Stored, identifier: int, qos: int, dup: bool) -> None:
-        self.world.published(message, identifier, qos, dup)
+    # -- writes of the position ------------------------------------------------------------------
 
-    def add(self, consumer: Consumer) -> None:
-        source = SubscriptionState(consumer.qos, consumer.start, consumer.window, consumer.end)
-        source.was_qos, source.until = consumer.was
-        self.sources[consumer.name] = source
-        self.machine.sources.append(source)
-        if consumer.end is None:
-            self.overlap.add(consumer.pattern, consumer.name, source)
+    def begin_write(self) -> None:
+        machine, ledger = self.machine, self.ledger
+        if not self.stalled:
+            ledger.reach(self.position)
+        if self.perhaps and machine.past_all(self.perhaps):
+            self.perhaps = 0
+        most = SEQUENCE_EVER
+        if self.leaving:
+            self.unsent = frozenset(machine.unsent())
+            most = max(machine.most, ledger.reached)
+        self.write = Position(ledger.begin(), self.leaving, self.unsent, most, self.perhaps)
+        self.stored_now = False
 
-    def arrived(self, consumer: Consumer, sequence: int, attempt: int) -> None:
+    def answered(self) -> None:
+        """The answer comes that the write is stored."""
         machine = self.machine
-        source = self.sources.get(consumer.name)
-        if source is None:
-            return
-        message = self.world.stream_all[sequence]
-        reply = f"{consumer.name} {sequence} {attempt}".encode()
-        if source.ended:
-            owner, granted = None, source.granted(sequence)
-            wanted = sequence <= source.end and attempt > 1
-        else:
-            owner, granted = self.overlap.owner(message.topic, sequence)
-            wanted = owner == consumer.name
-        if not wanted:
-            machine.passed_over(source, sequence, attempt, reply)
-            return
-        qos = min(granted, message.qos)
-        if attempt == 1 and machine.sent_at_once(source, sequence, qos, reply):
-            self.write(message, packet_id(sequence), qos, False)
-        else:
-            machine.arrived(source, sequence, attempt, reply, message, qos)
+        self.write = None
+        for step, identifier in self.ledger.stored():
+            if step is Step.RELEASE:
+                machine.pubrel_stored(identifier)
+                machine.keep_identifier(identifier, b"%%%d" % identifier)
+            elif step is Step.CONFIRM:
+                machine.confirmed(identifier)
+            elif step is Step.FREE:
+                machine.free_packet_id(identifier)
+            elif step is Step.ALLOCATED:
+                machine.allocation_stored(identifier)
+            else:
+                machine.allocation_removed(identifier)
 
-    def _on_drained_message(self, delivery: Delivery) -> None:
-        for name, source in list(self.sources.items()):
-            if source is delivery.source and source.ended and not self.machine.holds(source):
-                self.delete(name)
+    def write_all(self) -> None:
+        """Whatever is to be written is."""
+        while self.write is not None or self.ledger.dirty:
+            if self.write is None:
+                self.begin_write()
+            self.world.store(self)
+            self.answered()
 
-    def delete(self, name: str) -> None:
-        self.machine.sources.remove(self.sources.pop(name))
-        self.to_nats.append(("delete", name))
-        self.machine.pump()
+    def flush(self) -> None:
+        """Write the present position."""
+        self.ledger.change()
+        self.write_all()
 
 
 class World:
     """JetStream, the network and the client."""
 
-    def __init__(self, *, late: bool) -> None:
-        self.late = late
-        """The client hands QoS 2 messages on at PUBREL, not at PUBLISH: both are allowed (section 4.3.3)."""
+    def __init__(self, *, late: bool, limit: int) -> None:
+        self.limit = limit
+        self.client = Client(late)
         self.stream_all: dict[int, Stored] = {}
         self.stream: dict[int, Stored] = {}
         """What has not expired."""
         self.last = 0
-        self.consumers: dict[str, Consumer] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.lowered: list[Subscription] = []
+        """Subscriptions that were lowered to QoS 0, also when they are not in the record any more."""
+        self.position = Position(Content(0, {}, {}, {}), clean=True, most=0)
         self.records: list[Record] = []
         self.record_wire: deque[Record] = deque()
-        self.record_count = 0
-        self.identifiers: dict[int, int] = {}
-        """Those that are allocated, by sequence, in the session's position."""
-        self.kept = 0
-        """Sequence of a message that the client does not acknowledge, or whose PUBREL it does not answer; 0 = none."""
-        self.kept_from = PUBREC
-        """Its packet from which the client keeps back what it answers: that for PUBLISH, or `PUBCOMP`."""
-        self.kept_packets: list[tuple[int, int]] = []
-        """What it will answer."""
+        self.assignments: dict[int, tuple[int, int]] = {}
+        """Packet identifier and sequence of each message of the group that is this client's."""
+        self.count = 0
+        """Number of records and assignments so far."""
         self.to_client: deque[tuple[int, int, int, bool, int]] = deque()
-        """(kind, packet id, QoS, DUP, sequence); kind 3 = PUBLISH."""
+        """(kind, packet id, QoS, DUP, sequence)."""
         self.to_gateway: deque[tuple[int, int]] = deque()
-        self.client_holds: dict[int, int] = {}
-        """QoS 2 identifiers between PUBLISH and PUBREL, with the sequence of their message."""
-        self.got: dict[int, int] = {}
-        """How often the application got each sequence."""
         self.sent: dict[int, int] = {}
         """How often each sequence was sent in a PUBLISH."""
-        self.first_sent: dict[str, int] = {}
-        """Per topic, the highest sequence sent for the first time."""
-        self.in_use: dict[int, int] = {}
-        """Identifiers that the client may know, also from earlier connections, with the sequence of their message."""
-        self.finished: set[int] = set()
-        """Sequences whose last acknowledgement this connection of the client has had."""
         self.sent_qos: dict[int, int] = {}
         """At which QoS each was sent first."""
-        self.ended: dict[str, int] = {}
-        """Subscriptions that have ended, with the last sequence that they delivered."""
+        self.perhaps_sent: set[int] = set()
+        """Sequences that a gateway that has died may have sent."""
+        self.finished: set[int] = set()
+        """Sequences whose last acknowledgement this connection of the client has had."""
 
     def expected(self, message: Stored) -> bool:
         """Whether the application must get a message that has not expired."""
-        matching = [
-            consumer.name
-            for consumer in self.consumers.values()
-            if consumer.end is None and message.sequence >= consumer.start and _matches(consumer.pattern, message.topic)
-        ]
-        return bool(matching) or self.sent.get(message.sequence, 0) > 0
+        wanted = any(one.has(message) for one in (*self.subscriptions.values(), *self.lowered))
+        return wanted or self.sent.get(message.sequence, 0) > 0
 
     # -- the client -----------------------------------------------------------------------------
 
@@ -235,19 +341,19 @@ class World:
         """The gateway sends a PUBLISH."""
         sequence = message.sequence
         assert sequence not in self.finished, f"{sequence} is sent again, and the client has acknowledged it"
-        assert self.in_use.get(identifier, sequence) == sequence, (
-            f"identifier {identifier} of {sequence} is in use for {self.in_use[identifier]}"
-        )
+        known = self.client.in_use.get(identifier, sequence)
+        assert known == sequence or known not in self.stream, f"{identifier} of {sequence} is that of {known}"
         if sequence in self.sent:
             assert dup, f"{sequence} is sent again without DUP"
             assert self.sent_qos[sequence] <= qos, f"{sequence} is sent again at a lower QoS"
         else:
-            assert sequence > self.first_sent.get(message.topic, 0), f"{sequence} is out of order"
-            self.first_sent[message.topic] = sequence
+            assert not dup or sequence in self.perhaps_sent, f"{sequence} has DUP, and was never sent"
+            last = max((one for one in self.sent if self.stream_all[one].topic != SHARED), default=0)
+            assert message.topic == SHARED or sequence > last, f"{sequence} comes after {last}"
         self.sent[sequence] = self.sent.get(sequence, 0) + 1
         self.sent_qos.setdefault(sequence, qos)
-        self.in_use[identifier] = sequence
-        self.to_client.append((3, identifier, qos, dup, sequence))
+        self.client.in_use[identifier] = sequence
+        self.to_client.append((PUBLISH, identifier, qos, dup, sequence))
 
     def recall(self, gateway: Gateway, unread: int) -> None:
         """The client does not read: of what is on its way to it, all but so much has not left the gateway."""
@@ -255,127 +361,88 @@ class World:
         self.to_client = deque(left[:unread])
         for packet in left[unread:]:
             kind, identifier, _, _, sequence = packet
-            if kind != 3 or not gateway.machine.recall(identifier):
+            if kind != PUBLISH or not gateway.machine.recall(identifier):
                 self.to_client.append(packet)
                 continue
             self.sent[sequence] -= 1
             if not self.sent[sequence]:
-                del self.sent[sequence], self.sent_qos[sequence], self.in_use[identifier]
-        self.first_sent = {}
-        for sequence in self.sent:
-            topic = self.stream_all[sequence].topic
-            self.first_sent[topic] = max(sequence, self.first_sent.get(topic, 0))
+                del self.sent[sequence], self.sent_qos[sequence], self.client.in_use[identifier]
 
     def disconnected(self) -> None:
         """The client's connection has ended, and with it what was on its way."""
         self.to_client.clear()
         self.to_gateway.clear()
         self.finished.clear()
-        self.kept_packets.clear()
+        self.client.kept_packets.clear()
 
     def client_reads(self) -> None:
         """The client takes one packet and answers it."""
         kind, identifier, qos, _, sequence = self.to_client.popleft()
+        client = self.client
         if kind == PUBREL:
-            held = self.client_holds.pop(identifier, 0)
-            if held and self.late:
+            held = client.holds.pop(identifier, 0)
+            if held and client.late:
                 self._application(held)
             self._answers(PUBCOMP, identifier)
         elif qos == 1:
             self._application(sequence)
             self._answers(PUBACK, identifier)
         else:
-            if identifier not in self.client_holds:
-                self.client_holds[identifier] = sequence
-                if not self.late:
+            if identifier not in client.holds:
+                client.holds[identifier] = sequence
+                if not client.late:
                     self._application(sequence)
             else:
-                assert self.client_holds[identifier] == sequence, f"{sequence} is taken for a repetition and lost"
+                assert client.holds[identifier] == sequence, f"{sequence} is taken for a repetition and lost"
             self._answers(PUBREC, identifier)
 
     def _answers(self, kind: int, identifier: int) -> None:
-        keeps = self.kept and self.in_use.get(identifier) == self.kept and (kind == PUBCOMP or kind <= self.kept_from)
-        (self.kept_packets if keeps else self.to_gateway).append((kind, identifier))
+        client = self.client
+        keeps = client.kept and client.in_use.get(identifier) == client.kept
+        keeps = keeps and (kind == PUBCOMP or kind <= client.kept_from)
+        (client.kept_packets if keeps else self.to_gateway).append((kind, identifier))
 
     def keep(self, sequence: int, kind: int) -> None:
         """The client answers everything but one message, from its packet of ``kind`` on."""
         self.let_go()
-        self.kept, self.kept_from = sequence, kind
+        self.client.kept, self.client.kept_from = sequence, kind
 
     def let_go(self) -> None:
         """The client answers the message that it has kept."""
-        self.to_gateway.extend(self.kept_packets)
-        self.kept_packets.clear()
-        self.kept = 0
+        self.to_gateway.extend(self.client.kept_packets)
+        self.client.kept_packets.clear()
+        self.client.kept = 0
 
     def _application(self, sequence: int) -> None:
-        self.got[sequence] = self.got.get(sequence, 0) + 1
+        self.client.got[sequence] = self.client.got.get(sequence, 0) + 1
         if self.sent_qos[sequence] == 2:
-            assert self.got[sequence] == 1, f"{sequence} came twice at QoS 2"
+            assert self.client.got[sequence] == 1, f"{sequence} came twice at QoS 2"
 
     def gateway_reads(self, gateway: Gateway) -> None:
         """The gateway takes one packet of the client."""
         kind, identifier = self.to_gateway.popleft()
         if kind in (PUBACK, PUBCOMP):
-            self.finished.add(self.in_use.pop(identifier, 0))
+            self.finished.add(self.client.in_use.pop(identifier, 0))
         gateway.machine.acknowledged(kind, [identifier])
 
     # -- JetStream ------------------------------------------------------------------------------
 
-    def store(self, topic: str, qos: int) -> None:
+    def publish(self, topic: str, qos: int) -> Stored:
         """Somebody publishes."""
         self.last += 1
-        message = Stored(self.last, topic, qos)
-        self.stream_all[self.last] = self.stream[self.last] = message
+        message = self.stream_all[self.last] = self.stream[self.last] = Stored(self.last, topic, qos)
+        return message
 
-    def _matching(self, consumer: Consumer) -> list[int]:
-        return [
-            sequence
-            for sequence, message in self.stream.items()
-            if sequence > consumer.position and _matches(consumer.pattern, message.topic)
-        ]
+    def following(self, position: int) -> Stored | None:
+        """Return the next message of the stream."""
+        sequence = min((one for one in self.stream if one > position), default=0)
+        return self.stream[sequence] if sequence else None
 
-    def deliver(self, consumer: Consumer) -> bool:
-        """The server sends one new message to the gateway, if the window allows; False when it cannot."""
-        matching = self._matching(consumer)
-        if not matching or len(consumer.pending) >= consumer.window:
-            return False
-        consumer.changes()
-        consumer.position = matching[0]
-        consumer.pending[matching[0]] = 1
-        consumer.wire.append((matching[0], 1))
-        return True
-
-    def redeliver(self, consumer: Consumer, sequence: int) -> None:
-        """ack_wait has passed for one message."""
-        consumer.pending[sequence] += 1
-        consumer.wire.append((sequence, consumer.pending[sequence]))
-
-    def attach(self, consumer: Consumer, source: SubscriptionState, *, opened: bool) -> None:
-        """A new deliver subject: everything pending comes again, before anything new."""
-        consumer.wire.clear()
-        source.attaching()
-        source.attached(len(consumer.pending), 0, late=False)
-        if not opened:
-            source.last = max(source.last, consumer.position)
-        for sequence in sorted(consumer.pending):
-            self.redeliver(consumer, sequence)
-
-    def elect(self, consumer: Consumer, source: SubscriptionState, back: int) -> None:
-        """The leader dies; the next one knows the consumer as it was ``back`` changes ago."""
-        consumer.position, pending = consumer.states[-back]
-        consumer.pending = dict(pending)
-        del consumer.states[-back:]
-        self.attach(consumer, source, opened=True)
-
-    def serve_late(self, gateway: Gateway) -> None:
-        """Records and their acknowledgements are all that still comes from a gateway."""
-        for kind, argument in gateway.to_nats:
-            match kind, argument:
-                case "ack", bytes() as reply if reply.startswith(b"record "):
-                    self._ack(reply)
-                case "pubrel", (int() as identifier, int() as sequence):
-                    self._record(identifier, sequence)
+    def store(self, gateway: Gateway) -> None:
+        """The write under way reaches the server; the new owner's first write comes after it, or refuses it."""
+        if gateway.write is not None and not gateway.stored_now:
+            self.position = gateway.write
+            gateway.stored_now = True
 
     def attach_records(self) -> None:
         """The consumer of PUBREL records gets a new deliver subject."""
@@ -383,80 +450,104 @@ class World:
         self.record_wire.extend(self.records)
 
     def serve(self, gateway: Gateway) -> None:
-        """The server takes one command of the gateway."""
-        kind, argument = gateway.to_nats.popleft()
-        match kind, argument:
-            case "ack", bytes() as reply:
-                self._ack(reply)
-            case "confirm", (bytes() as reply, int() as identifier):
-                self._ack(reply)
-                for consumer in self.consumers.values():  # followers have it, and all before
-                    consumer.states.clear()
-                gateway.answers.append(("confirmed", identifier))
-            case "pubrel", (int() as identifier, int() as sequence):
+        """The server takes one request of the gateway."""
+        match gateway.to_nats.popleft():
+            case "ack", key, _:
+                self.records = [record for record in self.records if record.key != key]
+            case "unassign", record, identifier:
+                self.assignments.pop(record, None)
+                if identifier:
+                    gateway.answers.append(("confirmed", identifier))
+            case _, identifier, sequence:
                 self.record_wire.append(self._record(identifier, sequence))
                 gateway.answers.append(("stored", identifier))
-            case "delete", str() as name:
-                del self.consumers[name]
-            case "allocate", (int() as sequence, int() as identifier):
-                self.identifiers[sequence] = identifier
-                gateway.answers.append(("allocated", identifier))
-            case "end allocation", (int() as sequence, int() as identifier):
-                self.identifiers.pop(sequence, None)
-                gateway.answers.append(("removed", identifier))
-            case "look", (str() as name, int() as sequence):
-                consumer = self.consumers[name]
-                left = len(self._matching(consumer))
-                # A leader may have passed over messages that do not match.
-                last = consumer.position if left else max(self.stream, default=consumer.position)
-                state = (name, sequence, last, left, len(consumer.pending))
-                gateway.answers.append(("looked", state))
-            case _:
-                raise AssertionError(kind)
+
+    def serve_late(self, former: Gateway) -> None:
+        """Records and their acknowledgements are all that still comes from a gateway that has lost the session."""
+        for kind, number, sequence in former.to_nats:
+            if kind == "pubrel":
+                self._record(number, sequence)
+            elif kind == "ack":
+                self.records = [record for record in self.records if record.key != number]
 
     def _record(self, identifier: int, sequence: int) -> Record:
-        self.record_count += 1
-        record = Record(self.record_count, identifier, sequence)
+        self.count += 1
+        record = Record(self.count, identifier, sequence)
         self.records.append(record)
         return record
 
-    def _ack(self, reply: bytes) -> None:
-        name, number, _ = reply.decode().split(" ")
-        if name == "record":
-            self.records = [record for record in self.records if record.key != int(number)]
-            return
-        consumer = self.consumers.get(name)
-        if consumer is not None:
-            consumer.changes()
-            consumer.pending.pop(int(number), None)
-
     def answer(self, gateway: Gateway) -> None:
         """The gateway takes one answer of the server."""
-        match gateway.answers.popleft():
-            case "stored", int() as identifier:
-                gateway.machine.pubrel_stored(identifier)
-            case "allocated", int() as identifier:
-                gateway.machine.allocation_stored(identifier)
-            case "removed", int() as identifier:
-                gateway.machine.allocation_removed(identifier)
-            case "confirmed", int() as identifier:
-                gateway.machine.confirmed(identifier)
-            case "looked", (str() as name, int() as sequence, int() as last, int() as left, int() as pending):
-                source = gateway.sources.get(name)
-                if source is not None and not gateway.machine.looked(source, sequence, last, left, pending):
-                    gateway.machine.look_again(source)
-            case other:
-                raise AssertionError(other)
+        kind, identifier = gateway.answers.popleft()
+        (gateway.machine.pubrel_stored if kind == "stored" else gateway.machine.confirmed)(identifier)
 
     def record_arrives(self, gateway: Gateway) -> None:
         """The gateway takes one PUBREL record from its consumer."""
         record = self.record_wire.popleft()
-        gateway.machine.pubrel_delivered(record.id, record.sequence, b"record %d 1" % record.key)
+        gateway.machine.pubrel_delivered(record.id, record.sequence, b"&%d" % record.key)
 
-    def expire(self, sequence: int) -> None:
-        """The stream's retention removes a message."""
-        del self.stream[sequence]
+    def assign(self, gateway: Gateway) -> None:
+        """The gateway gets a message of the group, and stores that it is this client's."""
+        sequence = self.publish(SHARED, 2).sequence
+        self.count += 1
+        identifier = gateway.machine.allocate_packet_id(sequence)
+        self.assignments[self.count] = identifier, sequence
+        gateway.share(self.count, identifier, sequence, dup=False)
 
+    # -- a resume -------------------------------------------------------------------------------
 
-def _matches(pattern: str, topic: str) -> bool:
-    return topic == pattern or (pattern.endswith(".>") and topic.startswith(pattern[:-1]))
+    def resume(self, former: Gateway | None = None, dies: int = 0) -> Gateway | None:
+        """A gateway takes the session.
+
+        Args:
+            former: it still stores its last records, after this one has read them.
+            dies: the step after which the gateway is no more; 0 = it lives.
+        """
+        gateway, position = Gateway(self), self.position
+        machine, ledger = gateway.machine, gateway.ledger
+        for record in self.records:
+            machine.owe(record.id, record.sequence)
+        if former is not None:
+            self.serve_late(former)
+        self.attach_records()
+        content = position.content
+        ledger.restore(content.reached, dict(content.pending), dict(content.released), dict(content.identifiers))
+        gateway.position = content.reached
+        gateway.perhaps = position.perhaps if position.clean else self.last
+        if not position.clean:
+            self.perhaps_sent |= content.pending.keys() | set(range(content.reached + 1, self.last + 1))
+        if dies == 1:
+            return None
+        gateway.flush()
+        if dies == 2:
+            return None
+        machine.restore_identifiers(content.identifiers)
+        for identifier, sequence in content.released.items():
+            machine.owe(identifier, sequence)
+            machine.keep_identifier(identifier, b"%%%d" % identifier)
+        if position.clean:
+            machine.not_sent(position.unsent)
+            machine.sent_at_most(position.most)
+        machine.sent_perhaps(gateway.perhaps)
+        if any(one not in self.stream for one in range(content.reached + 1, gateway.perhaps + 1)):
+            machine.suspect(content.reached + 1, gateway.perhaps)
+        while self.record_wire and former is not None:
+            self.record_arrives(gateway)
+        for name in self.subscriptions:
+            gateway.add(name)
+        machine.read_to(content.reached)
+        gateway.fetch_in_flight()
+        self._resend_assigned(gateway)
+        machine.start()
+        return gateway
+
+    def _resend_assigned(self, gateway: Gateway) -> None:
+        for record, (identifier, sequence) in self.assignments.items():
+            gateway.machine.answered(identifier, sequence)
+            release = gateway.machine.releases.get(identifier)
+            if release is not None and release.sequence == sequence:
+                release.await_one_more()
+                gateway.ack(b"=%d" % record, identifier)
+            else:
+                gateway.share(record, identifier, sequence, dup=True)
+                self.perhaps_sent.add(sequence)
