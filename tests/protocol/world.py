@@ -160,6 +160,11 @@ class Gateway:
 
     # -- subscriptions --------------------------------------------------------------------------
 
+    @property
+    def may_change(self) -> bool:
+        """Whether subscriptions may change: what a dead gateway may have sent has come again, and the client reads."""
+        return not self.stalled and self.position >= self.perhaps
+
     def add(self, name: str) -> None:
         """Add a subscription of the record."""
         one = self.world.subscriptions[name]
