@@ -193,8 +193,8 @@ class DurableSender:
         if sequence in self._owed:
             self.ports.ack(reply)
             return
-        again = attempt > 1 and (self.begun or sequence <= self._most)
-        dup = (again or sequence <= self._perhaps) and sequence not in self._unsent
+        perhaps = self._perhaps if attempt == 1 else max(self._perhaps, self._most)
+        dup = sequence <= perhaps and sequence not in self._unsent
         delivery = Delivery(source, sequence, identifier, qos, body, reply, dup)
         if source.held:
             self._queue(delivery)

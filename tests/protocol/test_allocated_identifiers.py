@@ -244,6 +244,26 @@ def test_an_identifier_is_free_when_the_late_acknowledgement_is_confirmed() -> N
     assert machine.sent_at_once(one, 17, 2, b"r17")
 
 
+def test_an_identifier_whose_message_had_dup_waits_for_the_confirmation() -> None:
+    """It was sent in an earlier connection: how many others were sent since is not known."""
+    one = source()
+    machine, ports = session(one, started=False)
+    machine.arrived(one, 7, 2, b"r7", None, 1)
+    machine.start()
+    machine.acknowledged(PUBACK, [8])
+    assert ports.take() == [("publish", 7, 1, True), ("confirm", b"r7", 8)]
+    assert not machine.sent_at_once(one, 17, 2, b"r17")
+
+
+def test_an_allocation_stays_until_the_acknowledgement_is_confirmed() -> None:
+    machine, ports, _ = allocated()
+    machine.acknowledged(PUBACK, [OTHER])
+    ports.take()
+    assert machine.forget_absent() == []
+    machine.confirmed(OTHER)
+    assert ports.take() == [("end allocation", 17, OTHER)]
+
+
 def test_an_early_acknowledgement_is_not_confirmed() -> None:
     one = source()
     machine, ports = session(one)

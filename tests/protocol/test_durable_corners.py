@@ -376,6 +376,8 @@ def test_qos_0_takes_the_place_of_a_subscription() -> None:
     ports.take()
     machine.lower(one, 7, False)
     assert (one.end, one.whole) == (9, True)
+    machine.lower(other, 12, False)
+    assert (other.end, other.whole) == (12, True), "the reader has yet to bring what was stored before"
     assert not ports.take()
     assert machine.waits(one)
     machine.drop_hold(one)

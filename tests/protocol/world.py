@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from mqtt_nats.protocol import durable_sender
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, DurableSender, packet_id
 from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap, subject_matches
@@ -534,7 +535,9 @@ class World:
             machine.not_sent(position.unsent)
             machine.sent_at_most(position.most)
         machine.sent_perhaps(gateway.perhaps)
-        if any(one not in self.stream for one in range(content.reached + 1, gateway.perhaps + 1)):
+        perhaps = range(content.reached + 1, gateway.perhaps + 1)
+        # In a longer range, a message that comes again would be asked about because of another one with its identifier.
+        if len(perhaps) <= durable_sender.ID_SPACE and any(one not in self.stream for one in perhaps):
             machine.suspect(content.reached + 1, gateway.perhaps)
         while self.record_wire and former is not None:
             self.record_arrives(gateway)
