@@ -106,6 +106,8 @@ class Gateway:
         self.machine.sources.append(self.past)
         self.position = self.perhaps = 0
         self.stalled = self.seeking = self.leaving = False
+        self.lacking = False
+        """Whether a message has waited because every identifier is in use."""
         self.unsent: frozenset[int] = frozenset()
         self.write: Position | None = None
         """The write under way."""
@@ -148,7 +150,7 @@ class Gateway:
         self.ledger.end_allocation(sequence, identifier)
 
     def report_no_identifier(self) -> None:
-        pass
+        self.lacking = True
 
     def report_waiting(self) -> None:
         pass
