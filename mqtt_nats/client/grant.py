@@ -107,7 +107,7 @@ def _put(
         for key, subject in zip(consumer_keys(wish.subjects), wish.subjects, strict=True) if wish.qos else ():
             known = record.cons.get(key)
             if known is None:
-                source = SubscriptionState(wish.qos, start_of(subject), side.window())
+                source = SubscriptionState(wish.qos, start_of(subject))
             else:
                 source = side.bindings[known.durable_name].source
             set_options(source, options)

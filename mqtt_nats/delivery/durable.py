@@ -258,7 +258,7 @@ class DurableDelivery(StatefulDelivery):
         self.bindings[consumer.durable_name] = binding
         self.machine.sources.append(source)
         self.overlap.add(consumer.filter_subject.removeprefix(STORED_PREFIX), binding, source)
-        binding.go_on(max(self.resumed_from, source.start - 1), removed=removed)
+        binding.begin_after(max(self.resumed_from, source.start - 1), removed=removed)
         if not removed:
             self.client.services.registry.attached[consumer.durable_name] = self.client
         return binding

@@ -97,7 +97,9 @@ class _Subscription:
 
     def begin_anew(self) -> None:
         """Begin with a stream that counts from 1 again."""
-        self.source.begin_anew()
+        former = self.source
+        self.source = SubscriptionState(former.qos, 1)
+        self.source.take_options(no_local=former.no_local, kept=former.kept, identifier=former.identifier)
         self.delivered = 0
 
     def before(self, other: _Subscription) -> bool:
@@ -191,13 +193,13 @@ class _Import:
     def _subscription(self, key: str, consumer: ConsumerRef) -> _Subscription:
         record, v5 = claimed(self.client.record)
         qos = record.subs.get(first_subject(key), 0) or 1
-        source = SubscriptionState(qos, v5.start.get(key, 0), 1, was=v5.was.get(key, (0, 0)))
+        source = SubscriptionState(qos, v5.start.get(key, 0), was=v5.was.get(key, (0, 0)))
         _take_options(source, v5.options.get(first_subject(key)))
         return _Subscription(key, consumer.durable_name, consumer.filter_subject, source)
 
     def _ended(self, entry: Draining) -> _Subscription:
         _, v5 = claimed(self.client.record)
-        source = SubscriptionState(entry.qos, entry.start, 1, entry.end, whole=entry.whole)
+        source = SubscriptionState(entry.qos, entry.start, end=entry.end, whole=entry.whole)
         subject = entry.filter_subject.removeprefix(STORED_PREFIX)
         if entry.whole:
             _take_options(source, v5.options.get(subject) or v5.options.get(f"{subject}.>"))

@@ -247,7 +247,7 @@ async def fetch_in_flight(client: Receiver, side: DurableDelivery) -> None:
     known = {delivery.sequence for delivery in machine.on_their_way()}
     missing = [one for one in sorted(position_writer.ledger.pending.items()) if one[0] not in known]
     if missing and side.past is None:
-        side.add_past(len(missing))
+        side.add_past()
     for some in parts(missing):
         found = await asyncio.gather(
             *(stored.get_sequence(services.nats.inbox, MESSAGES, sequence) for sequence, _ in some)

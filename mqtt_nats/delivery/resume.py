@@ -223,7 +223,7 @@ async def _add_subscriptions(client: Receiver, side: DurableDelivery) -> list[Re
             subject, first = key.removesuffix(SECOND_SID), first_subject(key)
             qos = record.subs.get(first, 0) or 1
             was = v5.was.get(key, (0, 0))
-            source = SubscriptionState(qos, v5.start.get(key, 0), consumer.max_ack_pending, was=was)
+            source = SubscriptionState(qos, v5.start.get(key, 0), was=was)
             described = v5.options.get(first)
             if described is not None:
                 set_options(source, described)
@@ -251,7 +251,7 @@ def _add_lowered(client: Receiver, side: DurableDelivery, gates: list[Gate]) -> 
 def _lowered(client: Receiver, side: DurableDelivery, entry: Draining, gates: list[Gate]) -> ConsumerBinding:
     _, v5 = claimed(client.record)
     consumer = lowered_consumer(side, entry)
-    source = SubscriptionState(entry.qos, entry.start, consumer.max_ack_pending, entry.end, whole=True)
+    source = SubscriptionState(entry.qos, entry.start, end=entry.end, whole=True)
     subject = entry.filter_subject.removeprefix(STORED_PREFIX)
     described = v5.options.get(subject) or v5.options.get(f"{subject}.>")
     if described is not None:

@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 from mqtt_nats.codec import matches
 from mqtt_nats.messages.headers import identity
 from mqtt_nats.messages.message import encoded_id
-from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER, DurableSender
+from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.overlap import Overlap
 from mqtt_streams.consumers import ConsumerRef
@@ -77,10 +77,16 @@ class ConsumerBinding:
 
     # -- the shared reader ----------------------------------------------------------------------
 
-    def become_live(self, since: int) -> None:
-        """Take the messages after stream sequence ``since`` from the shared reader; the consumer lies dormant."""
+    def begin_after(self, since: int, *, removed: bool) -> None:
+        """Take the messages after stream sequence ``since`` from readers, once they are let go.
+
+        Args:
+            removed: there is no consumer.
+        """
         self.since, self.resent = since, 0
-        self.source.become_live(since)
+        self.source.hold(SubscriptionState.RETURNING)
+        self.source.begin_after(since)
+        self.removed = removed
 
     def catch_up_to(self, since: int) -> None:
         """Take the messages after stream sequence ``since`` from the shared reader: those before have come."""
@@ -97,12 +103,6 @@ class ConsumerBinding:
     def lie_dormant(self) -> None:
         """Note that the consumer was created again: the session's position replaces it."""
         self.removed = False
-
-    def go_on(self, since: int, *, removed: bool = True) -> None:
-        """Take the messages after stream sequence ``since`` from readers; ``removed``: there is no consumer."""
-        self.source.idle(since, since)
-        self.become_live(since)
-        self.removed = removed
 
     # -- the end of the subscription ------------------------------------------------------------
 
@@ -267,8 +267,7 @@ class SessionConsumers:
         """Note up to which stream sequence an earlier connection took all messages from the shared reader."""
         self.resumed_from = reached
 
-    def add_past(self, count: int) -> None:
-        """Add the source of ``count`` messages that an earlier connection took from the shared reader."""
-        self.past = past = SubscriptionState(0, 0, max(count, 1))
-        past.stand_for_position(SEQUENCE_EVER)
-        self.machine.sources.append(past)
+    def add_past(self) -> None:
+        """Add the source of the messages that an earlier connection took."""
+        self.past = SubscriptionState(0, 0)
+        self.machine.sources.append(self.past)

@@ -272,7 +272,7 @@ class CatchUpReader:
     def subjects(self) -> list[str]:
         """Return the filter subjects of the live subscriptions."""
         bindings = self._member.side.bindings.values()
-        return [one.consumer.filter_subject for one in bindings if one.source.by_reader]
+        return [one.consumer.filter_subject for one in bindings if one.source.is_served]
 
     # -- pages ----------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class ServedFilters:
     def put(self, member: ReaderSession) -> None:
         """Add the filters of a session's live subscriptions."""
         for one in member.side.bindings.values():
-            if one.source.by_reader:
+            if one.source.is_served:
                 self.add(member, one.consumer.filter_subject)
 
     def add(self, member: ReaderSession, filter_subject: str) -> None:

@@ -97,7 +97,7 @@ class Membership:
         subjects = tuple(subject.encode() for subject in filter_to_subjects(self.filter))
         self.found = Filter(self.filter, subjects, services.nats.shared, False)
         """Stands for the subscription where a `Filter` is needed, as for the response topics of requests."""
-        self.source = SubscriptionState(wanted.qos, 0, 1)
+        self.source = SubscriptionState(wanted.qos, 0)
         self.choice = Choice(self.found, wanted.qos, b"", False)
         self.queues: list[bytes] = []
         # Never used again: the request of a member that has left waits at the consumer while its address has interest.

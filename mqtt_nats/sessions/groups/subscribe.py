@@ -283,7 +283,7 @@ def send_assigned(client: Session, side: SessionConsumers, one: Assignment, foun
     stamp = b"%d" % found.time_ns
     message = client.path.recent.message(found.seq, stamp, found.subject.encode(), found.headers, found.payload)
     member = (client.shares or {}).get(one.subscription)
-    source = member.source if member is not None else SubscriptionState(2, 0, 1)
+    source = member.source if member is not None else SubscriptionState(2, 0)
     token = assigned(one.seq, one.ack, 0.0)
     side.machine.share(source, one.message_seq, one.packet_id, 2, message, token, dup)
 
