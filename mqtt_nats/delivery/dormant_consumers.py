@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mqtt_nats.backbone.batch import all_done, in_turn, parts
+from mqtt_nats.sessions.paused_consumers import resume
 from mqtt_nats.sessions.pubrel_consumer import create_again
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
@@ -159,17 +160,30 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
         wanted = replace(one.consumer, start_seq=_oldest_pending(side, one), inactive_threshold=threshold)
         with suppress(ConsumerExists):
             await create_consumer(inbox, MESSAGES, wanted)
-    elif found.start_seq is None:
-        wanted = await _make_settable(client, side, replace(found, inactive_threshold=threshold))
-    elif found.inactive_threshold not in (threshold, threshold + RENEWED_NS):
-        wanted = replace(found, inactive_threshold=threshold)
-        with suppress(ConsumerNotFound):
-            await update_consumer(inbox, MESSAGES, wanted)
-    elif found.deliver_subject != one.consumer.deliver_subject:
-        wanted = replace(one.consumer, deliver_subject=found.deliver_subject)
+    elif _has_to_be_made_again(side, one, found):
+        wanted = await _make_settable(client, side, replace(one.consumer, inactive_threshold=threshold))
     else:
-        return
+        if found.paused:
+            await resume(inbox, MESSAGES, name)
+        kept = threshold if found.inactive_threshold != threshold + RENEWED_NS else found.inactive_threshold
+        # What somebody has edited does not count, except the deliver subject, which the record then names.
+        wanted = replace(
+            one.consumer,
+            deliver_subject=found.deliver_subject,
+            start_seq=found.start_seq,
+            inactive_threshold=kept,
+        )
+        if (found.inactive_threshold, found.filter_subject) != (kept, wanted.filter_subject):
+            with suppress(ConsumerNotFound):
+                await update_consumer(inbox, MESSAGES, wanted)
+        if wanted == one.consumer:
+            return
     side.reconfigure(one, wanted)
+
+
+def _has_to_be_made_again(side: DurableDelivery, one: ConsumerBinding, found: ConsumerRef) -> bool:
+    """Whether a consumer cannot be set to the session's position: it begins later, or it is no push consumer."""
+    return found.start_seq is None or found.start_seq > _oldest_pending(side, one) or not found.deliver_subject
 
 
 def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:
@@ -181,7 +195,7 @@ def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:
 
 
 async def _make_settable(client: Receiver, side: DurableDelivery, consumer: ConsumerRef) -> ConsumerRef:
-    """Make a dormant consumer of nats-server's listener again: it begins with new messages, and cannot be set."""
+    """Make a dormant consumer again that cannot be set, such as those of nats-server's listener."""
     attached = client.services.registry.attached
     made = replace(consumer, start_seq=_oldest_pending(side, side.bindings[consumer.durable_name]))
     attached.pop(consumer.durable_name, None)  # its deletion is no loss

@@ -17,6 +17,7 @@ from mqtt_nats.delivery.resume import write_changed_record
 from mqtt_nats.sessions.groups.subscribe import recover_inboxes
 from mqtt_nats.sessions.takeover import still_owner
 from mqtt_nats.transport.connection import Hold
+from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
@@ -59,9 +60,12 @@ def register(account: Account, live: SharedReaderSessions) -> None:
 
 
 async def _mend(client: Client, side: DurableDelivery) -> None:
-    """Create the deleted consumers of a session again."""
+    """Create the deleted consumers of a session again; those that JetStream refuses are created at the next resume."""
     side.end_repair()
-    await retry_until_answered(client, partial(check_dormant, client, side))
+    try:
+        await retry_until_answered(client, partial(check_dormant, client, side))
+    except ApiError as error:
+        log.debug("%s: its dormant consumers stay as they are: %s", client, error)
     await write_changed_record(client, side)
 
 
