@@ -27,9 +27,12 @@ from mqtt_streams.consumers import (
     backstop,
     create_consumer,
     delete_consumer,
+    describe,
     existing_consumer,
     update_consumer,
 )
+from mqtt_streams.fields import is_literal
+from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
 
 if TYPE_CHECKING:
@@ -172,8 +175,11 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
             deliver_subject=found.deliver_subject,
             start_seq=found.start_seq,
             inactive_threshold=kept,
+            num_replicas=found.num_replicas,
+            client_id=client.client_id,
         )
-        if (found.inactive_threshold, found.filter_subject) != (kept, wanted.filter_subject):
+        described = describe(client.client_id, wanted.filter_subject)
+        if replace(wanted, max_ack_pending=found.max_ack_pending, extra={}) != found or found.description != described:
             with suppress(ConsumerNotFound):
                 await update_consumer(inbox, MESSAGES, wanted)
         if wanted == one.consumer:
@@ -182,8 +188,12 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
 
 
 def _has_to_be_made_again(side: DurableDelivery, one: ConsumerBinding, found: ConsumerRef) -> bool:
-    """Whether a consumer cannot be set to the session's position: it begins later, or it is no push consumer."""
-    return found.start_seq is None or found.start_seq > _oldest_pending(side, one) or not found.deliver_subject
+    """Whether a consumer cannot be set to the session's position, or delivers to a subject that is not of a client.
+
+    It is a pull consumer, begins later, or begins with new messages: as those of nats-server's listener do.
+    """
+    settable = found.start_seq is not None and found.start_seq <= _oldest_pending(side, one)
+    return not settable or not found.deliver_subject.startswith(DELIVER_PREFIX) or not is_literal(found.deliver_subject)
 
 
 def _oldest_pending(side: DurableDelivery, binding: ConsumerBinding) -> int:

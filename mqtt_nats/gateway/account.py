@@ -224,8 +224,8 @@ class Tenant:
         limits = report.limits
         if limits.consumers:
             log.warning(
-                "%sthe account allows %d consumers of a stream: SUBSCRIBE of durable sessions at QoS 1 and 2 fails "
-                "when they are used up",
+                "%sthe account allows %d consumers of a stream: messages of durable sessions wait when no consumer is "
+                "left for the readers of a gateway",
                 self._of,
                 limits.consumers,
             )

@@ -50,7 +50,8 @@ class ConsumerRef:
     `ack_wait` is in nanoseconds. `start_seq`: first stream sequence to deliver, None = new messages only.
     `inactive_threshold`: nanoseconds without interest after which the server removes the consumer, 0 = never.
     `extra`: further settings found in a record, written back unchanged. `client_id`: client of the consumer, for its
-    description in nats-server; `paused`: see `ConsumerInfo`. Both are not in the record's configuration.
+    description in nats-server. `paused`, `description`: of a consumer that was found. These three are not in the
+    record's configuration.
     """
 
     durable_name: str
@@ -64,6 +65,7 @@ class ConsumerRef:
     extra: Mapping[str, object] = field(default_factory=dict)
     client_id: str = field(default="", compare=False)
     paused: bool = field(default=False, compare=False)
+    description: str = field(default="", compare=False)
 
     def to_config(self) -> dict[str, object]:
         """Return the JSON object as stored in a session record, keys in nats-server's order."""
@@ -265,6 +267,7 @@ async def existing_consumer(js: JetStream, stream: str, name: str, client_id: st
         config.get("num_replicas", 0),
         client_id=client_id,
         paused=info.paused,
+        description=config.get("description", ""),
     )
 
 
