@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import nats as nats_py
+import orjson
 import pytest
 from nats.aio.client import Client as NatsClient
 
+from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer, make_server
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
-from tests.integration.conftest import settled
+from tests.integration.conftest import position, settled
 from tests.interop.support import Message, Paho, Pahos, Raws, Sides
 
 
@@ -102,16 +104,12 @@ def settle(nats: NatsServer) -> Callable[[str], None]:
 
 @pytest.fixture
 def let_go(nats: NatsServer) -> Callable[[str], None]:
-    """Wait until nobody receives for a session any more.
+    """Wait until nobody receives for a session any more, and a gateway has set its consumers to its position.
 
     What is delivered to a connection that is just ending comes again: at once from the gateway, but only after
     half a minute from nats-server's listener.
     """
-
-    def wait(client_id: str) -> None:
-        asyncio.run(_let_go(nats.url, f"{name_hash(client_id)}_"))
-
-    return wait
+    return lambda client_id: asyncio.run(_let_go(nats.url, client_id))
 
 
 @pytest.fixture
@@ -133,14 +131,28 @@ def show(nats: NatsServer) -> Callable[[str], None]:
     return lambda client_id: asyncio.run(rest(client_id))
 
 
-async def _let_go(url: str, prefix: str) -> None:
+async def _let_go(url: str, client_id: str) -> None:
     client = await nats_py.connect(url)
-
-    async def free() -> bool:
-        infos = await client.jetstream().consumers_info("$MQTT_msgs")
-        return not any(info.push_bound for info in infos if info.name.startswith(prefix))
-
     try:
-        await aeventually(free)
+        await handed_over(client, client_id)
     finally:
         await client.close()
+
+
+async def handed_over(client: NatsClient, client_id: str) -> None:
+    """As the fixture `let_go`."""
+    js, key = client.jetstream(), name_hash(client_id)
+
+    async def free() -> bool:
+        infos = await js.consumers_info("$MQTT_msgs")
+        if any(info.push_bound for info in infos if info.name.startswith(f"{key}_")):
+            return False
+        record = orjson.loads((await js.get_last_msg("$MQTT_sess", f"$MQTT.sess.{key}")).data or b"{}")
+        at = await position(js, client_id)
+        if at.id and at.id == record.get("v5", {}).get("pos"):  # else nats-server's listener has served it last
+            if not at.clean:
+                return False
+            await client.request(LEFT + at.gateway, client_id.encode(), timeout=30)
+        return True
+
+    await aeventually(free)

@@ -10,6 +10,7 @@ from mqtt_streams.hashing import name_hash
 from tests.harness.rawclient import PUBCOMP, PUBREC, PUBREL, RawClient
 from tests.harness.waiting import aeventually
 from tests.integration.conftest import settled
+from tests.interop.conftest import handed_over
 from tests.interop.support import BOTH_WAYS, Raws, unique
 
 
@@ -100,12 +101,9 @@ async def test_an_owed_pubrel_is_sent_by_the_other_side(
     subscriber.ack(PUBREC, message.packet_id)
     await subscriber.expect_ack(PUBREL, message.packet_id)
     subscriber.drop()
+    await handed_over(nats_client, client_id)
     owed = f"$MQTT.out.pubrel.{name_hash(client_id)}"
-
-    async def kept() -> bool:
-        return await stored(nats_client, "$MQTT_out", owed) == 1
-
-    await aeventually(kept)
+    assert await stored(nats_client, "$MQTT_out", owed) == 1
     if there == "nats-server":
         await hurry(nats_client, "$MQTT_out", f"$MQTT_PUBREL_{name_hash(client_id)}")
     subscriber = await raw(there, client_id, clean=False)
@@ -127,6 +125,7 @@ async def test_an_owed_pubrel_is_sent_by_the_other_side(
 async def test_what_was_not_acknowledged_comes_again(
     raw: Raws, nats_client: NatsClient, here: str, there: str, qos: int
 ) -> None:
+    """A gateway sends it with DUP; nats-server does not know that a reader of a gateway has brought it."""
     topic, client_id = unique("dup/"), unique("sub")
     publisher = await raw(here, unique("pub"))
     subscriber = await raw(here, client_id, clean=False)
@@ -134,17 +133,14 @@ async def test_what_was_not_acknowledged_comes_again(
     await publisher.deliver_all(topic, [b"1", b"2", b"3"], qos)
     await subscriber.messages(3)
     subscriber.drop()
-    if there == "nats-server":
-        await hurry(nats_client, "$MQTT_msgs", f"{name_hash(client_id)}_")
+    await handed_over(nats_client, client_id)
     subscriber = await raw(there, client_id, clean=False)
     messages = await subscriber.messages(3)
-    # After its ack_wait nats-server sends in an order of its own.
-    order = sorted(messages, key=lambda one: one.payload) if there == "nats-server" else messages
-    dup = there == "gateway"  # nats-server's listener does not know what a gateway has sent
-    assert [(one.payload, one.qos, one.dup) for one in order] == [
-        (b"1", qos, dup),
-        (b"2", qos, dup),
-        (b"3", qos, dup),
+    again = there == "gateway"
+    assert [(one.payload, one.qos, one.dup) for one in messages] == [
+        (b"1", qos, again),
+        (b"2", qos, again),
+        (b"3", qos, again),
     ]
     for message in messages:
         await subscriber.complete(message)
@@ -155,7 +151,10 @@ async def test_what_was_not_acknowledged_comes_again(
 
 @BOTH_WAYS
 async def test_window_of_mixed_states_moves_over(raw: Raws, nats_client: NatsClient, here: str, there: str) -> None:
-    """Of six QoS 2 messages two are complete, two are released, two not acknowledged at all."""
+    """Of six QoS 2 messages two are complete, two are released, two not acknowledged at all.
+
+    nats-server sends messages from the oldest one that is not complete, and without DUP.
+    """
     topic, client_id = unique("mixed/"), unique("sub")
     publisher = await raw(here, unique("pub"))
     subscriber = await raw(here, client_id, clean=False)
@@ -168,16 +167,15 @@ async def test_window_of_mixed_states_moves_over(raw: Raws, nats_client: NatsCli
     subscriber.ack(PUBCOMP, *ids[:2])
     await settled(nats_client.jetstream(), client_id, inflight=2, owed=2)
     subscriber.drop()
+    await handed_over(nats_client, client_id)
     if there == "nats-server":
-        await hurry(nats_client, "$MQTT_msgs", f"{name_hash(client_id)}_")
         await hurry(nats_client, "$MQTT_out", f"$MQTT_PUBREL_{name_hash(client_id)}")
     subscriber = await raw(there, client_id, clean=False)
     packets = [await subscriber.packet() for _ in range(4)]
     releases = [packet for packet in packets if isinstance(packet, Ack)]
     assert {(one.kind, one.packet_id) for one in releases} == {(PUBREL, ids[2]), (PUBREL, ids[3])}
     again = [packet for packet in packets if isinstance(packet, Publish)]
-    dup = there == "gateway"  # nats-server's listener does not know what a gateway has sent
-    assert {(one.payload, one.dup) for one in again} == {(b"4", dup), (b"5", dup)}
+    assert {(one.payload, one.dup) for one in again} == {(b"4", there == "gateway"), (b"5", there == "gateway")}
     if there == "gateway":
         assert packets == [*releases, *again]
         assert [one.payload for one in again] == [b"4", b"5"]

@@ -16,9 +16,9 @@ from tests.interop.support import Message, Pahos, Raws, Sides, unique
 
 @pytest.fixture(scope="module")
 def sides(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
-    """The MQTT ports of a gateway that always uses its reader, and of nats-server."""
+    """The MQTT ports of a gateway that has seen no client of nats-server's listener, and of nats-server."""
     directory: Path = tmp_path_factory.mktemp("gateway")
-    gateway = Gateway(directory / "gateway.log", nats.url, arguments=())
+    gateway = Gateway(directory / "gateway.log", nats.url)
     gateway.start()
     yield {"gateway": gateway.port, "nats-server": nats.mqtt_port}
     gateway.process.discard()

@@ -116,7 +116,11 @@ def test_takeover(paho: Pahos, show: Callable[[str], None], here: str, there: st
     if clean:
         back.subscribe(topic, 2)
     publisher.publish(topic, b"y", 2)
-    back.expect(Message(topic, b"y", 2, False))
+    if not clean and there == "gateway":  # the session was not at rest: nats-server begins where its consumer lay
+        eventually(lambda: Message(topic, b"y", 2, False) in back.messages)
+        assert set(back.messages[:-1]) <= {Message(topic, b"x", 2, False)}
+    else:
+        back.expect(Message(topic, b"y", 2, False))
     assert old.messages == new.messages == []
 
 
