@@ -8,11 +8,9 @@ from tests.chaos.experiment import Experiment, Result, Setting
 from tests.chaos.points.fleet import Fleet
 from tests.chaos.points.late import (
     LATE,
-    LATE_LIVE,
     LATE_MOVES,
     LATE_RECORDS,
     SOME_LATE,
-    SOME_LATE_LIVE,
     SOME_LATE_MOVES,
     SOME_LATE_RECORDS,
     run_late,
@@ -21,13 +19,13 @@ from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.moves import MOVES_POINTS, MOVING, SOME_MOVES
 from tests.chaos.points.records import RECORDS_POINTS, SOME_RECORDS
 from tests.chaos.points.scenes import run_point
-from tests.chaos.points.table import LIVE_POINTS, POINTS, SOME, SOME_LIVE
+from tests.chaos.points.table import POINTS, SOME
 
 LEASE = 4  # seconds
+CONSUMERS = ("--session-positions", "consumers")
 RECORDS = ("--session-positions", "records")
 FLEETS = (
-    ((), POINTS, SOME, LATE, SOME_LATE),
-    ((), LIVE_POINTS, SOME_LIVE, LATE_LIVE, SOME_LATE_LIVE),
+    (CONSUMERS, POINTS, SOME, LATE, SOME_LATE),
     (RECORDS, RECORDS_POINTS, SOME_RECORDS, LATE_RECORDS, SOME_LATE_RECORDS),
     (MOVING, MOVES_POINTS, SOME_MOVES, LATE_MOVES, SOME_LATE_MOVES),
 )
@@ -40,14 +38,14 @@ RUNS_LONG, STEPS_LONG, SECONDS_LONG = 2000, 25, 600.0
 
 
 async def points(setting: Setting) -> Result:
-    """Single points, then random ones: without a shared reader, with it, and with sessions that have no consumers.
+    """Single points, then random ones: with sessions that have consumers, and with sessions that have none.
 
     The long version also has the single points of sessions that move between consumers and records.
     """
     result = Result()
     tally = Tally()
     named = kills = stood_still = 0
-    for flags, everything, some, late, some_late in FLEETS if setting.long else FLEETS[:3]:
+    for flags, everything, some, late, some_late in FLEETS if setting.long else FLEETS[:2]:
         arguments = ("--gateway-lease", str(LEASE), *flags)
         fleet = Fleet(setting.fresh("fleet"), setting.nats(), 3, tally.passes, tally.killed, arguments)
         chosen = everything if setting.long else some[setting.seed % FEW :: FEW]

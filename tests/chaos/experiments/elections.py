@@ -2,10 +2,10 @@
 """R22 and R23: how soon messages go on when JetStream has elected its leaders, and in which order.
 
 Before each round one nats-server leads whatever a message needs on its way. Then that server is killed (R22), or ends
-in good order (R23), while messages flow at QoS 1 and at QoS 2: to a session with consumers of its own, to one of the
-shared reader, to a group with members at both gateways. Retained messages are replaced, and a few wills are due
-meanwhile. The time of each election is in the logs of the nats-servers. Further clients at QoS 2 drop their connections
-all the time: how long they wait is not measured, but their wills are counted.
+in good order (R23), while messages flow at QoS 1 and at QoS 2: to a session with consumers, to one without, to a group
+with members at both gateways. Retained messages are replaced, and a few wills are due meanwhile. The time of each
+election is in the logs of the nats-servers. Further clients at QoS 2 drop their connections all the time: how long they
+wait is not measured, but their wills are counted.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def elections(cluster: Cluster) -> list[tuple[int, str]]:
 
 
 class Scene:
-    """Three nats-servers, two gateways of which one uses the shared reader, and clients that go on through it all."""
+    """Three nats-servers, two gateways, of which one has no consumers for sessions, and clients that go on."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -115,9 +115,9 @@ class Scene:
         self.cluster: Cluster = await asyncio.to_thread(setting.cluster, config=_CONFIG)
         self.gateways = [
             await asyncio.to_thread(
-                setting.gateway, self.cluster.url, "--stream-replicas", "3", "--shared-reader", reader
+                setting.gateway, self.cluster.url, "--stream-replicas", "3", "--session-positions", positions
             )
-            for reader in ("always", "never")
+            for positions in ("consumers", "records")
         ]
         await self.cluster.settled(MESSAGES)
         ports = [gateway.port for gateway in self.gateways]
@@ -272,11 +272,11 @@ class Scene:
         acked = _acknowledged(events, load.publishers, began, ended)
         # While one of `$MQTT_msgs` and `$MQTT_rmsgs` has no leader, nothing is stored in either.
         self._note(f"publisher{text}", reference(RETAINED, *more[:1]), acked.values())
-        shared, own = load.subscribers[1].client_id, load.subscribers[0].client_id
+        records, consumers = load.subscribers[1].client_id, load.subscribers[0].client_id
         members = [one.client_id for one in load.members]
         for kind, whom, since in (
-            ("own consumer", [own], reference(name_hash(own), "$MQTT_sess", *more)),
-            ("shared reader", [shared], reference("$MQTT_sess", "$MQTT_pos", *more)),
+            ("with consumers", [consumers], reference("$MQTT_sess", "$MQTT_pos", *more)),
+            ("without consumers", [records], reference("$MQTT_sess", "$MQTT_pos", *more)),
             ("group", members, reference("share_", *(more and (*more, SHARED)))),
         ):
             first = _first(events, whom)

@@ -133,8 +133,7 @@ class Scene:
         self.url = url
         self.chance = random.Random(f"{setting.seed}{name}")
         positions = ("--session-positions", "records" if records else "consumers")
-        reader = () if records else ()
-        arguments = ("--gateway-lease", f"{LEASE}", "--stream-replicas", f"{replicas}", *positions, *reader)
+        arguments = ("--gateway-lease", f"{LEASE}", "--stream-replicas", f"{replicas}", *positions)
         self.gateways = [setting.gateway(url, *arguments) for _ in range(2)]
         self.loads = [
             Workload(

@@ -13,31 +13,26 @@ from tests.chaos.points.fleet import Fleet, Slot
 from tests.chaos.points.moves import MOVES_POINTS
 from tests.chaos.points.proxy import Action, Trap
 from tests.chaos.points.records import RECORDS_POINTS
-from tests.chaos.points.scenes import DELIVERY, PATIENCE, Point, Scene, Script
-from tests.chaos.points.table import LIVE_POINTS, POINTS, beginning_anew, named, renewing
+from tests.chaos.points.scenes import DELIVERY, PATIENCE, Point, Scene
+from tests.chaos.points.table import POINTS, beginning_anew, named, renewing
 from tests.harness.waiting import aeventually
 
 
-def leaving(live: bool) -> Script:
+@named("leave")
+async def leaving(scene: Scene) -> None:
     """A connection ends whose session has messages in every state; the client comes back elsewhere."""
+    client = scene.main = await scene.subscriber("durable", scene.victim, scene.other)
+    await scene.live(client)
+    publisher = scene.peer("publisher", scene.other)
+    await scene.unanswered(client, publisher, (2, 2), (3, 1), (4, 2))
+    client.ports = [scene.other.port, scene.victim.port]
+    scene.arm(scene)
+    client.drop()
 
-    @named(f"leave{' a shared reader' if live else ''}")
-    async def script(scene: Scene) -> None:
-        client = scene.main = await scene.subscriber("durable", scene.victim, scene.other)
-        if live:
-            await scene.live(client)
-        publisher = scene.peer("publisher", scene.other)
-        await scene.unanswered(client, publisher, (2, 2), (3, 1), (4, 2))
-        client.ports = [scene.other.port, scene.victim.port]
-        scene.arm(scene)
-        client.drop()
+    async def once_more() -> None:
+        publisher.publish(scene.topic, 5, 2)
 
-        async def once_more() -> None:
-            publisher.publish(scene.topic, 5, 2)
-
-        scene.later.append(once_more)
-
-    return script
+    scene.later.append(once_more)
 
 
 def _held(points: list[Point]) -> Iterator[Point]:
@@ -50,25 +45,22 @@ def _held(points: list[Point]) -> Iterator[Point]:
             yield Point(point.scene, point.way, point.prefix, Action.HOLD, point.nth)
 
 
-def _live_held(points: list[Point], *more: str) -> Iterator[Point]:
-    """The frames of points, and those with which a session leaves the shared reader; ``more``: prefixes of others."""
+def _served_held(points: list[Point], *more: str) -> Iterator[Point]:
+    """The frames of points, and those with which a connection ends; ``more``: prefixes of others."""
     yield from _held(points)
-    script = leaving(live=True)
     for way in ("up", "answer"):
         for prefix in ("$MQTT.pos.{hash}", "$JS.API.STREAM.MSG.GET.$MQTT_sess", *more):
-            yield Point(script, way, prefix, Action.HOLD)
+            yield Point(leaving, way, prefix, Action.HOLD)
 
 
-LATE: Final = list(_held(POINTS))
-LATE_LIVE: Final = list(_live_held(LIVE_POINTS, "$MQTT.out.pubrel.{hash}", "$JS.API.CONSUMER.RESET.$MQTT_msgs."))
-"""Those of gateways with a shared reader; the others are of gateways without."""
-LATE_RECORDS: Final = list(_live_held(RECORDS_POINTS))
-"""Those of gateways with a shared reader and without consumers: the sessions leave PUBRELs in their positions."""
+LATE: Final = list(_served_held(POINTS, "$MQTT.out.pubrel.{hash}", "$JS.API.CONSUMER.RESET.$MQTT_msgs."))
+"""Those of gateways whose sessions have consumers."""
+LATE_RECORDS: Final = list(_served_held(RECORDS_POINTS))
+"""Those of gateways whose sessions have no consumers: the sessions leave PUBRELs in their positions."""
 LATE_MOVES: Final = list(_held(MOVES_POINTS))
 """Those of gateways whose sessions move between consumers and records."""
 
 SOME_LATE: Final = LATE[::9]
-SOME_LATE_LIVE: Final = LATE_LIVE[::4]
 SOME_LATE_RECORDS: Final = LATE_RECORDS[::9]
 SOME_LATE_MOVES: Final = LATE_MOVES[::8]
 """Those of them that tests take."""

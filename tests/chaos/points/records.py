@@ -8,7 +8,7 @@ from typing import Final
 
 from tests.chaos.points.scenes import PATIENCE, Point, Scene
 from tests.chaos.points.table import (
-    LIVE_POINTS,
+    SERVED_POINTS,
     beginning_anew,
     each,
     named,
@@ -42,7 +42,7 @@ async def catching_up(scene: Scene) -> None:
 
 
 def _points() -> Iterator[Point]:
-    yield from LIVE_POINTS
+    yield from SERVED_POINTS
     claim, position, stored = "$MQTT.sess.{hash}", "$MQTT.pos.{hash}", "$MQTT.msgs.{bare}"
     reading, asking = "$JS.API.CONSUMER.CREATE.$MQTT_msgs.", "$JS.API.CONSUMER.MSG.NEXT.$MQTT_msgs."
     for way in ("up", "answer"):

@@ -56,17 +56,16 @@ def publishing(qos: int, retain: bool = False, count: int = 3) -> Script:
     return script
 
 
-def receiving(qos: int, live: bool = False) -> Script:
-    """A durable session gets messages through the gateway: from its consumer, or from the shared reader."""
+def receiving(qos: int) -> Script:
+    """A durable session gets messages through the gateway."""
 
-    @named(f"receive at QoS {qos}{' from the shared reader' if live else ''}")
+    @named(f"receive at QoS {qos}")
     async def script(scene: Scene) -> None:
         scene.main = await scene.subscriber("durable", scene.victim, scene.other)
         publisher = scene.peer("publisher", scene.other)
         publisher.publish(scene.topic, 0, qos)
         await scene.has(scene.main, 1)
-        if live:
-            await scene.live(scene.main)
+        await scene.live(scene.main)
         await scene.at_rest()
         scene.arm(scene)
         for n in range(1, 4):
@@ -83,20 +82,8 @@ def receiving(qos: int, live: bool = False) -> Script:
 @named("take over")
 async def taking_over(scene: Scene) -> None:
     """The gateway takes a session over that has messages in every state."""
-    await take_over(scene)
-
-
-@named("take over from a shared reader")
-async def taking_over_live(scene: Scene) -> None:
-    """The same where the session's messages have come from the other gateway's shared reader."""
-    await take_over(scene, live=True)
-
-
-async def take_over(scene: Scene, live: bool = False) -> None:
-    """The gateway takes a session over that has messages in every state."""
     client = scene.main = await scene.subscriber("durable", scene.other)
-    if live:
-        await scene.live(client)
+    await scene.live(client)
     publisher = scene.peer("publisher", scene.other)
     await scene.unanswered(client, publisher, (2, 2), (3, 1), (4, 2))
     client.publish(f"{scene.topic}/own", 1, 1)
@@ -308,29 +295,12 @@ def _points() -> Iterator[Point]:
         yield from each(kept, "up", "$MQTT.rmsgs.{bare}", stored, nth=2)
         yield from each(kept, "answer", "$MQTT.rmsgs.{bare}", nth=3)
 
-    one, two = receiving(1), receiving(2)
-    yield from each(one, "down", stored, nth=2)
-    yield from packets(one, "PUBLISH", "lost", "unanswered", "answered", nth=2)
-    yield from each(one, "up", "$JS.ACK.$MQTT_msgs.", nth=2)
-    yield from each(two, "down", stored, nth=2)
-    yield from packets(two, "PUBLISH", "lost", "unanswered", "answered", nth=2)
-    yield from each(two, "up", "$MQTT.out.pubrel.", nth=2)
-    yield from each(two, "answer", "$MQTT.out.pubrel.", nth=2, actions=[*BOTH, DROP])
-    yield from each(two, "down", "$MQTT.out.pubrel.", nth=2)
-    yield from packets(two, "PUBREL", "lost", "unanswered", "answered", nth=2)
-    yield from each(two, "up", "$JS.ACK.$MQTT_msgs.", "$JS.ACK.$MQTT_out.", nth=2)
-    yield from each(two, "answer", "$JS.ACK.$MQTT_msgs.", nth=2, actions=[*BOTH, DROP])
-
     pubrels, consumers = "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_out.", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs."
     claim = "$MQTT.sess.{hash}"
     for way in ("up", "answer"):
-        yield from each(taking_over, way, claim, "$JS.API.STREAM.MSG.GET.$MQTT_timers", consumers, pubrels)
+        yield from each(taking_over, way, "$JS.API.STREAM.MSG.GET.$MQTT_timers", pubrels)
         yield from each(taking_over, way, pubrels, nth=2)
     yield from each(taking_over, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in", "$JS.API.STREAM.MSG.GET.$MQTT_out")
-    yield from each(taking_over, "down", stored, "$MQTT.out.pubrel.")
-    yield from each(taking_over, "down", stored, nth=3)
-    for kind in ("CONNACK", "PUBREL", "PUBLISH"):
-        yield from packets(taking_over, kind, "lost", "unanswered", "answered")
     yield from each(taking_over_publisher, "up", stored, "{bare}", deleting + "$MQTT_qos2in", nth=2)
     yield from each(taking_over_publisher, "answer", claim)
     yield from each(taking_over_publisher, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_qos2in", stored, nth=2)
@@ -359,9 +329,9 @@ def _points() -> Iterator[Point]:
     yield from each(taking_over_will, "answer", claim, stored, deleting + "$MQTT_wills", "$MQTT.wills.")
 
 
-def _live_points() -> Iterator[Point]:
+def _served_points() -> Iterator[Point]:
     stored, position = "$MQTT.msgs.{bare}", "$MQTT.pos.{hash}"
-    one, two = receiving(1, live=True), receiving(2, live=True)
+    one, two = receiving(1), receiving(2)
     for script in (one, two):
         yield from each(script, "down", stored, nth=2)
         yield from each(script, "up", position)
@@ -371,19 +341,18 @@ def _live_points() -> Iterator[Point]:
     yield from each(two, "answer", position, nth=2)
     yield from packets(two, "PUBREL", "lost", "unanswered", "answered", nth=2)
     for way in ("up", "answer"):
-        yield from each(taking_over_live, way, "$MQTT.sess.{hash}", position)
+        yield from each(taking_over, way, "$MQTT.sess.{hash}", position)
         for nth in (2, 3):
-            yield from each(taking_over_live, way, position, nth=nth)
-    yield from each(taking_over_live, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_pos", "$JS.API.STREAM.INFO.$MQTT_msgs")
+            yield from each(taking_over, way, position, nth=nth)
+    yield from each(taking_over, "answer", "$JS.API.STREAM.MSG.GET.$MQTT_pos", "$JS.API.STREAM.INFO.$MQTT_msgs")
     for kind in ("CONNACK", "PUBREL", "PUBLISH"):
-        yield from packets(taking_over_live, kind, "lost", "unanswered", "answered")
+        yield from packets(taking_over, kind, "lost", "unanswered", "answered")
 
 
-POINTS: Final = list(_points())
-LIVE_POINTS: Final = list(_live_points())
-"""Those of gateways with a shared reader; the others are of gateways without."""
-
-SOME_LIVE: Final = LIVE_POINTS[::3]
+SERVED_POINTS: Final = list(_served_points())
+"""Those at which a session gets its messages: whether it has consumers, or none."""
+POINTS: Final = [*_points(), *SERVED_POINTS]
+"""Those of gateways whose sessions have consumers."""
 
 SOME: Final = [
     point

@@ -13,12 +13,12 @@ import pytest
 
 from tests.chaos.points import scenes
 from tests.chaos.points.fleet import Fleet
-from tests.chaos.points.late import SOME_LATE, SOME_LATE_LIVE, SOME_LATE_MOVES, SOME_LATE_RECORDS, run_late
+from tests.chaos.points.late import SOME_LATE, SOME_LATE_MOVES, SOME_LATE_RECORDS, run_late
 from tests.chaos.points.machine import Tally, explore
 from tests.chaos.points.moves import MIXED, MOVING, SOME_MOVES
 from tests.chaos.points.records import SOME_RECORDS
 from tests.chaos.points.scenes import Point, run_point
-from tests.chaos.points.table import POINTS, SOME, SOME_LIVE
+from tests.chaos.points.table import POINTS, SOME
 from tests.conftest import NatsFactory
 from tests.harness.nats import NatsServer, make_server
 
@@ -30,7 +30,7 @@ _TURNS = itertools.count()
 @pytest.fixture(scope="module")
 async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     """Three gateways; while one is started again after its end, the others are there."""
-    arguments = ("--gateway-lease", str(LEASE))
+    arguments = ("--gateway-lease", str(LEASE), "--session-positions", "consumers")
     fleet = Fleet(tmp_path_factory.mktemp("fleet"), nats_server, 3, arguments=arguments)
     try:
         await fleet.start()
@@ -40,20 +40,8 @@ async def fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-async def live_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """The same with a shared reader each."""
-    arguments = ("--gateway-lease", str(LEASE))
-    fleet = Fleet(tmp_path_factory.mktemp("live"), nats_server, 3, arguments=arguments)
-    try:
-        await fleet.start()
-        yield fleet
-    finally:
-        await fleet.close()
-
-
-@pytest.fixture(scope="module")
 async def records_fleet(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """The same with a shared reader each, and sessions without consumers."""
+    """The same with sessions without consumers."""
     arguments = ("--gateway-lease", str(LEASE), "--session-positions", "records")
     fleet = Fleet(tmp_path_factory.mktemp("records"), nats_server, 3, arguments=arguments)
     try:
@@ -83,21 +71,10 @@ async def test_the_gateway_dies_there(fleet: Fleet, point: Point) -> None:
     await run_point(fleet, point, *await fleet.trio(next(_TURNS)))
 
 
-@pytest.mark.parametrize("point", SOME_LIVE, ids=str)
-async def test_the_gateway_dies_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
-    await run_point(live_fleet, point, *await live_fleet.trio(next(_TURNS)))
-
-
 @pytest.mark.parametrize("point", SOME_LATE, ids=str)
 async def test_the_gateway_is_held_up_there(fleet: Fleet, point: Point) -> None:
     turn = next(_TURNS)
     await run_late(fleet, point, *await fleet.trio(turn), dropped=bool(turn % 2))
-
-
-@pytest.mark.parametrize("point", SOME_LATE_LIVE, ids=str)
-async def test_the_gateway_is_held_up_there_with_a_shared_reader(live_fleet: Fleet, point: Point) -> None:
-    turn = next(_TURNS)
-    await run_late(live_fleet, point, *await live_fleet.trio(turn), dropped=bool(turn % 2))
 
 
 @pytest.mark.parametrize("point", SOME_RECORDS, ids=str)
@@ -125,12 +102,12 @@ async def test_the_gateway_is_held_up_there_while_a_session_moves(moves_fleet: F
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reader", ["never", "always", "auto"])
-async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path, reader: str) -> None:
+@pytest.mark.parametrize("positions", ["consumers", "records", "auto"])
+async def test_gateways_die_anywhere(nats_factory: NatsFactory, tmp_path: Path, positions: str) -> None:
     """Kills at random frames and packets while clients publish, subscribe and move; with "auto" sessions move, too."""
     tally = Tally()
-    arguments = ("--gateway-lease", str(LEASE), "--shared-reader", reader)
-    own = MIXED if reader == "auto" else ()
+    arguments = ("--gateway-lease", str(LEASE), "--session-positions", positions)
+    own = MIXED if positions == "auto" else ()
     fleet = Fleet(tmp_path, nats_factory(), 3, tally.passes, tally.killed, arguments, own=own)
     try:
         await fleet.start()
