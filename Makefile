@@ -44,7 +44,7 @@ test-both: $(VENV)/.bytecode
 
 # Tests of sessions once more, where positions of sessions are in records and sessions have no consumers.
 test-records: $(VENV)/.test
-	MQTT_NATS_SESSION_POSITIONS=records MQTT_NATS_SHARED_READER=always \
+	MQTT_NATS_SESSION_POSITIONS=records \
 		$(BIN)/python -m pytest $(FILES) -m "not long and not soak and not consumers" $(PYTEST_ARGS) \
 		$(addprefix tests/,crash delivery integration lifecycle sessions v5)
 

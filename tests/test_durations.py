@@ -118,7 +118,7 @@ def test_what_needs_consumers_is_there() -> None:
     tests = collected(*sorted({one.partition("::")[0] for one in CONSUMERS}))
     names = {name for test in tests for name in (test, test.partition("[")[0], test.partition("::")[0])}
     assert names >= CONSUMERS
-    assert needs_consumers("tests/integration/test_reconciling.py::test_any[1]")
+    assert needs_consumers("tests/integration/test_auto_positions.py::test_any[1]")
     assert not needs_consumers("tests/integration/test_durable.py::test_any")
 
 
@@ -136,9 +136,8 @@ def test_gateways_with_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "tests/v5/test_qos.py::test_any (setup)")
     assert positions.settings(["--listen", "x"], {"MQTT_NATS_LOG"}) == {"MQTT_NATS_SESSION_POSITIONS": "records"}
     assert not positions.settings(["--session-positions=consumers"], {})
-    assert not positions.settings([], {})
-    assert not positions.settings([], {"MQTT_NATS_SHARED_READER"})
-    for other in ("tests/integration/test_reconciling.py::test_any", "tests/interop/test_listener.py::test_any", ""):
+    assert not positions.settings([], {"MQTT_NATS_SESSION_POSITIONS"})
+    for other in ("tests/integration/test_auto_positions.py::test_any", "tests/interop/test_listener.py::test_any", ""):
         monkeypatch.setenv("PYTEST_CURRENT_TEST", other)
         assert not positions.settings([], {})
 

@@ -280,14 +280,14 @@ topics = "#"
 """
 
 
-@pytest.mark.parametrize("reader", ["always", "never"])
+@pytest.mark.parametrize("positions", ["consumers", "records"])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_was_sent_is_not_sent_again_where_rules_are_tightened(
-    nats_server: NatsServer, tmp_path: Path, qos: int, reader: str
+    nats_server: NatsServer, tmp_path: Path, qos: int, positions: str
 ) -> None:
     """Neither of a subscription nor of an ended one, nor of a group; what is still permitted is sent again."""
-    client_id = f"tightened-{qos}-{reader}"
-    with ruled(nats_server.url, tmp_path, shared_reader=reader) as inside:
+    client_id = f"tightened-{qos}-{positions}"
+    with ruled(nats_server.url, tmp_path, session_positions=positions) as inside:
         port = inside.ports[0]
         with User.of(port, client_id, "ann", clean=True) as ann, Raw5.open(port, "watcher") as watcher:
             filters = ("ann/#", "ann/ended/x", f"$share/{client_id}/ann/group", "both/+")

@@ -194,12 +194,8 @@ def test_a_bridge_gets_retain_as_it_was_published(
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("reader", ["always", "never"])
-def test_retain_of_what_has_waited(
-    nats_server: NatsServer, gateway_factory: GatewayFactory, reader: str, qos: int
-) -> None:
-    """Queued for an absent bridge, brought by the session's own consumers or by the gateway's reader."""
-    gateway = gateway_factory(nats_server, env={"MQTT_NATS_SHARED_READER": reader})
+def test_retain_of_what_has_waited(gateway: Gateway, qos: int) -> None:
+    """Queued for an absent bridge, brought by a reader of the gateway."""
     token = secrets.token_hex(4)
     with bridge(gateway.port, f"kept-{token}", clean=False) as one:
         assert one.subscribe((f"bridge/{token}/#", 2)) == [2]

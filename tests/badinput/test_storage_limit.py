@@ -162,17 +162,13 @@ async def test_another_stream_is_full(
         publisher.expect(raw.PUBACK if qos == 1 else raw.PUBCOMP if retain else raw.PUBREC)
 
 
-@pytest.mark.parametrize("reader", ["never", "always"])
-async def test_no_room_for_sessions(
-    server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext, reader: str
-) -> None:
-    """No new session is stored; who is connected stays and can publish, with its own consumers and with the reader."""
-    local = gateway_factory(server, "--shared-reader", reader, "--max-client-id-length", "1000")
+async def test_no_room_for_sessions(server: NatsServer, gateway_factory: GatewayFactory, js: JetStreamContext) -> None:
+    """No new session is stored; who is connected stays and can publish."""
+    local = gateway_factory(server, "--max-client-id-length", "1000")
     with Raw.connected(local.port, "bystander", clean=False) as bystander:
         assert bystander.subscribe(("t", 1)) == [1]
-        if reader == "always":
-            async with await nats.connect(server.url) as client:
-                await live(client, "bystander")
+        async with await nats.connect(server.url) as client:
+            await live(client, "bystander")
         await limited(js, "$MQTT_sess", 600)
         with Raw(local.port) as client:
             client.send(connect("x" * 600, clean=False))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
 
@@ -20,13 +19,6 @@ from tests.harness.waiting import eventually
 @pytest.fixture(scope="module")
 def inside(nats_server: NatsServer) -> Iterator[Inside]:
     with running(nats_server.url, max_retained=3, max_backlog=10) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def live(nats_server: NatsServer) -> Iterator[Inside]:
-    """The same with a shared reader."""
-    with running(nats_server.url, max_backlog=10) as found:
         yield found
 
 
@@ -75,18 +67,15 @@ def is_live(inside: Inside, client_id: str) -> bool:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("reader", ["own", "shared"])
-def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal["own", "shared"], qos: int) -> None:
+def test_what_waits_for_a_session(inside: Inside, qos: int) -> None:
     """The newest are sent, in order; each subscription has its own number; what is new comes after them."""
-    inside = live if reader == "shared" else inside
     account, port = inside.gateway.account, inside.ports[0]
     assert account is not None
-    name = f"backlog-{reader}{qos}"
+    name = f"backlog-{qos}"
     before = account.services.counters.passed_over
     with Raw.connected(port, name, clean=False) as client:
         assert client.subscribe((f"{name}/a", qos), (f"{name}/b", qos)) == [qos, qos]
-        if reader == "shared":
-            eventually(lambda: is_live(inside, name), PATIENCE)
+        assert is_live(inside, name)
     with Raw.connected(port) as writer:
         for topic, count in (("a", 25), ("b", 10)):
             for number in range(count):
@@ -107,19 +96,19 @@ def test_what_waits_for_a_session(inside: Inside, live: Inside, reader: Literal[
         client.ping()
 
 
-def test_a_client_that_is_there_and_falls_behind(live: Inside) -> None:
+def test_a_client_that_is_there_and_falls_behind(inside: Inside) -> None:
     """It gets everything: what it has not acknowledged, what waits for its window, and what a reader brings later."""
-    account, port = live.gateway.account, live.ports[0]
+    account, port = inside.gateway.account, inside.ports[0]
     assert account is not None
     before = account.services.counters.passed_over
     with Raw.connected(port, "behind", clean=False, patience=PATIENCE) as client, Raw.connected(port) as writer:
         assert client.subscribe(("behind", 1)) == [1]
-        eventually(lambda: is_live(live, "behind"), PATIENCE)
+        assert is_live(inside, "behind")
         for number in range(300):
             writer.send(raw.publish("behind", b"%d" % number, qos=1, id=number + 1))
         for number in range(300):
             assert writer.expect(raw.PUBACK, PATIENCE).id == number + 1
-        side = live.client("behind").durable_side
+        side = inside.client("behind").durable_side
         assert side is not None
         eventually(lambda: side.state is DeliveryState.CATCHING_UP, PATIENCE)
         for number in range(300):

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from mqtt_nats.delivery.reconcile import Reconciling
+
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
@@ -13,7 +15,6 @@ from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_handover import PositionHandover
 from mqtt_nats.delivery.position_writer import PositionWriter, PositionWriters
 from mqtt_nats.delivery.receiver import DeliveryServices, SharedFeed
-from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import FROM_READER, DeliveryEvent, DeliveryState, StatefulDelivery
 from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters

@@ -6,13 +6,13 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from mqtt_nats.delivery.reconcile import Reconciling
 
 from mqtt_nats.backbone import retry as patience
 from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.client.client import Client
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery.receiver import SharedFeed
-from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.states import DeliveryEvent
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding

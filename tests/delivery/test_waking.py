@@ -7,12 +7,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from mqtt_nats.delivery.reconcile import Reconciling
 
 from mqtt_nats.delivery import reconcile as reconciling
 from mqtt_nats.delivery import slow_clients as stalling
 from mqtt_nats.delivery.draining import note_exhausted, note_redelivered
 from mqtt_nats.delivery.receiver import SharedFeed
-from mqtt_nats.delivery.reconcile import Reconciling
 from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState

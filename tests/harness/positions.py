@@ -6,7 +6,7 @@ and with records in `make test-records`. The chaos kit has experiments with each
 for their sessions, up to a million of them.
 
 Some tests need consumers: `tests/conftest.py` gives them the mark ``consumers`` by the table. They look at consumers of
-sessions, or begin gateways without a shared reader.
+sessions.
 """
 
 from __future__ import annotations
@@ -29,26 +29,19 @@ CONSUMERS: Final[frozenset[str]] = frozenset(
         "tests/integration/test_deleted_streams.py::test_a_consumer_of_a_connected_client",
         "tests/integration/test_deleted_streams.py::test_a_consumer_of_an_absent_client",
         "tests/integration/test_deleted_streams.py::test_a_stream[$MQTT_out]",
-        "tests/integration/test_durable.py::test_nothing_is_sent_again_to_a_connected_client",
-        "tests/integration/test_ended_lost.py",
         "tests/integration/test_expiry.py::test_expires_while_no_gateway_runs",
         "tests/integration/test_expiry.py::test_never",
         "tests/integration/test_expiry5.py::test_disconnect_changes_the_interval",
         "tests/integration/test_late_resets.py",
         "tests/integration/test_leaving.py::test_a_connection_ends_while_its_gateway_waits_for_an_answer",
-        "tests/integration/test_leaving.py::test_what_is_on_its_way_from_a_consumer_as_a_connection_ends_was_not_sent",
-        "tests/integration/test_lowering.py::test_what_is_lost_meanwhile",
         "tests/integration/test_new_positions.py::test_a_gateway_dies_before_it_removes_a_consumer",
         "tests/integration/test_operators_hands.py::test_a_paused_consumer_of_a_session",
         "tests/integration/test_operators_hands.py::test_removed_shared_records",
         "tests/integration/test_reader_corners.py::test_a_consumer_that_was_made_again_elsewhere",
-        "tests/integration/test_reconciling.py",
         "tests/integration/test_session_positions.py::test_a_session_gets_consumers_and_loses_them_again",
         "tests/integration/test_session_positions.py::test_what_waits_for_an_absent_client_comes",
         "tests/integration/test_session_positions.py::test_window_of_mixed_states",
         "tests/integration/test_shared_reader.py::test_deleted_consumer_and_reader_are_made_again",
-        "tests/integration/test_shared_reader.py::test_window_of_mixed_states",
-        "tests/integration/test_subscribe.py::test_unsubscribe_leaves_the_overlapping_filter_its_messages",
     )
 )
 """Files, tests with all their cases, or single cases."""
@@ -74,7 +67,7 @@ def settings(arguments: Sequence[str], environment: Collection[str]) -> dict[str
     """Return the environment variables for a gateway of the present test, unless what it is given decides."""
     given = {one.partition("=")[0].removeprefix("--").replace("-", "_") for one in arguments}
     given |= {one.removeprefix("MQTT_NATS_").lower() for one in environment}
-    if {"session_positions", "shared_reader"} & given:
+    if "session_positions" in given:
         return {}
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     return {"MQTT_NATS_SESSION_POSITIONS": "records"} if has_records(test) else {}

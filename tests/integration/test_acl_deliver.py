@@ -49,16 +49,11 @@ TOPICS: Final = ("a/1", "a/secret/x", "b/1", "own/other/x", "a/2")
 DENIED: Final = len(TOPICS) - 2
 
 
-@pytest.fixture(scope="module", params=["always", "never"])
-def gateway(
-    nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[InProcess]:
+@pytest.fixture(scope="module")
+def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     acl = tmp_path_factory.mktemp("acl") / "acl.toml"
     acl.write_text(RULES, encoding="utf-8")
-    reader = request.param
-    settings = Settings(
-        listen="127.0.0.1:0", nats=(nats_server.url,), acl_file=acl, acl_subscribe="deliver", shared_reader=reader
-    )
+    settings = Settings(listen="127.0.0.1:0", nats=(nats_server.url,), acl_file=acl, acl_subscribe="deliver")
     with running(settings) as found:
         yield found
 

@@ -25,7 +25,6 @@ from tests.harness.waiting import aeventually, free_port
 REGIMES = (
     {"MQTT_NATS_SESSION_POSITIONS": "records"},
     {"MQTT_NATS_SESSION_POSITIONS": "consumers"},
-    {"MQTT_NATS_SHARED_READER": "never"},
 )
 
 KEEP = 3600

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from mqtt_nats.client.client import Client
 from mqtt_nats.codec import Publish
 from mqtt_nats.shared_reader.catch_up import PAGE_BYTES, CatchUpReader
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
-from mqtt_streams.consumers import reader_request
 from tests.base.support import PATIENCE, Inside, running
 from tests.conftest import GatewayFactory, _gateway_factory
 from tests.harness import raw
@@ -25,14 +23,13 @@ from tests.harness.waiting import eventually
 from tests.integration.conftest import Connector, Stored, position, until
 
 MANY = 3000
-READER = 
 
 
 @pytest.fixture(scope="module")
 def gateway(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a shared reader."""
     with _gateway_factory(tmp_path_factory.mktemp("gateway")) as start:
-        yield start(nats_server, *READER)
+        yield start(nats_server)
 
 
 async def away(connect: Connector, stored: Stored, name: str, *filters: str, qos: int) -> None:
@@ -108,7 +105,7 @@ async def test_a_session_goes_on_elsewhere_in_the_middle(
     end: str,
 ) -> None:
     """At QoS 2 nothing that was complete comes again, and nothing is left out [MQTT-4.3.3-1]."""
-    near = gateway_factory(nats_server, *READER)
+    near = gateway_factory(nats_server)
     await away(connect, stored, name, name, qos=2)
     publisher = await connect(f"{name}-publisher")
     await publish(publisher, range(MANY), name, qos=1)
@@ -325,18 +322,6 @@ def test_a_client_that_acknowledges_nothing(inside: Inside) -> None:
             if len(got) % 50 == 0:
                 assert inside.call(lambda: found._bytes) <= PAGE_BYTES + size + 10
         assert got == [*range(count)]
-
-
-def test_a_reader_that_is_refused(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session's own consumers go on."""
-
-    def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
-        return reader_request(*arguments, **more, ack_policy="none at all")
-
-    monkeypatch.setattr("mqtt_nats.shared_reader.catch_up.reader_request", wrong)
-    with missed(inside, "refused", "refused/a") as client:
-        assert taken(client, MANY) == [*range(MANY)]
-        assert client.ping() == []
 
 
 def test_what_is_too_much_is_passed_over_first(nats_server: NatsServer) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared reader is used only while everybody who serves sessions understands what is stored for it."""
+"""nats-server's own MQTT listener has clients: claims of all sessions are heard, and readers go on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.shared_reader import eligibility as company
-from mqtt_nats.shared_reader.sessions import SharedReaderSessions
+from mqtt_nats.sessions import listener_clients as company
 from mqtt_streams.api import call
 from mqtt_streams.consumers import consumer_names, delete_consumer
 from mqtt_streams.hashing import name_hash
@@ -81,15 +80,6 @@ def in_records(inside: Inside, client_id: str) -> bool:
     return answer[-1]
 
 
-def live(inside: Inside, client_id: str) -> bool:
-    """Whether all subscriptions of a session are served by the reader; or none."""
-    side = inside.client(client_id).durable_side
-    assert side is not None
-    found = {one.source.live for one in side.bindings.values()}
-    assert len(found) == 1
-    return found.pop()
-
-
 def deliver(writer: Raw, client: Raw, payload: bytes) -> None:
     writer.send(raw.publish("company", payload, qos=1, id=1))
     assert writer.expect(raw.PUBACK, PATIENCE).id == 1
@@ -102,8 +92,15 @@ def do(inside: Inside, work: Any) -> None:
     asyncio.run_coroutine_threadsafe(work, inside.loop).result(PATIENCE)
 
 
+def hears_all(inside: Inside) -> bool:
+    """Whether the gateway hears the claims of all sessions."""
+    account = inside.gateway.account
+    assert account is not None
+    return inside.call(lambda: account.claims.hears_all)
+
+
 def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None:
-    """From its first client on."""
+    """From its first client on all claims are heard; its sessions, and those of the gateway, go on with the reader."""
     account = inside.gateway.account
     assert account is not None
 
@@ -114,35 +111,34 @@ def test_the_listener_of_nats_server(server: NatsServer, inside: Inside) -> None
 
     with Raw.connected(inside.ports[0], "watched", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
         assert client.subscribe(("company", 2)) == [2]
-        eventually(lambda: live(inside, "watched"), PATIENCE)
+        eventually(lambda: not hears_all(inside), PATIENCE)
+        deliver(writer, client, b"0")
         with Raw.connected(server.mqtt_port, "over-there"):
-            eventually(lambda: not live(inside, "watched"), PATIENCE)
-        deliver(writer, client, b"1")
+            eventually(lambda: hears_all(inside), PATIENCE)
+            deliver(writer, client, b"1")
         do(inside, forget())
-        eventually(lambda: live(inside, "watched"), PATIENCE)
+        eventually(lambda: not hears_all(inside), PATIENCE)
         deliver(writer, client, b"2")
+        assert client.ping() == []
+
+
+def test_a_session_is_claimed_there(server: NatsServer, inside: Inside) -> None:
+    """The first client of the listener claims a session of the gateway: the gateway ends its connection."""
+    with Raw.connected(inside.ports[0], "claimed", clean=False) as client:
+        assert client.subscribe(("company", 1)) == [1]
+        eventually(lambda: not hears_all(inside), PATIENCE)
+        with Raw.connected(server.mqtt_port, "over-there"):
+            eventually(lambda: hears_all(inside), PATIENCE)
+            with Raw.connected(server.mqtt_port, "claimed", clean=False):
+                assert client.expect_closed(PATIENCE) == []
 
 
 def test_sessions_without_consumers_beside_the_listener_of_nats_server(server: NatsServer, auto: Inside) -> None:
-    """They get consumers from its first client on."""
+    """They stay as they are while their clients are connected here, and go on with the reader."""
     with Raw.connected(auto.ports[0], "watched", clean=False) as client, Raw.connected(auto.ports[0]) as writer:
         assert client.subscribe(("company", 1)) == [1]
         eventually(lambda: in_records(auto, "watched"), PATIENCE)
         with Raw.connected(server.mqtt_port, "over-there"):
-            eventually(lambda: not in_records(auto, "watched"), PATIENCE)
+            eventually(lambda: hears_all(auto), PATIENCE)
             deliver(writer, client, b"1")
-
-
-def test_always_and_never(server: NatsServer) -> None:
-    """Whoever else is there."""
-    with Raw.connected(server.mqtt_port, "over-there"):
-        for wanted, found in (("always", True), ("never", False)):
-            with (
-                running(server.url, shared_reader=wanted) as inside,
-                Raw.connected(inside.ports[0], wanted, clean=False) as client,
-            ):
-                assert client.subscribe(("company", 1)) == [1]
-                if found:
-                    eventually(lambda: live(inside, wanted), PATIENCE)  # noqa: B023
-                feed = inside.gateway.account.delivery.feed  # type: ignore[union-attr]
-                assert isinstance(feed, SharedReaderSessions) is found
+            assert in_records(auto, "watched")

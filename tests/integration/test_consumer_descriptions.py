@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nats") is None, reason="the nats C
 
 @pytest.fixture
 def gateway(nats_server: NatsServer, gateway_factory: GatewayFactory) -> Gateway:
-    return gateway_factory(nats_server, env={"MQTT_NATS_SHARED_READER": "never"})
+    return gateway_factory(nats_server, env={"MQTT_NATS_SESSION_POSITIONS": "consumers"})
 
 
 def listed(nats_server: NatsServer, stream: str = "$MQTT_msgs") -> str:

@@ -25,7 +25,6 @@ from tests.integration.conftest import Stored, position, until
 POSITIONS = {
     "consumers": ("--session-positions", "consumers"),
     "records": ("--session-positions", "records"),
-    "no reader": (),
 }
 """Arguments of a gateway, by where it has the positions of its sessions."""
 
@@ -230,8 +229,7 @@ async def test_an_identifier_in_use_is_passed_over(
     """At once, in order; both messages come again under their identifiers: at the same gateway, and at another one."""
     qos, kind = STAGES[stage]
     client = await device.subscribe(near, name, qos)
-    if positions != "no reader":
-        await stored.live(name)
+    await stored.live(name)
     await publisher.deliver(name, b"kept", qos)
     first = await stored.last_sequence()
     kept = await client.message(name, b"kept", packet_id=packet_id(first))
@@ -315,14 +313,13 @@ async def test_an_identifier_of_a_retained_message_is_passed_over(
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize(("positions", "version"), [("consumers", 4), ("records", 5), ("no reader", 4)])
+@pytest.mark.parametrize(("positions", "version"), [("consumers", 4), ("records", 5)])
 async def test_70_000_messages_go_on(
     name: str, stored: Stored, far: Gateway, device: Device, publisher: RawClient, positions: str, qos: int
 ) -> None:
     """While the client keeps the first one."""
     client = await device.subscribe(far, name, qos)
-    if positions != "no reader":
-        await stored.live(name)
+    await stored.live(name)
     await publisher.deliver(name, b"kept", qos)
     kept = await client.message(name, b"kept")
     for start in range(0, 70_000, 100):

@@ -187,37 +187,3 @@ async def test_a_connection_ends_while_its_gateway_waits_for_an_answer(
     await client.complete(await client.message(name, b"long", dup=False))
     await client.quiet()
     await stored.settled(name)
-
-
-async def test_what_is_on_its_way_from_a_consumer_as_a_connection_ends_was_not_sent(
-    connect5: Connector5,
-    name: str,
-    stored: Stored,
-    gateway: Gateway,
-    gateway_factory: GatewayFactory,
-    proxy: NatsProxy,
-) -> None:
-    """JetStream has delivered it, to a connection that is no more; who goes on knows that the client has not had it."""
-    plain = gateway_factory(proxy.url, start=False)
-    await asyncio.to_thread(plain.start)
-    options: dict[str, Any] = {"clean": False, "session_expiry_interval": 300}
-    client = await connect5(name, to=gateway, **options)
-    await client.subscribe(name, qos=1)
-    await stored.live(name)
-    await client.disconnect5()
-    await stored.detached(name)
-    client = await connect5(name, to=plain, **options)
-    publisher = await connect5(f"{name}-publisher", to=gateway)
-    await publisher.deliver(name, b"had", 1)
-    await client.message(name, b"had", dup=False)
-    trap = proxy.set("down", f"$MQTT.msgs.{name}", Action.DROP)
-    await publisher.deliver(name, b"on its way", 1)
-    await asyncio.wait_for(trap.sprung.wait(), 30)
-    await client.disconnect5()
-    await stored.detached(name)
-    client = await connect5(name, to=gateway, **options)
-    await client.complete(await client.message(name, b"had", dup=True))
-    await client.complete(await client.message(name, b"on its way", dup=False))
-    await client.quiet()
-    await stored.settled(name)
-    await asyncio.to_thread(plain.term)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deliveries that are lost between a consumer and its gateway, and the order of what comes after them."""
+"""Messages that are lost between JetStream and a gateway's reader, and the order of what comes after them."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.integration.conftest import Stored
 
 pytestmark = pytest.mark.anyio
 
-LOST = "deliveries or acknowledgements were lost"
+LOST = "the shared reader was made again"
 
 
 @pytest.fixture
@@ -28,65 +27,59 @@ async def local(proxy: NatsProxy, gateway_factory: GatewayFactory) -> AsyncItera
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_what_the_shared_reader_lost(
-    proxy: NatsProxy, gateway_factory: GatewayFactory, stored: Stored, qos: int
-) -> None:
-    """It is read again, before what followed."""
-    gateway = gateway_factory(proxy.url, start=False)
-    await asyncio.to_thread(gateway.start)
-    async with (
-        await RawClient.connect(gateway.port, f"lost-{qos}", clean=False) as subscriber,
-        await RawClient.connect(gateway.port, "publisher") as publisher,
-    ):
-        await subscriber.subscribe(f"lost/{qos}", qos=qos)
-
-        await stored.live(f"lost-{qos}")
-        await publisher.deliver(f"lost/{qos}", b"first", qos)
-        await subscriber.complete(await subscriber.message(f"lost/{qos}", b"first"))
-        trap = proxy.set("down", f"$MQTT.msgs.lost.{qos}", Action.DROP)
-        await publisher.deliver(f"lost/{qos}", b"0", qos)
-        await trap.sprung.wait()
-        await publisher.deliver_all(f"lost/{qos}", [b"%d" % number for number in range(1, 20)], qos)
-        for number in range(20):
-            (received,) = await subscriber.messages(1)
-            assert (received.payload, received.dup) == (b"%d" % number, False)
-            await subscriber.complete(received)
-        await subscriber.quiet()
-    assert "the shared reader was made again" in gateway.log
-    await asyncio.to_thread(gateway.term)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("name", ["plain", "wild"])
-async def test_what_was_lost_comes_before_what_followed(local: Gateway, proxy: NatsProxy, qos: int, name: str) -> None:
+async def test_what_was_lost_comes_before_what_followed(
+    local: Gateway, proxy: NatsProxy, stored: Stored, qos: int, name: str
+) -> None:
     """And what the client has does not come again."""
-    topic = f"{name}-{qos}/x"
+    client_id = f"{name}-{qos}"
+    topic = f"{client_id}/x"
     async with (
-        await RawClient.connect(local.port, f"{name}-{qos}", clean=False) as subscriber,
+        await RawClient.connect(local.port, client_id, clean=False) as subscriber,
         await RawClient.connect(local.port, "publisher") as publisher,
     ):
-        await subscriber.subscribe(topic if name == "plain" else f"{name}-{qos}/#", qos=qos)
+        await subscriber.subscribe(topic if name == "plain" else f"{client_id}/#", qos=qos)
+        await stored.live(client_id, 1 if name == "plain" else 2)
         for number in range(3):
             await publisher.deliver(topic, b"%d" % number, qos)
         pending = await subscriber.messages(3)
-        trap = proxy.set("down", f"$MQTT.msgs.{name}-{qos}.", Action.DROP)
+        trap = proxy.set("down", f"$MQTT.msgs.{client_id}.x", Action.DROP)
         await publisher.deliver(topic, b"3", qos)
         await trap.sprung.wait()
         await publisher.deliver_all(topic, [b"%d" % number for number in range(4, 20)], qos)
         for number in range(3, 20):
             (received,) = await subscriber.messages(1)
-            assert received.payload == b"%d" % number
+            assert (received.payload, received.dup) == (b"%d" % number, False)
             await subscriber.complete(received)
         for one in pending:
             await subscriber.complete(one)
         await publisher.deliver(topic, b"end", qos)
         assert (await subscriber.messages(1))[0].payload == b"end"
+        await subscriber.quiet()
     assert LOST in local.log
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_the_first_message_of_a_subscription(
+    local: Gateway, proxy: NatsProxy, stored: Stored, name: str, qos: int
+) -> None:
+    """[MQTT-4.6.0-6] (3.1.1): it is lost, and what follows does not overtake it."""
+    async with (
+        await RawClient.connect(local.port, name, clean=False) as subscriber,
+        await RawClient.connect(local.port, "publisher") as publisher,
+    ):
+        await subscriber.subscribe(name, qos=qos)
+        await stored.live(name)
+        trap = proxy.set("down", f"$MQTT.msgs.{name}", Action.DROP)
+        await publisher.deliver_all(name, [b"1", b"2"], qos)
+        for payload in (b"1", b"2"):
+            await subscriber.receive(name, payload, qos=qos, dup=False)
+        await subscriber.quiet()
+        assert trap.sprung.is_set()
+
+
 @pytest.mark.long
-async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
+async def test_consecutive_deliveries_lack_nothing(local: Gateway, stored: Stored) -> None:
     """Also when a new connection gets them again."""
     async with (
         await RawClient.connect(local.port, "steady", clean=False) as subscriber,
@@ -99,6 +92,7 @@ async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
         async with await RawClient.connect(local.port, "steady", clean=False) as again:
             for received in await again.messages(5):
                 await again.complete(received)
+            await stored.live("steady")
             for number in range(50):
                 await publisher.deliver("steady", b"more %d" % number, 1)
                 (received,) = await again.messages(1)
@@ -108,93 +102,41 @@ async def test_consecutive_deliveries_lack_nothing(local: Gateway) -> None:
 
 
 @pytest.mark.long
-async def test_an_answer_that_counts_what_was_delivered_after_the_change(
-    local: Gateway, proxy: NatsProxy, stored: Stored
-) -> None:
-    """A loaded nats-server makes it after it has sent everything again, and what is new: the resume is as any other."""
-    async with (
-        await RawClient.connect(local.port, "late", clean=False) as subscriber,
-        await RawClient.connect(local.port, "publisher") as publisher,
-    ):
-        await subscriber.subscribe("late", qos=2)
-        await publisher.deliver_all("late", [b"%d" % number for number in range(3)], 2)
-        flying = await subscriber.messages(3)
-        subscriber.drop()
-        await stored.detached("late")
-        await publisher.deliver_all("late", [b"%d" % number for number in range(3, 8)], 2)
-
-        def alter(answer: dict[str, Any]) -> None:
-            answer["num_ack_pending"], answer["num_pending"] = 8, 0
-            if answer["delivered"]["consumer_seq"] == 3:
-                answer["delivered"]["consumer_seq"] += 8
-                answer["delivered"]["stream_seq"] += 5
-
-        trap = proxy.set("answer", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.", Action.ALTER)
-        trap.alter = alter
-        async with await RawClient.connect(local.port, "late", clean=False) as again:
-            found = await again.messages(8)  # and no PUBREL between them
-            assert trap.sprung.is_set()
-            assert [(one.payload, one.dup) for one in found] == [(b"%d" % number, number < 3) for number in range(8)]
-            assert [one.packet_id for one in found[:3]] == [one.packet_id for one in flying]
-            for one in found:
-                await again.complete(one)
-            await again.quiet()
-    assert LOST not in local.log
-
-
-@pytest.mark.long
-async def test_a_consumer_that_delivers_elsewhere_is_brought_back(
-    local: Gateway, proxy: NatsProxy, stored: Stored
-) -> None:
-    """Whatever has moved its deliver subject away: a look at the consumer finds that out."""
-    async with (
-        await RawClient.connect(local.port, "astray", clean=False) as subscriber,
-        await RawClient.connect(local.port, "publisher") as publisher,
-    ):
-        await subscriber.subscribe("astray", qos=1)
-        ((name, config),) = [(one.name, one.config) for one in await stored.session_consumers("astray")]
-        trap = proxy.set("down", "$JS.EVENT.ADVISORY.CONSUMER.DELETED.", Action.DROP)
-        await stored.js.delete_consumer("$MQTT_msgs", name)
-        await trap.sprung.wait()
-        config.deliver_subject = "$MQTT.sub.elsewhere"
-        await stored.js.add_consumer("$MQTT_msgs", config)
-        await publisher.deliver("astray", b"1", 1)
-        await subscriber.quiet()
-        await stored.nats.publish(f"$JS.EVENT.ADVISORY.CONSUMER.LEADER_ELECTED.$MQTT_msgs.{name}", b"{}")
-        assert (await subscriber.messages(1))[0].payload == b"1"
-    assert LOST in local.log
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shared_reader", ["always", "never"])
+@pytest.mark.parametrize("step", ["position", "record", "consumer"])
 @pytest.mark.parametrize("published", [False, True])
-async def test_a_gateway_is_killed_before_it_has_created_a_consumer(
-    proxy: NatsProxy, gateway_factory: GatewayFactory, published: bool, shared_reader: str
+async def test_a_gateway_is_killed_in_a_subscribe(
+    proxy: NatsProxy, gateway_factory: GatewayFactory, stored: Stored, name: str, published: bool, step: str
 ) -> None:
-    """The record names the consumer, and the position what it replaces: so nothing is lost.
+    """Before it has stored the position, the record, or the consumer: what was acknowledged is served from the start.
 
-    Without the shared reader there is no position. Where a message is stored, one may be lost, and the log says so.
+    The client has no SUBACK. Where the record has the subscription, nothing is lost.
     """
-    topic = client_id = f"halfway-{published}-{shared_reader}"
-    gateway = gateway_factory(proxy.url, "--shared-reader", shared_reader, start=False)
+    gateway = gateway_factory(proxy.url, "--session-positions", "consumers", start=False)
     await asyncio.to_thread(gateway.start)
-    trap = proxy.set("up", "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.", Action.DROP)
-    async with await RawClient.connect(gateway.port, client_id, clean=False) as subscriber:
-        subscriber.send(Subscribe(subscriber.next_id(), (Subscription(topic, 1),)))
+    words = {
+        "position": "$MQTT.pos.",
+        "record": "$MQTT.sess.",
+        "consumer": "$JS.API.CONSUMER.DURABLE.CREATE.$MQTT_msgs.",
+    }
+    async with await RawClient.connect(gateway.port, name, clean=False) as subscriber:
+        trap = proxy.set("up", words[step], Action.DROP)
+        subscriber.send(Subscribe(subscriber.next_id(), (Subscription(name, 1),)))
         await trap.sprung.wait()
         await asyncio.to_thread(gateway.kill)
     await asyncio.to_thread(gateway.start)
     async with await RawClient.connect(gateway.port, "publisher") as publisher:
         if published:
-            await publisher.deliver(topic, b"before", 1)
+            await publisher.deliver(name, b"before", 1)
         await publisher.deliver("elsewhere", b"", 1)
-        async with await RawClient.connect(gateway.port, client_id, clean=False) as subscriber:
-            kept = published and shared_reader == "always"
-            if kept:
-                await subscriber.receive(topic, b"before", qos=1)
-            await subscriber.quiet()  # the consumer is created
-            await publisher.deliver(topic, b"after", 1)
-            await subscriber.receive(topic, b"after", qos=1)
+        async with await RawClient.connect(gateway.port, name, clean=False) as subscriber:
+            if step != "consumer":  # the session has no such subscription
+                await subscriber.quiet()
+                await subscriber.subscribe(name, qos=1)
+            elif published:
+                await subscriber.receive(name, b"before", qos=1)
+            await stored.live(name)
+            await publisher.deliver(name, b"after", 1)
+            await subscriber.receive(name, b"after", qos=1)
             await subscriber.quiet()
-    assert ("is gone" in gateway.log) is (published and not kept)
+            assert len(await stored.session_consumers(name)) == 1
     await asyncio.to_thread(gateway.term)

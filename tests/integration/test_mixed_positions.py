@@ -22,7 +22,7 @@ from tests.integration.test_world import live_through
 KINDS: Final = (
     ("--session-positions", "records"),
     ("--session-positions", "consumers"),
-    (),
+    ("--session-positions", "auto"),
 )
 """Flags of the gateways."""
 

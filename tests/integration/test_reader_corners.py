@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from mqtt_nats.shared_reader.promotion import CONSUMER_REST_MOST_S, Promotion
 
 from mqtt_nats.codec import Publish
 from mqtt_nats.delivery import durable
-from mqtt_nats.shared_reader import promotion as becoming
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.consumers import delete_consumer
 from mqtt_streams.hashing import name_hash
@@ -84,7 +81,7 @@ async def test_two_filters_of_one_subject(connect: Connector, name: str, stored:
     await stored.settled(name)
 
 
-async def test_a_session_becomes_live_while_much_comes(connect: Connector, name: str, stored: Stored) -> None:
+async def test_a_session_begins_while_much_comes(connect: Connector, name: str, stored: Stored) -> None:
     """In order, once, and without a pause until the publisher has one."""
     publisher = await connect(f"{name}-publisher")
     client = await connect(name, clean=False)
@@ -152,28 +149,6 @@ def take(client: Raw, numbers: range) -> None:
         client.send(raw.ack(raw.PUBACK, found.id))
 
 
-def test_more_is_kept_back_than_may_wait(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came from the reader before a session was live is given to it, also where it is behind then."""
-    live = served(inside)
-    let = asyncio.Event()
-
-    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
-        return let.is_set()
-
-    monkeypatch.setattr(becoming, "_passed", passed)
-    with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
-        inside.call(lambda: live.allow(False))  # a consumer serves the subscription first
-        assert client.subscribe(("crowded", 1)) == [1]
-        inside.call(lambda: live.allow(True))
-        eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
-        publish(writer, "crowded", range(100))
-        inside.call(let.set)
-        take(client, range(100))
-        eventually(lambda: count(inside, "crowded") == 1, PATIENCE)
-        publish(writer, "crowded", range(100, 103))
-        take(client, range(100, 103))
-
-
 def test_a_second_subscription_waits_for_what_the_first_has_to_get(inside: Inside) -> None:
     """It becomes live where the reader is, and not where the stream is, or the first one's messages would be done."""
     live = served(inside)
@@ -220,26 +195,6 @@ async def test_a_consumer_that_was_made_again_elsewhere(connect: Connector, name
     await client.quiet()
 
 
-def test_a_subscribe_does_not_wait_for_the_one_before(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that is about to be live leaves that to another time."""
-
-    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
-        return False
-
-    live = served(inside)
-    monkeypatch.setattr(becoming, "_passed", passed)
-    with Raw.connected(inside.ports[0], "hasty", clean=False) as client:
-        inside.call(lambda: live.allow(False))  # a consumer serves the first subscription
-        assert client.subscribe(("hasty/1", 1)) == [1]
-        inside.call(lambda: live.allow(True))
-        eventually(lambda: inside.call(lambda: [one for one in live.members.values() if one.joining]), PATIENCE)
-        since = time.monotonic()
-        assert client.subscribe(("hasty/2", 1)) == [1]
-        assert time.monotonic() - since < CONSUMER_REST_MOST_S * 0.9
-        monkeypatch.undo()
-        eventually(lambda: count(inside, "hasty") == 2, PATIENCE)
-
-
 class Defect:
     """In place of what a session keeps back."""
 
@@ -261,7 +216,7 @@ def test_one_session_that_fails_takes_nothing_from_the_others(inside: Inside, ca
             assert client.subscribe(("failing", 2)) == [2]
         eventually(lambda: count(inside, "fails") == count(inside, "other") == 1, PATIENCE)
         failing: Any = live.members[inside.client("fails")]
-        inside.call(lambda: setattr(failing, "joining", Defect()))
+        inside.call(lambda: setattr(failing, "handover", Defect()))
         publish(writer, "failing", range(1))
         assert other.expect(raw.PUBLISH, PATIENCE).payload == b"0"
         assert fails.expect_closed(PATIENCE) == []
@@ -270,30 +225,50 @@ def test_one_session_that_fails_takes_nothing_from_the_others(inside: Inside, ca
             assert again.expect(raw.PUBLISH, PATIENCE).payload == b"0"
 
 
-def test_a_message_that_fails_as_a_session_becomes_live(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def held_up(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Have sessions wait for the shared reader, which reads their filters already, until the event is set."""
+    live, let = served(inside), asyncio.Event()
+    ready = live.reader.ready
+
+    async def late() -> int:
+        last = await ready()
+        await let.wait()
+        return last
+
+    monkeypatch.setattr(live.reader, "ready", late)
+    return let
+
+
+def kept_back(inside: Inside, client_id: str) -> int:
+    """How many messages of the shared reader are kept for a session until its handover."""
+    handover = served(inside).members[inside.client(client_id)].handover
+    return inside.call(lambda: len(handover.kept)) if handover is not None else 0
+
+
+def test_what_is_kept_back_comes_in_order(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than may wait for a session: what came from the reader during the handover is given all the same."""
+    let = held_up(inside, monkeypatch)
+    with Raw.connected(inside.ports[0], "crowded", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
+        assert client.subscribe(("crowded", 1)) == [1]
+        publish(writer, "crowded", range(100))
+        eventually(lambda: kept_back(inside, "crowded") == 100, PATIENCE)
+        inside.call(let.set)
+        take(client, range(100))
+        publish(writer, "crowded", range(100, 103))
+        take(client, range(100, 103))
+        assert client.ping() == []
+
+
+def test_a_message_that_fails_as_a_session_is_handed_over(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session ends, and has that one and what was kept back behind it when it comes back."""
-    live = served(inside)
-    let = asyncio.Event()
-
-    async def passed(broker: object, joining: Promotion, binding: object) -> bool:
-        return let.is_set()
-
-    monkeypatch.setattr(becoming, "_passed", passed)
-    port = inside.ports[0]
+    let, port = held_up(inside, monkeypatch), inside.ports[0]
     with Raw.connected(port, "switched", clean=False) as client, Raw.connected(port) as writer:
-        inside.call(lambda: live.allow(False))  # a consumer serves the subscription first
         assert client.subscribe(("switched/+", 1)) == [1]
-        inside.call(lambda: live.allow(True))
         side: Any = inside.client("switched").durable_side
-
-        def joining() -> list[Promotion]:
-            return [one.joining for one in live.members.values() if one.side is side and one.joining]
-
-        eventually(lambda: inside.call(joining), PATIENCE)
         inside.call(lambda: side.overlap._matching.update({"switched.a": [None]}))
         publish(writer, "switched/a", range(1))
         publish(writer, "switched/b", range(1, 3))
-        eventually(lambda: inside.call(lambda: len(joining()[0].kept) == 3), PATIENCE)
+        eventually(lambda: kept_back(inside, "switched") == 3, PATIENCE)
         inside.call(let.set)
         assert client.expect_closed(PATIENCE) == []
     with Raw.connected(port, "switched", clean=False) as again:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JetStream does not let the gateway have its shared reader: sessions are left to their own consumers."""
+"""JetStream does not let the gateway have a reader: messages wait, and come when it does."""
 
 from __future__ import annotations
 
@@ -8,67 +8,94 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.shared_reader import session_checks
+from mqtt_nats.shared_reader import catch_up
 from mqtt_streams.consumers import delete_consumer, reader_request
 from mqtt_streams.messages import STREAM as MESSAGES
-from tests.base.support import PATIENCE, running
+from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
 from tests.harness.nats import NatsServer
 from tests.harness.raw import Raw
 from tests.harness.waiting import eventually
 
+SHARED, OWN = "mqtt_nats.shared_reader.reader.reader_request", "mqtt_nats.shared_reader.catch_up.reader_request"
+
+
+def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
+    """A reader that JetStream refuses."""
+    return reader_request(*arguments, **more, ack_policy="none at all")
+
+
+def publish(writer: Raw, topic: str, *numbers: int) -> None:
+    for number in numbers:
+        writer.send(raw.publish(topic, b"%d" % number, qos=1, id=number))
+        assert writer.expect(raw.PUBACK, PATIENCE).id == number
+
+
+def take(client: Raw, *numbers: int) -> None:
+    for number in numbers:
+        found = client.expect(raw.PUBLISH, PATIENCE)
+        assert (found.payload, found.first >> 3 & 1) == (b"%d" % number, 0)
+        client.send(raw.ack(raw.PUBACK, found.id))
+
+
+def delete_reader(inside: Inside) -> None:
+    """As an administrator may do."""
+    broker = inside.gateway.own.broker
+    assert broker is not None
+    assert broker.live is not None
+    inbox, name = broker.account.services.nats.inbox, broker.live.reader.name
+    asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, name), inside.loop).result(PATIENCE)
+
 
 @pytest.mark.parametrize("positions", ["consumers", "records"])
-def test_sessions_without_a_reader(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, positions: str) -> None:
-    """What comes meanwhile is delivered, once; and by the reader again when there is one.
+def test_sessions_without_a_shared_reader(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, positions: str
+) -> None:
+    """What is published meanwhile is stored, and comes once, in order, when there is a reader."""
+    topic = client_id = f"without-{positions}"
+    with (
+        running(nats_server.url, session_positions=positions) as inside,
+        Raw.connected(inside.ports[0], client_id, clean=False, patience=PATIENCE) as client,
+        Raw.connected(inside.ports[0]) as writer,
+    ):
+        assert client.subscribe((topic, 1)) == [1]
+        publish(writer, topic, 1)
+        take(client, 1)
+        monkeypatch.setattr(SHARED, wrong)
+        delete_reader(inside)
+        eventually(lambda: "JetStream refuses the shared reader" in caplog.text, PATIENCE)
+        publish(writer, topic, 2, 3)
+        assert client.ping() == []
+        monkeypatch.setattr(SHARED, reader_request)
+        take(client, 2, 3)
+        publish(writer, topic, 4)
+        take(client, 4)
+        assert client.ping() == []
+        Raw.connected(inside.ports[0], client_id).close()
 
-    Without a reader every session has consumers, and its record does not say otherwise.
-    """
-    monkeypatch.setattr(session_checks, "REFUSED", 0.2)
-    with running(nats_server.url, session_positions=positions) as inside:
-        broker, port = inside.gateway.own.broker, inside.ports[0]
-        assert broker is not None
-        assert broker.live is not None
-        reader, inbox = broker.live.reader, broker.account.services.nats.inbox
 
-        def wrong(*arguments: Any, **more: Any) -> dict[str, Any]:
-            return reader_request(*arguments, **more, ack_policy="none at all")
-
-        def served() -> bool:
-            side = inside.client("without").durable_side
-            return side is not None and side.live
-
-        def consumerless() -> bool:
-            record = inside.client("without").record
-            return record is not None and record.v5 is not None and record.v5.consumerless
-
-        def deliver(writer: Raw, client: Raw, number: int) -> None:
-            writer.send(raw.publish("without/reader", b"%d" % number, qos=1, id=number))
-            assert writer.expect(raw.PUBACK, PATIENCE).id == number
-            found = client.expect(raw.PUBLISH)
-            assert found.payload == b"%d" % number
-            client.send(raw.ack(raw.PUBACK, found.id))
-
-        with Raw.connected(port, "without", clean=False, patience=PATIENCE) as client, Raw.connected(port) as writer:
-            assert client.subscribe(("without/reader", 1)) == [1]
-            eventually(served, PATIENCE)
-            deliver(writer, client, 1)
-            assert consumerless() is (positions == "records")
-
-            def refuse() -> None:
-                monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", wrong)
-
-            inside.call(refuse)
-            gone = asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, reader.name), inside.loop)
-            gone.result(PATIENCE)
-            deliver(writer, client, 2)
-            eventually(lambda: not served(), PATIENCE)
-            deliver(writer, client, 3)
-            eventually(lambda: not consumerless(), PATIENCE)
-            monkeypatch.setattr("mqtt_nats.shared_reader.reader.reader_request", reader_request)
-            eventually(served, PATIENCE)
-            deliver(writer, client, 4)
-            assert consumerless() is (positions == "records")
-            client.ping()
-        with Raw.connected(port, "without") as client:
+@pytest.mark.parametrize("positions", ["consumers", "records"])
+def test_a_session_that_cannot_catch_up(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, positions: str
+) -> None:
+    """Its client stays connected, and gets what it has missed when JetStream allows the reader."""
+    topic = client_id = f"behind-{positions}"
+    monkeypatch.setattr(catch_up, "REFUSED_PAUSE_S", 0.2)
+    with (
+        running(nats_server.url, session_positions=positions) as inside,
+        Raw.connected(inside.ports[0]) as writer,
+    ):
+        port = inside.ports[0]
+        with Raw.connected(port, client_id, clean=False) as client:
+            assert client.subscribe((topic, 1)) == [1]
+        publish(writer, topic, 1, 2, 3)
+        monkeypatch.setattr(OWN, wrong)
+        with Raw.connected(port, client_id, clean=False, patience=PATIENCE) as client:
+            eventually(lambda: "JetStream refuses the reader of what it has missed" in caplog.text, PATIENCE)
+            publish(writer, topic, 4)
+            assert client.ping() == []
+            monkeypatch.setattr(OWN, reader_request)
+            take(client, 1, 2, 3, 4)
+            assert client.ping() == []
+        with Raw.connected(port, client_id) as client:
             client.ping()

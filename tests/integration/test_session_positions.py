@@ -46,12 +46,6 @@ def keeping(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -
     yield from _started(nats_server, tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
-def without(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One that has no shared reader."""
-    yield from _started(nats_server, tmp_path_factory)
-
-
 async def consumerless(stored: Stored, client_id: str, count: int = 1) -> None:
     """Wait until a session is served by the shared reader, and has no consumer."""
 
@@ -102,7 +96,7 @@ async def version(stored: Stored, client_id: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("goes", ["here", "other", "keeping", "without"])
+@pytest.mark.parametrize("goes", ["here", "other", "keeping"])
 @pytest.mark.parametrize("qos", [1, 2])
 async def test_what_waits_for_an_absent_client_comes(
     connect: Connector,
@@ -111,7 +105,6 @@ async def test_what_waits_for_an_absent_client_comes(
     gateway: Gateway,
     other: Gateway,
     keeping: Gateway,
-    without: Gateway,
     qos: int,
     goes: str,
 ) -> None:
@@ -126,7 +119,7 @@ async def test_what_waits_for_an_absent_client_comes(
     await absent(stored, name)
     payloads = [b"%d" % number for number in range(5)]
     await publisher.deliver_all(f"{name}/a", payloads, qos)
-    to = {"here": gateway, "other": other, "keeping": keeping, "without": without}[goes]
+    to = {"here": gateway, "other": other, "keeping": keeping}[goes]
     new = await created(stored)
     client = await connect(name, clean=False, to=to)
     got = await received(client, 5)

@@ -37,12 +37,6 @@ def other(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> 
     yield from _started(nats_server, tmp_path_factory)
 
 
-@pytest.fixture(scope="module")
-def without(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One that does not use a shared reader."""
-    yield from _started(nats_server, tmp_path_factory)
-
-
 async def where(stored: Stored, client_id: str, check: Callable[[Position], bool]) -> None:
     """Wait until the position of a session is as it should be."""
 
@@ -76,7 +70,7 @@ async def test_nothing_is_delivered_by_the_consumer(connect: Connector, name: st
         assert not info.num_ack_pending
 
 
-@pytest.mark.parametrize("goes", ["here", "elsewhere", "without"])
+@pytest.mark.parametrize("goes", ["here", "elsewhere"])
 @pytest.mark.parametrize("end", ["lost", "killed"])
 async def test_window_of_mixed_states(
     connect: Connector,
@@ -85,7 +79,6 @@ async def test_window_of_mixed_states(
     nats_server: NatsServer,
     gateway_factory: GatewayFactory,
     other: Gateway,
-    without: Gateway,
     goes: str,
     end: str,
 ) -> None:
@@ -108,7 +101,7 @@ async def test_window_of_mixed_states(
     if end == "lost":
         await stored.detached(name)
     await publisher.deliver(name, b"new", 2)
-    to = {"here": near if end == "lost" else other, "elsewhere": other, "without": without}[goes]
+    to = {"here": near if end == "lost" else other, "elsewhere": other}[goes]
     client = await connect(name, clean=False, to=to)
     await expect_rest(client, ids, killed=end == "killed")
     await stored.settled(name)

@@ -413,7 +413,6 @@ async def test_unsubscribe_leaves_the_overlapping_filter_its_messages(
     connect: Connector, name: str, nats_server: NatsServer, gateway_factory: GatewayFactory, stored: Stored
 ) -> None:
     """[MQTT-3.3.5-1]: what waited behind the window for one filter still comes for the other that matches it."""
-    # By its consumers: of a session that becomes live meanwhile as many are in flight as all its consumers may have.
     narrow = gateway_factory(nats_server, env={"MQTT_NATS_MAX_INFLIGHT": "5"})
     client = await connect(name, clean=False, to=narrow)
     await client.subscribe(f"{name}/#", qos=1)
@@ -422,7 +421,7 @@ async def test_unsubscribe_leaves_the_overlapping_filter_its_messages(
     for index in range(20):
         await publisher.deliver(f"{name}/a", b"%d" % index, 1)
         await publisher.deliver(f"{name}/b", b"%d" % index, 1)
-    flying = await client.messages(5)
+    flying = await client.messages(15)  # the window of each of three consumers: `#` has two
     await client.quiet()
     await client.unsubscribe(f"{name}/#")
     got = [(topic_of(one), one.payload) for one in flying]

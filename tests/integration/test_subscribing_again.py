@@ -11,7 +11,6 @@ import pytest
 
 from mqtt_nats.client import subscribe as subscribing
 from mqtt_nats.ingress.retained.replay import prepare
-from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_streams.api import ApiError
 from tests.base.support import PATIENCE, Inside, running
 from tests.harness import raw
@@ -21,10 +20,10 @@ from tests.harness.raw5 import Raw5
 from tests.harness.waiting import eventually
 
 
-@pytest.fixture(scope="module", params=["never", "always"])
+@pytest.fixture(scope="module", params=["consumers", "records"])
 def inside(nats_server: NatsServer, request: pytest.FixtureRequest) -> Iterator[Inside]:
-    """A gateway that can be looked into, without and with a shared reader."""
-    with running(nats_server.url, shared_reader=request.param) as found:
+    """A gateway that can be looked into, whose sessions have consumers, or none."""
+    with running(nats_server.url, session_positions=request.param) as found:
         yield found
 
 
@@ -33,7 +32,7 @@ def topic(inside: Inside, request: pytest.FixtureRequest) -> str:
     """One that no other test uses."""
     account = inside.gateway.account
     assert account is not None
-    return f"{request.function.__name__}/{account.services.settings.shared_reader}"
+    return f"{request.function.__name__}/{account.services.settings.session_positions}"
 
 
 def publish(writer: Raw, topic: str, payload: bytes) -> None:
@@ -53,10 +52,7 @@ def begin(inside: Inside, client: Raw, client_id: str, topic: str) -> Any:
     """Subscribe; the session's side, once its messages come as they are to."""
     assert client.subscribe((topic, 1)) == [1]
     side: Any = inside.client(client_id).durable_side
-    account = inside.gateway.account
-    assert account is not None
-    if isinstance(account.delivery.feed, SharedReaderSessions) and account.services.settings.shared_reader == "always":
-        eventually(lambda: side.live, PATIENCE)
+    assert side.live
     return side
 
 

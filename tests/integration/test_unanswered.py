@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from mqtt_nats.delivery import durable
+from mqtt_nats.delivery import dormant_consumers, durable
 from mqtt_nats.delivery.durable import DurableDelivery
-from mqtt_nats.gateway import reconnect as recovery
-from mqtt_streams.api import NoResponders, RequestTimeout
+from mqtt_streams.api import ApiError, NoResponders, RequestTimeout
 from mqtt_streams.consumers import consumer_info, delete_consumer
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.base.support import PATIENCE, Inside, running
@@ -29,15 +28,8 @@ Fail = Callable[[ModuleType, str], list[Exception]]
 
 
 @pytest.fixture(scope="module")
-def own(nats_server: NatsServer) -> Iterator[Inside]:
-    """A gateway that can be looked into, where each subscription's own consumer brings its messages."""
-    with running(nats_server.url) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def shared(nats_server: NatsServer) -> Iterator[Inside]:
-    """One with a shared reader."""
+def inside(nats_server: NatsServer) -> Iterator[Inside]:
+    """A gateway that can be looked into."""
     with running(nats_server.url) as found:
         yield found
 
@@ -67,55 +59,74 @@ def side_of(inside: Inside, client_id: str) -> DurableDelivery:
     return side
 
 
-def test_what_a_quiet_consumer_has_left(own: Inside, fail: Fail) -> None:
-    """What waits for that may be the last that comes, and then nobody else would ask."""
-    with Raw.connected(own.ports[0], "quiet", clean=False) as client:
-        assert client.subscribe(("quiet", 1)) == [1]
-        side = side_of(own, "quiet")
-        (binding,) = side.bindings.values()
-        errors = fail(durable, "consumer_info")
-        own.call(lambda: side.request_state(binding.source, 1 << 40))
-        eventually(lambda: own.call(lambda: binding.source.clear) == 1 << 40, PATIENCE)
-        assert not errors
-        client.ping()
+async def _exists(inside: Inside, name: str) -> bool:
+    account = inside.gateway.account
+    assert account is not None
+    return await consumer_info(account.services.nats.inbox, MESSAGES, name) is not None
 
 
-def test_the_consumer_of_an_ended_subscription_is_removed(own: Inside, fail: Fail) -> None:
-    """That is once the client has acknowledged what was in flight."""
-    with Raw.connected(own.ports[0], "ends", clean=False) as client, Raw.connected(own.ports[0]) as writer:
+def exists(inside: Inside, name: str) -> bool:
+    """Whether JetStream has a consumer."""
+    return asyncio.run_coroutine_threadsafe(_exists(inside, name), inside.loop).result(PATIENCE)
+
+
+def test_the_consumer_of_an_ended_subscription_is_removed(inside: Inside, fail: Fail) -> None:
+    """The message in flight stays the client's to acknowledge."""
+    with Raw.connected(inside.ports[0], "ends", clean=False) as client, Raw.connected(inside.ports[0]) as writer:
         assert client.subscribe(("ends", 1)) == [1]
-        side = side_of(own, "ends")
+        (name,) = side_of(inside, "ends").bindings
         writer.send(raw.publish("ends", b"1", qos=1, id=1))
         found = client.expect(raw.PUBLISH, PATIENCE)
+        errors = fail(durable, "delete_for_good")
         client.send(raw.unsubscribe("ends", id=2))
         client.expect(raw.UNSUBACK, PATIENCE)
-        record = own.client("ends").record
-        assert record is not None
-        assert record.v5 is not None
-        draining = record.v5
-        errors = fail(durable, "delete_for_good")
-        client.send(raw.ack(raw.PUBACK, found.id))
-        eventually(lambda: own.call(lambda: not side.bindings and not draining.draining), PATIENCE)
+        eventually(lambda: not exists(inside, name), PATIENCE)
         assert not errors
-        client.ping()
+        client.send(raw.ack(raw.PUBACK, found.id))
+        assert client.ping() == []
 
 
-@pytest.mark.parametrize("asked", ["consumer_info", "create_consumer"])
-def test_a_dormant_consumer_that_was_deleted_is_made_again(shared: Inside, fail: Fail, asked: str) -> None:
-    with Raw.connected(shared.ports[0], asked, clean=False) as client:
+@pytest.mark.parametrize("asked", ["existing_consumer", "create_consumer"])
+def test_a_dormant_consumer_that_was_deleted_is_made_again(inside: Inside, fail: Fail, asked: str) -> None:
+    with Raw.connected(inside.ports[0], asked, clean=False) as client:
         assert client.subscribe((asked, 1)) == [1]
-        side = side_of(shared, asked)
-        eventually(lambda: shared.call(lambda: side.live), PATIENCE)
-        (name,) = side.bindings
-        account = shared.gateway.account
+        (name,) = side_of(inside, asked).bindings
+        account = inside.gateway.account
         assert account is not None
         inbox = account.services.nats.inbox
-        errors = fail(recovery, asked)
-        asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, name), shared.loop).result(PATIENCE)
+        errors = fail(dormant_consumers, asked)
+        asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, name), inside.loop).result(PATIENCE)
+        eventually(lambda: not errors and exists(inside, name), PATIENCE)
+        assert client.ping() == []
 
-        def there() -> bool:
-            info = asyncio.run_coroutine_threadsafe(consumer_info(inbox, MESSAGES, name), shared.loop)
-            return not errors and info.result(PATIENCE) is not None
 
-        eventually(there, PATIENCE)
-        client.ping()
+def test_a_dormant_consumer_that_jetstream_refuses(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client stays, and gets its messages; the consumer is created when the session is resumed."""
+    asked: list[object] = []
+
+    async def refuse(*arguments: object) -> None:
+        asked.append(arguments)
+        raise ApiError(400, 10026, "maximum consumers limit reached")
+
+    with Raw.connected(inside.ports[0], "refused", clean=False) as client:
+        assert client.subscribe(("refused", 1)) == [1]
+        (name,) = side_of(inside, "refused").bindings
+        account = inside.gateway.account
+        assert account is not None
+        inbox = account.services.nats.inbox
+        monkeypatch.setattr(dormant_consumers, "create_consumer", refuse)
+        asyncio.run_coroutine_threadsafe(delete_consumer(inbox, MESSAGES, name), inside.loop).result(PATIENCE)
+        eventually(lambda: asked, PATIENCE)
+        with Raw.connected(inside.ports[0]) as writer:
+            writer.send(raw.publish("refused", b"1", qos=1, id=1))
+            writer.expect(raw.PUBACK, PATIENCE)
+        found = client.expect(raw.PUBLISH, PATIENCE)
+        client.send(raw.ack(raw.PUBACK, found.id))
+        assert client.ping() == []
+    monkeypatch.undo()
+    assert not exists(inside, name)
+    with Raw.connected(inside.ports[0], "refused", clean=False) as client:
+        eventually(lambda: exists(inside, name), PATIENCE)
+        assert client.ping() == []

@@ -23,11 +23,13 @@ from tests.rolling.halves import Left, leave
 DIRECTORY: Final = Path(__file__).with_name("golden")
 
 SETTINGS: Final = {
-    "plain": (),
     "consumers": ("--session-positions", "consumers"),
     "records": ("--session-positions", "records"),
 }
 """Arguments of the gateway that has written a store, by the name of the store."""
+
+STORES: Final = ("plain", *SETTINGS)
+"""Names of the stores; consumers of sessions have delivered at the gateway that has written "plain", an older one."""
 
 RETENTION: Final = "9000000000"
 """Seconds for which messages are kept: a store is read whenever tests run."""

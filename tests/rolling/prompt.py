@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from mqtt_nats.shared_reader import eligibility
+from mqtt_nats.sessions import listener_clients
 
 if __name__ == "__main__":
-    eligibility.CHECK_IDLE_S, eligibility.QUIET_BEFORE_USE_S = 0.2, 1.0  # type: ignore[misc]
+    listener_clients.CHECK_IDLE_S, listener_clients.QUIET_BEFORE_USE_S = 0.2, 1.0  # type: ignore[misc]
 
     from mqtt_nats.cli import main
 

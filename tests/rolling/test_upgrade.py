@@ -118,7 +118,7 @@ def fleet(server: NatsServer, gateway_factory: GatewayFactory) -> Fleet:
 
 
 @pytest.mark.parametrize("positions", ["consumers", "records"])
-@pytest.mark.parametrize("name", golden.SETTINGS)
+@pytest.mark.parametrize("name", golden.STORES)
 async def test_what_an_earlier_gateway_has_stored(
     gateway_factory: GatewayFactory, tmp_path: Path, name: str, positions: str
 ) -> None:
