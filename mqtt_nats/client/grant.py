@@ -182,7 +182,7 @@ class _Starts:
 
 
 async def _create_dormant(client: Client, added: list[ConsumerBinding]) -> None:
-    """Create consumers that lie dormant; one that JetStream refuses is created when the session is resumed."""
+    """Create consumers that lie dormant; others when the session is resumed: JetStream refuses them, or has no room."""
     results = await in_turn([partial(_create_one, client, one) for one in added])
     for one, created in zip(added, results, strict=True):
         if not created and not one.removed:
@@ -191,7 +191,9 @@ async def _create_dormant(client: Client, added: list[ConsumerBinding]) -> None:
 
 
 async def _create_one(client: Client, binding: ConsumerBinding) -> bool:
-    """Create a dormant consumer; False: JetStream refuses it."""
+    """Create a dormant consumer; False: JetStream refuses it, or readers need its place."""
+    if client.services.stream.crowded:
+        return False
     try:
         await create_consumer(client.services.nats.inbox, MESSAGES, binding.consumer)
     except ApiError as error:

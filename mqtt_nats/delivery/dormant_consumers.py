@@ -159,6 +159,8 @@ async def _check(client: Receiver, side: DurableDelivery, one: ConsumerBinding, 
     if not client.alive or side.bindings.get(name) is not one:
         return  # the subscription has ended meanwhile
     found = await existing_consumer(inbox, MESSAGES, name, client.client_id)
+    if found is None and client.services.stream.crowded:
+        return  # readers need its place
     if found is None:
         wanted = replace(one.consumer, start_seq=_oldest_pending(side, one), inactive_threshold=threshold)
         with suppress(ConsumerExists):

@@ -156,6 +156,12 @@ class StreamHead:
         return True
 
 
+READERS_PART: Final = 4
+"""This part of the consumers that JetStream allows, at least `READERS_LEAST`, is left to readers."""
+
+READERS_LEAST: Final = 2
+
+
 class StreamIdentity:
     """The identity of the ``$MQTT_msgs`` that the gateway knows."""
 
@@ -184,6 +190,12 @@ class StreamIdentity:
     def replicas(self) -> int:
         """Number of replicas of the stream when it was last checked."""
         return self._store.replicas
+
+    @property
+    def crowded(self) -> bool:
+        """Whether JetStream allows few more consumers of the stream: readers need these."""
+        allowed = int(self._store.info.get("config", {}).get("max_consumers", 0))
+        return 0 < allowed < self.consumers + max(allowed // READERS_PART, READERS_LEAST)
 
     def count_consumers(self, number: int) -> None:
         """Count consumers that this gateway creates, or with a negative number removes, until the next check.

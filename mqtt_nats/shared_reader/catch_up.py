@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mqtt_nats.backbone.pending_stores import TRANSIENT
 from mqtt_nats.base.logs import log_failure
 from mqtt_nats.codec import MqttError, ReasonCode
+from mqtt_nats.delivery.dormant_consumers import remove_dormant
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.shared_reader.filters import chosen
@@ -23,6 +24,7 @@ from mqtt_nats.shared_reader.index import shown
 from mqtt_nats.shared_reader.reader_session import ReaderHandover, ReaderSession
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.consumers import delete_consumer, describe, reader_request
+from mqtt_streams.error_codes import MAXIMUM_CONSUMERS
 from mqtt_streams.messages import DELIVER_PREFIX
 from mqtt_streams.messages import PREFIX as STORED_PREFIX
 from mqtt_streams.messages import STREAM as MESSAGES
@@ -191,6 +193,8 @@ class CatchUpReader:
                     text = "%s: JetStream refuses the reader of what it has missed: %s"
                     log_failure(log, logging.WARNING, "reader", text, member.client, error)
                     self._leave_place()
+                    if error.err_code == MAXIMUM_CONSUMERS:  # the position replaces those that only show the session
+                        member.client.do(remove_dormant(member.client, member.side))
                     await asyncio.sleep(REFUSED_PAUSE_S)
 
     async def _has_missed(self) -> bool:

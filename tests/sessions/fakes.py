@@ -211,6 +211,7 @@ class FakeIdentity:
         self.floor = 0
         self.consumers = 0
         self.replicas = 1
+        self.crowded = False
         self.fake_gateways = 0.0
         self.fake_checks = 0
 
