@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A JetStream account with limits of its own: a gateway uses what the account allows, and refuses the rest."""
 
+from typing import Any
+
+import nats
 import pytest
+from nats.js.api import ConsumerConfig
 
 from mqtt_nats.codec import Subscription
 from tests.conftest import GatewayFactory, NatsFactory
@@ -43,6 +47,30 @@ async def test_few_consumers_and_a_small_window(nats_factory: NatsFactory, gatew
         for client, topic in ((five, f"five/{2 * CONSUMERS - 1}"), (three, "more")):
             await publisher.deliver(topic, b"last", 1)
             await client.receive(topic, b"last", qos=1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("others", [0, 3])
+async def test_readers_have_a_place(nats_factory: NatsFactory, gateway_factory: GatewayFactory, others: int) -> None:
+    """Consumers that only show a session leave some to readers; they go where ``others`` have used up the rest."""
+    server = nats_factory(config=CONFIG % (2 * CONSUMERS - 2, ACK_PENDING, 30))
+    gateway = gateway_factory(server, "--session-positions", "consumers")
+    options: dict[str, Any] = {"clean": False, "session_expiry_interval": 100}
+    five = await RawClient5.connect5(gateway.port, "five", **options)
+    for number in range(2 if others else 2 * CONSUMERS):
+        assert await five.subscribe5(Subscription(f"five/{number}", 1)) == (1,)
+    await five.disconnect5()
+    client = await nats.connect(server.url)
+    for number in range(others):
+        await client.jetstream().add_consumer("$MQTT_msgs", ConsumerConfig(durable_name=f"other{number}"))
+    await client.close()
+    payloads = [b"%d" % number for number in range(10)]
+    async with await RawClient.connect(gateway.port, "publisher") as publisher:
+        await publisher.deliver_all("five/0", payloads, 1)
+    async with await RawClient5.connect5(gateway.port, "five", **options) as five:
+        for payload in payloads:
+            await five.receive("five/0", payload, qos=1)
+        await five.quiet()
 
 
 @pytest.mark.anyio
