@@ -34,6 +34,9 @@ class Refused(Exception):
     """JetStream does not do it."""
 
 
+MADE: Final = 10148, 10105, 10013, 10012
+"""Error codes: somebody else has created the consumer, or creates it at this moment."""
+
 Hand = Callable[[Stored, ConsumerInfo], Awaitable[None]]
 
 
@@ -108,11 +111,11 @@ async def replace_by_pull(stored: Stored, consumer: ConsumerInfo) -> None:
 
 
 async def _add(stored: Stored, consumer: ConsumerInfo) -> None:
-    """Create it, unless the gateway of the connected client has been faster."""
+    """Create it, unless the gateway of the connected client is faster."""
     body = {"stream_name": STREAM, "config": consumer.config.as_dict(), "action": "create"}
     subject = f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.{consumer.name}"
     answer = orjson.loads((await stored.nats.request(subject, orjson.dumps(body))).data)
-    assert answer.get("error", {}).get("err_code") in (None, 10148, 10105, 10013), answer
+    assert answer.get("error", {}).get("err_code") in (None, *MADE), answer
 
 
 HANDS: Final[tuple[Hand, ...]] = (
