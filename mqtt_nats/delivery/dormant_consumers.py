@@ -58,14 +58,22 @@ def first_incomplete(position: SessionPosition) -> int:
 async def set_consumers(js: JetStream, consumers: Iterable[tuple[str, int]], first: int) -> None:
     """Set dormant consumers to a stream sequence, so that they show the messages that are left for the client.
 
+    One that is gone, or cannot be set, stays as it is.
+
     Args:
         consumers: names, each with the first stream sequence of its subscription.
 
     Raises:
-        ApiError, NoResponders, RequestTimeout: JetStream does not do it.
+        NoResponders, RequestTimeout: JetStream does not answer.
     """
-    resets = ((f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": max(first, start)}) for name, start in consumers)
-    await all_done(call(js, *reset) for reset in resets)
+    await all_done(_set(js, name, max(first, start)) for name, start in consumers)
+
+
+async def _set(js: JetStream, name: str, sequence: int) -> None:
+    try:
+        await call(js, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": sequence})
+    except ApiError as error:
+        log.debug("consumer %s is not set: %s", name, error)
 
 
 async def follow_position(client: Receiver, side: DurableDelivery, first: int) -> None:
@@ -80,7 +88,7 @@ async def follow_position(client: Receiver, side: DurableDelivery, first: int) -
             return
         try:
             await set_consumers(client.services.nats.inbox, some, first)
-        except (ApiError, NoResponders, RequestTimeout) as error:
+        except (NoResponders, RequestTimeout) as error:
             log.debug("%s: its consumers keep their positions: %s", client, error)
 
 
@@ -128,7 +136,7 @@ async def check_dormant(client: Receiver, side: DurableDelivery) -> None:
 
 
 async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
-    """Create the consumers of a session that has none, to lie dormant; False: the session has moved.
+    """Create the consumers of a session that needs none, to lie dormant; False: the session has moved.
 
     The position names them before: this gateway may die before the record says that they exist.
 
@@ -137,16 +145,17 @@ async def create_dormant(client: Receiver, side: DurableDelivery) -> bool:
     """
     position_writer, services = side.position_writer, client.services
     _, v5 = claimed(client.record)
-    missing = [one for one in side.bindings.values() if one.removed]
+    # Some may exist: an earlier gateway may have died after it had created them, or before.
+    bindings = list(side.bindings.values())
     assert position_writer is not None
-    position_writer.expect_consumers(one.consumer.durable_name for one in missing)
+    position_writer.expect_consumers(one.consumer.durable_name for one in bindings)
     if not await position_writer.flush():
         position_writer.end_if_moved()
         return False
-    await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in missing])
+    await in_turn([partial(_check, client, side, one, backstop(v5.expiry)) for one in bindings])
     if not client.alive:  # the position names those that were created
         return False
-    for one in missing:
+    for one in bindings:
         one.lie_dormant()
         services.registry.attached[one.consumer.durable_name] = client
     v5.move_to_consumers()

@@ -390,6 +390,35 @@ async def test_deleted_ones_of_a_connected_client_are_created_again(
     device.check(12)
 
 
+async def test_one_that_is_missing_does_not_keep_others_from_being_set(
+    stored: Stored, name: str, proxy: NatsProxy, held_up: Gateway
+) -> None:
+    """The gateway has not heard of its deletion when the connection of the client ends."""
+    topics = [f"{name}/{number}" for number in range(40)]  # more than are set at a time
+    async with (
+        await RawClient.connect(held_up.port, name, clean=False) as client,
+        await RawClient.connect(held_up.port, f"{name}-publisher") as publisher,
+    ):
+        await client.subscribe(*topics, qos=1)
+        await publisher.deliver(topics[-1], b"1", 1)
+        await client.receive(topics[-1], b"1", qos=1)
+        await client.quiet()
+        await stored.settled(name)
+        by_filter = {one.config.filter_subject: one for one in await stored.session_consumers(name)}
+        lost = proxy.set("down", "$JS.EVENT.ADVISORY.CONSUMER.DELETED.", Action.DROP)
+        await delete(stored, by_filter[f"$MQTT.msgs.{topics[0].replace('/', '.')}"])
+        await asyncio.wait_for(lost.sprung.wait(), PATIENCE)
+        await client.disconnect()
+        await left(stored, name)
+        await publisher.deliver(topics[-1], b"2", 1)
+
+        async def shown() -> None:
+            found = await stored.js.consumer_info(STREAM, by_filter[f"$MQTT.msgs.{topics[-1].replace('/', '.')}"].name)
+            assert found.num_pending == 1
+
+        await until(shown)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @both
 async def test_anything_at_any_time(stored: Stored, name: str, device: Device, publisher: Publisher, seed: int) -> None:
