@@ -356,7 +356,7 @@ class World:
             assert self.sent_qos[sequence] <= qos, f"{sequence} is sent again at a lower QoS"
         else:
             assert not dup or sequence in self.perhaps_sent, f"{sequence} has DUP, and was never sent"
-            last = max((one for one in self.sent if self.stream_all[one].topic != SHARED), default=0)
+            last = max((one for one in self.sent if self.stream_all[one].topic == message.topic), default=0)
             assert message.topic == SHARED or sequence > last, f"{sequence} comes after {last}"
         self.sent[sequence] = self.sent.get(sequence, 0) + 1
         self.sent_qos.setdefault(sequence, qos)
