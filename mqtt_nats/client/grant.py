@@ -156,8 +156,8 @@ def _put_consumer(side: DurableDelivery, key: str, subject: str, source: Subscri
 def _regrant(side: DurableDelivery, key: str, source: SubscriptionState, qos: int) -> None:
     """Grant another QoS to a subscription that has a consumer; the session record notes the former QoS."""
     _, v5 = claimed(side.client.record)
-    # The last sequence of all: an overlapping subscription may be ahead of this one's consumer.
-    source.regrant(qos, max(each.last for each in side.machine.sources))
+    # What an earlier connection may have sent comes again at the former QoS.
+    source.regrant(qos, max(side.machine.reached, side.machine.perhaps_sent))
     v5.was[key] = (source.was_qos, source.until)
 
 

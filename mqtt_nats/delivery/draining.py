@@ -60,6 +60,8 @@ def drain(side: DurableDelivery, key: str) -> str:
     side.settle()
     unmatch(side, binding)
     binding.end_subscription()
+    # Messages that an earlier connection may have sent do not come again: the client may use their identifiers.
+    side.machine.suspect(side.machine.reached + 1, side.machine.perhaps_sent)
     source = binding.source
 
     def keep(delivery: Delivery) -> bool:

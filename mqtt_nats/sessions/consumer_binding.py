@@ -266,6 +266,7 @@ class SessionConsumers:
     def resume_from(self, reached: int) -> None:
         """Note up to which stream sequence an earlier connection took all messages from the shared reader."""
         self.resumed_from = reached
+        self.machine.read_to(reached)
 
     def add_past(self) -> None:
         """Add the source of the messages that an earlier connection took."""

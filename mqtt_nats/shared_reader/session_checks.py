@@ -44,7 +44,7 @@ async def keep_up(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> 
 
 
 def look(live: SharedReaderSessions, waiting: Set[DurableDelivery]) -> None:
-    """Bound the messages that wait, tell senders how far the reader has come, and renew dormant consumers."""
+    """Bound the messages that wait, and renew dormant consumers."""
     # Only sessions that readers serve: messages of others wait until their clients take them.
     _stop_crowded(live, [side for side in waiting if side.live and side.machine.crowd])
     _renew(live, asyncio.get_running_loop().time())
@@ -62,7 +62,7 @@ def _checking(client: Receiver) -> Iterator[None]:
 
 
 def _stop_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) -> None:
-    """Give no more messages to sessions for which most wait, if too many wait in all; tell others what was read."""
+    """Give no more messages to sessions for which most wait, if too many wait in all."""
     crowd = sum(side.machine.crowd for side in crowded)
     for side in crowded:
         with _checking(side.client):
@@ -72,9 +72,6 @@ def _stop_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) ->
                 if member is not None and member.side is side:
                     crowd -= machine.crowd
                     live.fall_behind(member)
-            elif (reached := live.reached(side)) > machine.reached:
-                machine.read_to(reached)
-                machine.pump()
 
 
 def _renew(live: SharedReaderSessions, now: float) -> None:
