@@ -20,9 +20,9 @@ from mqtt_nats.messages.terms import TERMS, Terms
 from mqtt_nats.observability.counters import Counters
 from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.protocol.ports import NOWHERE
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.pubsub.data_path import Path
 from mqtt_nats.pubsub.fanout import Fanout
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.transport.connection import Connection
 from mqtt_nats.transport.write_buffer import FlushRound, WriteBuffer
@@ -30,21 +30,13 @@ from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, FakeLink, FakePath, FakeServices, FakeSettings, FakeSide, FakeStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mqtt_nats.messages.publish_encoder import Aliases
     from mqtt_nats.pubsub.backlog import Gate
     from mqtt_nats.pubsub.routing_table import Filter
+    from mqtt_streams.positions import Position
     from mqtt_streams.sessions import V5
-
-
-@stands_for(Reconciling)
-class FakeReconciling:
-    """Stands for `Reconciling`: which consumers are to be attached anew."""
-
-    def __init__(self) -> None:
-        self.fake_due: list[str] = []
-
-    def due(self, client: object, name: str) -> None:
-        self.fake_due.append(name)
 
 
 @stands_for(PositionHandover)
@@ -67,13 +59,12 @@ class FakeHandover:
 
 @stands_for(DeliveryServices)
 class FakeDelivery:
-    """Stands for `DeliveryServices`, where the shared reader is not used."""
+    """Stands for `DeliveryServices`, with a feed that brings nothing."""
 
     def __init__(self, services: FakeDeliveryServices) -> None:
         self.services, self.registry = services, services.registry
         self.writers = PositionWriters()
         self.waiting: set[DurableDelivery] = set()
-        self.reconciling = FakeReconciling()
         self.feed = SharedFeed()
         self.handover = FakeHandover()
         self.resets = True
@@ -240,6 +231,44 @@ class FakeWriterSide(FakeSide):
         self.fake_released.append((identifier, mark))
 
 
+@stands_for(PositionWriter)
+class FakePositionWriter:
+    """Stands for `PositionWriter`: its session is its own so many times, and its writes are stored, or refused."""
+
+    def __init__(self, times: int = 1 << 30, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
+        self.ledger = SessionPosition() if ledger is None else ledger
+        self.live = {"a"}
+        self.present: set[str] = set()
+        self.perhaps = 0
+        self.fake_times = times
+        self.fake_stores = stores
+        self.fake_left = False
+        self.fake_written: list[set[str]] = []
+
+    async def flush(self) -> bool:
+        self.fake_written.append(set(self.present))
+        return self.fake_stores
+
+    async def sure(self) -> bool:
+        self.fake_times -= 1
+        return self.fake_times >= 0
+
+    def end_if_moved(self) -> None:
+        self.fake_left = True
+
+    def restore(self, position: Position, valid: int, sent: int) -> None:
+        """Begin as the position says."""
+
+    def go_on(self) -> None:
+        """Remove what the end of a connection has noted."""
+
+    def expect_consumers(self, names: Iterable[str]) -> None:
+        self.present.update(names)
+
+    def miss_consumers(self, names: Iterable[str]) -> None:
+        self.present.difference_update(names)
+
+
 def as_delivery(fake: FakeDelivery) -> DeliveryServices:
     """The fake, for a function that wants a `DeliveryServices`."""
     return cast("DeliveryServices", fake)
@@ -258,7 +287,7 @@ class Side(StatefulDelivery):
     stall: Any
 
     def __init__(
-        self, machine: DurableSender | None = None, state: DeliveryState = DeliveryState.PLAIN, **given: Any
+        self, machine: DurableSender | None = None, state: DeliveryState = DeliveryState.LIVE, **given: Any
     ) -> None:
         super().__init__(DurableSender(10, NOWHERE) if machine is None else machine, 0)
         self.state, self.live = state, state in FROM_READER
@@ -270,9 +299,6 @@ class Side(StatefulDelivery):
     def session(self) -> Any:
         return self.client
 
-    def arrival(self, binding: ConsumerBinding) -> Any:
-        raise AssertionError("no consumer is subscribed")
-
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         raise AssertionError("no PUBREL record is delivered")
 
@@ -280,11 +306,11 @@ class Side(StatefulDelivery):
         raise AssertionError("no message is acknowledged")
 
     def begin_stall(self, stall: Any) -> None:
-        self.change(DeliveryEvent.NOT_READING)
+        self.change(DeliveryEvent.STOPS_READING)
         self.stall = stall
 
     def end_stall(self) -> None:
-        self.change(DeliveryEvent.GOES_ON)
+        self.change(DeliveryEvent.READS_AGAIN)
         self.stall = None
 
     def store_position_with(self, position_writer: Any) -> None:

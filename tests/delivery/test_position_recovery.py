@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that go on with a position, or leave the shared reader."""
+"""Sessions that go on at their stored position."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,13 +14,14 @@ from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import position_recovery as grounding
 from mqtt_nats.delivery.position_recovery import (
     CLIENT_INFLIGHT_MOST,
+    end_shared_delivery,
     fetch_in_flight,
     limit_in_flight,
-    remove_dormant,
+    lowered_consumer,
     restore_position,
-    store_positions_in_consumers,
 )
-from mqtt_nats.delivery.position_writer import OWNERSHIP_PROOF_S, Fresh, PositionWriter
+from mqtt_nats.delivery.position_writer import NO_POSITION, OWNERSHIP_PROOF_S, Fresh, PositionWriter
+from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.messages.terms import TERMS
 from mqtt_nats.protocol.ack_tokens import TAKEN
@@ -30,16 +30,16 @@ from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
 from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import ApiError, RequestTimeout
-from mqtt_streams.consumers import ConsumerExists
+from mqtt_streams.consumers import backstop
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
-from mqtt_streams.positions import Found, Position
-from mqtt_streams.sessions import V5
-from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
-from tests.harness.doubles import Timers, stands_for
+from mqtt_streams.positions import Found, Position, decode
+from mqtt_streams.sessions import Draining
+from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeReceiver, Side
+from tests.harness.doubles import Timers
 from tests.sessions.fakes import FakeLink, as_client, as_link, v5_of
 
-PUBACK, PUBREC = 4, 5
+PUBACK = 4
 
 
 class Ports:
@@ -56,9 +56,6 @@ class Ports:
         return True
 
     def send(self, data: bytes) -> None:
-        pass
-
-    def request_state(self, source: SubscriptionState, sequence: int) -> None:
         pass
 
     def report_waiting(self) -> None:
@@ -89,85 +86,83 @@ class Ports:
             self.acks.append(reply)
 
 
-@stands_for(PositionWriter)
-class Keeping:
-    """Stands for `PositionWriter`: its session is its own so many times, and its writes are stored, or refused."""
-
-    def __init__(self, times: int, ledger: SessionPosition | None = None, *, stores: bool = True) -> None:
-        self.ledger = SessionPosition() if ledger is None else ledger
-        self.live = {"a"}
-        self.present: set[str] = set()
-        self.fake_times = times
-        self.fake_stores = stores
-        self.fake_left = False
-
-    async def flush(self) -> bool:
-        return self.fake_stores
-
-    async def sure(self) -> bool:
-        self.fake_times -= 1
-        return self.fake_times >= 0
-
-    def end_if_moved(self) -> None:
-        self.fake_left = True
-
-    def restore(self, position: Position, valid: int, sent: int) -> None:
-        """Begin as the position says."""
-
-    def replace_no_consumer(self) -> None:
-        """Speak for no consumer."""
-
-    def expect_consumers(self, names: Iterable[str]) -> None:
-        self.present.update(names)
-
-    def miss_consumers(self, names: Iterable[str]) -> None:
-        self.present.difference_update(names)
+def stored(services: FakeDeliveryServices, *topics: str, qos: int = 1) -> list[int]:
+    """Store messages; returns their sequences."""
+    headers = b"NATS/1.0\r\nNmqtt-Pub:%d\r\n\r\n" % qos
+    return [services.fake_inbox.put(f"$MQTT.msgs.{topic}", b"", headers) for topic in topics]
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_both_hear_that_it_is_complete(qos: int) -> None:
-    """Else it would be pending for ever, and be sent again by whoever goes on with the session."""
-    ledger = SessionPosition()
-    ports = Ports(ledger)
-    machine = DurableSender(10, ports)
-    source = SubscriptionState(qos, 1, 10)
-    source.expected = 0
-    machine.sources.append(source)
-    for sequence in (6, 7):
-        machine.arrived(source, sequence, 2, b"$JS.ACK.%d" % sequence, None, qos)
-    ledger.add_pending(6, qos)
-    side: Any = Side(machine, position_writer=Keeping(0, ledger))
-    client = as_client(FakeReceiver(FakeDeliveryServices()))
-    await fetch_in_flight(client, side)
-    await fetch_in_flight(client, side)
+async def test_messages_in_flight_are_fetched_once(qos: int) -> None:
+    """With those that are on their way already they would be sent twice, or be pending for ever."""
+    ledger, services = SessionPosition(), FakeDeliveryServices()
+    first, second = stored(services, "a", "a", qos=qos)
+    machine = DurableSender(10, ports := Ports(ledger))
+    for sequence in (first, second):
+        ledger.add_pending(sequence, qos)
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger=ledger))
+    client = as_client(FakeReceiver(services))
+    for _ in range(2):
+        await fetch_in_flight(client, side)
     machine.start()
-    for sequence in (6, 7):
-        if qos == 1:
-            machine.acknowledged(PUBACK, [packet_id(sequence)])
-        else:
-            machine.acknowledged(PUBREC, [packet_id(sequence)])
-            machine.pubrel_stored(packet_id(sequence))
-    assert ledger.pending == {}
-    assert ports.acks == [b"$JS.ACK.6", b"$JS.ACK.7"]
+    assert ports.sent == [(first, qos, True), (second, qos, True)]
+    assert len(services.fake_inbox.asked) == 2
+    for sequence in (first, second) if qos == 1 else ():
+        machine.acknowledged(PUBACK, [packet_id(sequence)])
+    assert len(ledger.pending) == (0 if qos == 1 else 2)
+    assert ports.acks == []
 
 
-@pytest.mark.parametrize(("unsent", "dup"), [([], True), ([6], False)])
-async def test_what_an_earlier_connection_has_sent_has_dup(unsent: list[int], dup: bool) -> None:
-    """Though the consumer, which was set in between, takes it for a first delivery [MQTT-3.3.1-1]."""
+async def test_what_was_taken_and_not_sent_has_no_dup() -> None:
+    """[MQTT-3.3.1-1]"""
+    ledger, services = SessionPosition(), FakeDeliveryServices()
+    first, second = stored(services, "a", "a")
+    machine = DurableSender(10, ports := Ports(ledger))
+    machine.not_sent([second])
+    ledger.add_pending(first, 1)
+    ledger.add_pending(second, 1)
+    await fetch_in_flight(
+        as_client(FakeReceiver(services)),
+        cast("Any", Side(machine, position_writer=FakePositionWriter(ledger=ledger))),
+    )
+    machine.start()
+    assert ports.sent == [(first, 1, True), (second, 1, False)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_message_in_flight_that_was_removed(monkeypatch: pytest.MonkeyPatch, qos: int) -> None:
+    """It is complete; a client that may have had it half-way gives its identifier up before that is used again."""
     ledger = SessionPosition()
-    ports = Ports(ledger)
-    machine = DurableSender(10, ports)
-    machine.not_sent(unsent)
-    source = SubscriptionState(1, 1, 10)
-    source.expected = 0
-    machine.sources.append(source)
-    machine.arrived(source, 6, 1, b"$JS.ACK.6", None, 1)
-    machine.arrived(source, 7, 1, b"$JS.ACK.7", None, 1)
-    ledger.add_pending(6, 2)
-    side: Any = Side(machine, position_writer=Keeping(0, ledger))
+    machine = DurableSender(10, Ports(ledger))
+    suspects: list[tuple[int, int]] = []
+    monkeypatch.setattr(machine, "suspect", lambda low, high: suspects.append((low, high)))
+    ledger.add_pending(7, qos)
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger=ledger))
     await fetch_in_flight(as_client(FakeReceiver(FakeDeliveryServices())), side)
+    assert (ledger.pending, suspects) == ({}, [(7, 7)] if qos == 2 else [])
+
+
+@pytest.mark.parametrize("replaying", [True, False])
+@pytest.mark.parametrize("unsent", [True, False])
+async def test_a_message_in_flight_waits_behind_retained_ones(replaying: bool, unsent: bool) -> None:
+    """Of its subscription, whose retained messages an earlier connection had not sent all; if it was not sent, too."""
+    ledger, services = SessionPosition(), FakeDeliveryServices()
+    (sequence,) = stored(services, "a")
+    ledger.add_pending(sequence, 1)
+    machine = DurableSender(10, ports := Ports(ledger))
+    machine.not_sent([sequence] if unsent else [])
+    source = SubscriptionState(1, 1, 10)
+    if replaying:
+        source.hold(SubscriptionState.REPLAYING)
+    machine.sources.append(source)
+    side: Any = Side(machine, position_writer=FakePositionWriter(ledger=ledger))
+    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=9, start_seq=1)
+    side.overlap.add("a", ConsumerBinding("a", consumer, source), source)
+    await fetch_in_flight(as_client(FakeReceiver(services)), side)
     machine.start()
-    assert ports.sent == [(6, 2 if dup else 1, dup), (7, 1, False)]
+    assert (ports.sent == []) is (replaying and unsent)
+    machine.drop_hold(source)
+    assert len(ports.sent) == 1
 
 
 async def test_one_request_fails_while_others_are_under_way() -> None:
@@ -186,127 +181,6 @@ async def test_one_request_fails_while_others_are_under_way() -> None:
     assert done == [True, True]
 
 
-@pytest.mark.parametrize(("times", "set_back"), [(0, 0), (1, 1), (2, 2)])
-async def test_before_each_consumer_is_set(monkeypatch: pytest.MonkeyPatch, times: int, set_back: int) -> None:
-    """The session is this gateway's still."""
-    positions: list[int] = []
-
-    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
-        positions.append(start)
-        return consumer
-
-    monkeypatch.setattr(grounding, "set_position", set_position)
-    bindings = {}
-    for name in ("a", "b"):
-        consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        bindings[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
-        bindings[name].source.live = True
-    position_writer = Keeping(times)
-    position_writer.ledger.reached = 41
-    side: Any = Side(position_writer=position_writer, bindings=bindings, state=DeliveryState.LEAVING)
-    side.client = client = FakeReceiver(FakeDeliveryServices())
-    assert await store_positions_in_consumers(as_client(client), side) is (times == 2)
-    assert positions == [42] * set_back
-    assert position_writer.fake_left is (times < 2)
-
-
-def dormant(times: int, *names: str, live: set[str]) -> tuple[Any, Any]:
-    """A session with consumers of these names, and its client; ``times``: as of `Keeping`."""
-    services = FakeDeliveryServices()
-    client = FakeReceiver(services, v5=V5())
-    side: Any = Side(position_writer=Keeping(times), bindings={}, state=DeliveryState.LIVE)
-    for name in names:
-        consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
-        side.bindings[name] = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
-        side.bindings[name].source.live = name in live
-        services.fake_inbox.consumers[MESSAGES][consumer.durable_name] = {"config": consumer.to_config()}
-        services.registry.attached[consumer.durable_name] = cast("Any", client)
-    side.client = client
-    return client, side
-
-
-@pytest.mark.parametrize(("start", "begin"), [(1, 42), (50, 50)])
-async def test_dormant_consumers_are_removed_and_created_again(start: int, begin: int) -> None:
-    """Where the position is, or the subscription begins; nobody takes the deletion for a loss."""
-    client, side = dormant(9, "a", "b", live={"a"})
-    side.bindings["a"].source.start = start
-    consumers = client.services.fake_inbox.consumers[MESSAGES]
-    await remove_dormant(client, side)
-    assert list(consumers) == ["hash_b"]
-    assert list(client.services.registry.attached) == ["hash_b"]
-    assert [side.bindings[name].removed for name in "ab"] == [True, False]
-    side.position_writer.ledger.reached = 41
-    side.change(DeliveryEvent.LEFT_READER)
-    assert await store_positions_in_consumers(client, side)
-    assert consumers["hash_a"]["config"]["opt_start_seq"] == begin
-    assert not side.bindings["a"].removed
-
-
-async def test_only_the_owner_of_a_session_removes_its_consumers() -> None:
-    """A later request would be one for a consumer that the next owner has created."""
-    client, side = dormant(0, "a", live={"a"})
-    await remove_dormant(client, side)
-    assert list(client.services.fake_inbox.consumers[MESSAGES]) == ["hash_a"]
-    assert not side.bindings["a"].removed
-
-
-@pytest.mark.parametrize("ours", [True, False])
-async def test_a_consumer_that_was_to_be_removed_is_there(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
-    """It is set, unless it is one of the session's next owner."""
-    client, side = dormant(1 + ours, "a", live={"a"})
-    side.bindings["a"].remove()
-    side.change(DeliveryEvent.LEFT_READER)
-
-    async def exists(*_: object) -> None:
-        raise ConsumerExists
-
-    positions: list[int] = []
-
-    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
-        positions.append(start)
-        return consumer
-
-    monkeypatch.setattr(grounding, "create_again", exists)
-    monkeypatch.setattr(grounding, "set_position", set_position)
-    assert await store_positions_in_consumers(client, side) is ours
-    assert positions == [1] * ours
-
-
-async def test_what_was_taken_is_sent_at_the_pace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No consumer bounds what a session has from the shared reader when it leaves that."""
-
-    async def set_position(inbox: object, consumer: object, start: int, *, resets: bool) -> object:
-        return consumer
-
-    monkeypatch.setattr(grounding, "set_position", set_position)
-    source = SubscriptionState(1, 1, 3)
-    source.live = True
-    consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    position_writer = Keeping(2)
-    ports = Ports(position_writer.ledger)
-    machine = DurableSender(CLIENT_INFLIGHT_MOST, ports)
-    machine.sources.append(source)
-    machine.open = True
-    side: Any = Side(machine, DeliveryState.LIVE, position_writer=position_writer)
-    side.bindings = {"a": ConsumerBinding("a", consumer, source)}
-    side.client = client = FakeReceiver(FakeDeliveryServices())
-    limit_in_flight(side)
-    for sequence in range(1, 11):
-        position_writer.ledger.add_pending(sequence, 1)
-        machine.arrived(source, sequence, 1, TAKEN + b"%d" % sequence, None, 1)
-    side.change(DeliveryEvent.LEFT_READER)
-    position_writer.ledger.reached = 10
-    assert await store_positions_in_consumers(as_client(client), side)
-    machine.pump()
-    for sequence in (11, 12, 13):
-        machine.arrived(source, sequence, 1, b"$JS.ACK.%d" % sequence, None, 1)
-    for acknowledged in range(10):
-        assert [one for one, _, _ in ports.sent] == [*range(1, acknowledged + 4)]
-        machine.acknowledged(PUBACK, [packet_id(acknowledged + 1)])
-    assert position_writer.ledger.pending == {}
-    assert (machine.limit, machine.on_room) == (CLIENT_INFLIGHT_MOST, None)  # consumers bound it from here on
-
-
 @pytest.mark.parametrize(("unsent", "limit"), [([], 9), ([6, 7, 8, 9], 5), ([3, 9], 8), (range(1, 10), 3)])
 async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent: list[int], limit: int) -> None:
     """It may have had a larger window [MQTT-4.4.0-1]; the rest of what was taken keeps to that of this one."""
@@ -320,7 +194,7 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
         ledger.add_pending(sequence, 1)
         machine.arrived(source, sequence, 2, TAKEN + b"%d" % sequence, None, 1)
     consumer = subscription_consumer("hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1)
-    side: Any = Side(machine, position_writer=Keeping(0, ledger))
+    side: Any = Side(machine, position_writer=FakePositionWriter(0, ledger))
     side.bindings = {"a": ConsumerBinding("a", consumer, source)}
     side.client = client = FakeReceiver(FakeDeliveryServices())
     limit_in_flight(side)
@@ -344,7 +218,7 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
         return ours
 
     monkeypatch.setattr(grounding, "still_owner", still_owner)
-    monkeypatch.setattr(grounding, "PositionWriter", lambda client, sequence: Keeping(0, stores=False))
+    monkeypatch.setattr(grounding, "PositionWriter", lambda client, sequence: FakePositionWriter(0, stores=False))
     services = FakeDeliveryServices()
     monkeypatch.setattr(services.streams.positions, "load", load)
     client = FakeReceiver(services)
@@ -353,30 +227,6 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RequestTimeout):
         await restore_position(as_client(client), side)
     assert len(loads) == rounds
-
-
-@pytest.mark.parametrize("found", [Found(), Found(Position("of a former session").encode(), 1, 0.0)])
-@pytest.mark.parametrize("consumers", [True, False])
-async def test_a_first_position_that_comes_late_is_void(
-    monkeypatch: pytest.MonkeyPatch, found: Found, consumers: bool
-) -> None:
-    """An earlier owner whose write is sent again, once NATS is back, would set the consumers back: QoS 2 came twice."""
-
-    async def load(client_hash: str) -> Found:
-        return found
-
-    services = FakeDeliveryServices()
-    monkeypatch.setattr(services.streams.positions, "load", load)
-    client = FakeReceiver(services)
-    v5_of(client).name_position("p")
-    assert client.record is not None
-    if consumers:
-        client.record.cons["a"] = subscription_consumer(
-            "hash", "a", name_nuid="a", deliver_nuid="d", max_ack_pending=3, start_seq=1
-        )
-    side: Any = Side(DurableSender(10, Ports(SessionPosition())))
-    assert await restore_position(as_client(client), side) == set()
-    assert (v5_of(client).pos != "p", side.kept) == (consumers, consumers)
 
 
 async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,3 +246,168 @@ async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPat
     link.wire = former
     timers.pass_to(OWNERSHIP_PROOF_S * 1.1)
     assert not fresh
+
+
+class Stores:
+    """A session with a stored position; what it writes is stored at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, position: Position | None, *keys: str, messages: int) -> None:
+        self.services = FakeDeliveryServices()
+        stored(self.services, *(["a"] * messages))
+        self.client = FakeReceiver(self.services)
+        v5_of(self.client).name_position("p")
+        assert self.client.record is not None
+        for key in keys:
+            consumer = subscription_consumer(
+                "hash", key, name_nuid=key, deliver_nuid="d", max_ack_pending=3, start_seq=1
+            )
+            self.client.record.cons[key] = consumer
+        self.machine = DurableSender(10, Ports(SessionPosition()))
+        self.side: Any = Side(self.machine, DeliveryState.OPENING, client=self.client)
+        self.client.durable_side = self.side
+        self.imports: list[tuple[object, ...]] = []
+        self.written: list[Position] = []
+        found = Found() if position is None else Found(position.encode(), 5, 0.0)
+
+        async def load(client_hash: str) -> Found:
+            return found
+
+        async def imported(client: object, side: Any, *told: object) -> None:
+            self.imports.append(told)
+            side.store_position_with(PositionWriter(as_client(self.client), 5))
+
+        def put(target: bytes, headers: bytes, payload: bytes, operation: Any) -> None:
+            written = decode(payload)
+            assert written is not None
+            self.written.append(written)
+            asyncio.get_running_loop().call_soon(operation.stored, b'{"stream":"$MQTT_pos","seq":6}')
+
+        monkeypatch.setattr(self.services.streams.positions, "load", load)
+        monkeypatch.setattr(grounding, "import_position", imported)
+        monkeypatch.setattr(self.services.fake_store, "put", put)
+
+    async def restore(self) -> None:
+        await restore_position(as_client(self.client), self.side)
+
+
+@pytest.mark.parametrize(
+    ("named", "position", "sequence"),
+    [(False, None, NO_POSITION), (True, None, 0), (True, Position("of a former session"), 5)],
+    ids=["never written", "none is stored", "of a former session"],
+)
+async def test_a_session_without_a_position_gets_that_of_its_consumers(
+    monkeypatch: pytest.MonkeyPatch, named: bool, position: Position | None, sequence: int
+) -> None:
+    setup = Stores(monkeypatch, position, "a", messages=0)
+    if not named:
+        v5_of(setup.client).pos = ""
+    await setup.restore()
+    assert setup.imports == [(sequence,)]
+
+
+async def test_a_position_that_lacks_a_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers have served it, at an older gateway: both say together where the session is."""
+    position = Position("p", live=["hash_a"], clean=True, reached=4, most=3)
+    setup = Stores(monkeypatch, position, "a", "b", messages=0)
+    await setup.restore()
+    assert setup.imports == [(5, position)]
+    assert setup.machine.most == 3
+    v5_of(setup.client).draining = [Draining("lowered", "$MQTT.msgs.a", 1, 9), Draining("ended", "$MQTT.msgs.a", 0, 9)]
+    setup = Stores(monkeypatch, replace(position, live=["hash_a", "lowered"]), "a", messages=0)
+    v5_of(setup.client).draining = [Draining("lowered", "$MQTT.msgs.a", 1, 9), Draining("ended", "$MQTT.msgs.a", 0, 9)]
+    await setup.restore()
+    assert setup.imports == [], "an ended one has nothing left to serve"
+
+
+async def test_a_session_goes_on_where_its_connection_ended_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows what was sent, and which identifiers the client knows."""
+    position = Position(
+        "p",
+        live=["hash_a"],
+        clean=True,
+        reached=3,
+        pending={1: 1, 2: 2},
+        released={9: 1},
+        unsent=[2],
+        most=1,
+        identifiers={2: 77},
+    )
+    setup = Stores(monkeypatch, position, "a", messages=5)
+    await setup.restore()
+    side, machine = setup.side, setup.machine
+    assert side.resumed_from == 3
+    assert (side.position_writer.ledger.pending, side.position_writer.strict) == ({1: 1, 2: 2}, False)
+    assert [(one.clean, one.unsent, one.reached) for one in setup.written] == [(False, [], 3)]
+    assert (machine.unsent(), machine.most, machine.perhaps_sent) == ({2}, 1, 0)
+    assert machine.identifiers.allocated == {2: 77}
+    assert machine.releases[9].sequence == 1
+    assert machine.releases[9].stays, "a position without it is stored before the identifier is used again"
+    assert setup.imports == []
+
+
+@pytest.mark.parametrize("gap", [False, True])
+async def test_a_session_of_a_gateway_that_has_died(monkeypatch: pytest.MonkeyPatch, gap: bool) -> None:
+    """It may have sent everything that is stored; where messages are gone, their identifiers are in doubt."""
+    setup = Stores(monkeypatch, Position("p", live=["hash_a"], reached=2), "a", messages=5)
+    suspects: list[tuple[int, int]] = []
+    monkeypatch.setattr(setup.machine, "suspect", lambda low, high: suspects.append((low, high)))
+    if gap:
+        del setup.services.fake_inbox.messages[MESSAGES][:3]
+    await setup.restore()
+    assert setup.machine.perhaps_sent == 5
+    assert setup.side.position_writer.perhaps == 5
+    assert suspects == ([(3, 5)] if gap else [])
+
+
+async def test_a_position_of_a_stream_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says of messages that the present stream has not does not count."""
+    position = Position(
+        "p", "former", ["hash_a"], clean=True, reached=90, pending={2: 1, 80: 1}, unsent=[2, 80], identifiers={80: 7}
+    )
+    setup = Stores(monkeypatch, position, "a", messages=5)
+    setup.services.stream.floor = 4
+    v5_of(setup.client).count_in("present")
+    await setup.restore()
+    assert (setup.side.resumed_from, setup.side.position_writer.ledger.pending) == (4, {2: 1})
+    assert (setup.machine.unsent(), setup.machine.identifiers.allocated) == ({2}, {})
+
+
+class Feed(SharedFeed):
+    """A feed that has come to sequence 30."""
+
+    def __init__(self) -> None:
+        self.fake_left: list[str] = []
+
+    def reached(self, side: object) -> int:
+        return 30
+
+    def end_catching(self, side: Any) -> None:
+        self.fake_left.append("catching up")
+        if side.state is DeliveryState.CATCHING_UP:
+            side.change(DeliveryEvent.CATCH_UP_ENDED)
+
+    def remove(self, client: object) -> None:
+        self.fake_left.append("reader")
+
+
+@pytest.mark.parametrize("state", [DeliveryState.LIVE, DeliveryState.CATCHING_UP, DeliveryState.NOT_READING])
+async def test_readers_bring_a_session_no_more(state: DeliveryState) -> None:
+    """Its position notes where they have come; a session that no reader serves has that already."""
+    client = FakeReceiver(FakeDeliveryServices())
+    client.delivery.feed = feed = Feed()
+    ledger = SessionPosition()
+    side: Any = Side(state=state, client=client, position_writer=FakePositionWriter(ledger=ledger))
+    end_shared_delivery(side)
+    served = state is not DeliveryState.NOT_READING
+    assert feed.fake_left == (["catching up", "reader"] if served else [])
+    assert (ledger.reached, ledger.dirty) == ((30, True) if served else (0, False))
+    assert side.state is not DeliveryState.CATCHING_UP
+
+
+async def test_the_consumer_of_a_lowered_subscription() -> None:
+    client = FakeReceiver(FakeDeliveryServices())
+    v5_of(client).expiry = 60
+    side: Any = Side(client=client, window=lambda: 7)
+    found = lowered_consumer(side, Draining("lowered", "$MQTT.msgs.a", 1, 9))
+    assert (found.durable_name, found.filter_subject, found.max_ack_pending) == ("lowered", "$MQTT.msgs.a", 7)
+    assert (found.inactive_threshold, found.deliver_subject) == (backstop(60), "$MQTT.sub.nuid1")

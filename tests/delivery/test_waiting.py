@@ -55,7 +55,7 @@ class FakeWatchedSide:
     def __init__(self, client: FakeWatched) -> None:
         self.client = client
         self.stall: SlowClient | None = None
-        self.state = DeliveryState.PLAIN
+        self.state = DeliveryState.LIVE
         self.machine = DurableSender(1, Recorder())
 
 
@@ -113,7 +113,8 @@ def test_a_session_is_looked_at_while_it_is_stalled_or_messages_wait() -> None:
     stalled, waits, idle, ended = (FakeWatched(round_) for _ in range(4))
     delivery = delivery_of(stalled, waits, idle)
     delivery.waiting |= sides(stalled, waits, idle, ended)
-    stalled.fake_side.stall = ended.fake_side.stall = SlowClient()
+    stalled.fake_side.stall = ended.fake_side.stall = stall = SlowClient()
+    stall.wake()
     one = source()
     waits.fake_side.machine.sources.append(one)
     waits.fake_side.machine.arrived(one, 1, 1, b"r1", FakeMessage(), 1)

@@ -23,7 +23,6 @@ from mqtt_nats.protocol.durable_sender import DurableSender
 from mqtt_nats.pubsub.data_path import Path, Recent
 from mqtt_nats.pubsub.interest_propagation import Nodes
 from mqtt_nats.pubsub.routing_table import Table
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import StreamHead, StreamIdentity
 from mqtt_nats.sessions.quotas import Quotas
 from mqtt_nats.sessions.services import Registry, Services
@@ -250,10 +249,9 @@ class FakeSide(StatefulDelivery):
     def __init__(self, client: FakeClient) -> None:
         self.fake_ports = Recorder()
         super().__init__(DurableSender(10, self.fake_ports), 0)
-        self.change(DeliveryEvent.COLLECTED)
+        self.change(DeliveryEvent.OPENED)
         self.client = client
         self.fake_confirmed: list[tuple[bytes, int]] = []
-        self.fake_arrived: list[bytes] = []
 
     @property
     def session(self) -> Session:
@@ -264,9 +262,6 @@ class FakeSide(StatefulDelivery):
 
     def pubrel_arrived(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         self.pubrels_come += 1
-
-    def arrival(self, binding: ConsumerBinding) -> Handler:
-        return lambda subject, reply, headers, payload: self.fake_arrived.append(payload)
 
 
 @stands_for(FlushRound)
