@@ -4,10 +4,14 @@
 import pytest
 
 from tests.conftest import GatewayFactory, NatsFactory
+from tests.harness import raw
 from tests.harness.nats import NatsServer
+from tests.harness.raw import PINGRESP, SUBACK, Raw
 from tests.harness.rawclient import RawClient
 
 pytestmark = pytest.mark.anyio
+
+PINGREQ = b"\xc0\0"
 
 
 @pytest.mark.long
@@ -53,3 +57,16 @@ async def test_3000_filters_of_a_session_that_ends_with_its_connection(
             assert await client.subscribe(*filters[start : start + 100], qos=1) == (1,) * 100
         await publisher.deliver(filters[-1], b"there", 1)
         await client.receive(filters[-1], b"there", qos=1)
+
+
+async def test_a_ping_is_answered_before_a_long_subscribe(
+    nats_server: NatsServer, gateway_factory: GatewayFactory
+) -> None:
+    gateway = gateway_factory(nats_server)
+    filters = [(f"long/{number:04}", 1) for number in range(1000)]
+    with Raw.connected(gateway.port, "long", clean=False) as client:
+        client.send(raw.subscribe(*filters) + PINGREQ)
+        client.expect(PINGRESP)
+        client.send(PINGREQ)
+        client.expect(PINGRESP)
+        assert client.expect(SUBACK).body[2:] == b"\1" * 1000

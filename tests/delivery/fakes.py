@@ -183,6 +183,7 @@ class FakeSlowReceiver:
 
     def __init__(self, write_buffer: WriteBuffer, aliases: Aliases | None = None) -> None:
         self.services = FakeDeliveryServices()
+        self.delivery = FakeDelivery(self.services)
         self.path = self.services.path
         self.client_id = "client"
         self.alive = True

@@ -1,151 +1,414 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of ended subscriptions: what they still bring to the client, and that they are removed."""
+"""Ended and lowered subscriptions: what they still bring to the client, who waits for them, and that they go."""
+
+from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import nats
 import orjson
+import pytest
 
-from mqtt_nats.delivery.draining import drain, inherited, still_draining, was_sent
-from mqtt_nats.messages.message import Stored
+from mqtt_nats.delivery import draining
+from mqtt_nats.delivery.draining import (
+    drain,
+    finish,
+    lower,
+    may_have,
+    meeting,
+    note_exhausted,
+    note_read,
+    release_waiting,
+    release_waiting_for,
+    stand_behind,
+    still_bringing,
+    still_draining,
+    unmatch,
+    watch,
+)
+from mqtt_nats.messages.message import Message, Stored
 from mqtt_nats.protocol.durable_sender import packet_id
-from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.protocol.overlap import Overlap
+from mqtt_nats.protocol.inflight import Delivery, SubscriptionState
+from mqtt_nats.pubsub.backlog import Gate
+from mqtt_nats.pubsub.routing_table import Filter
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import V5, SessionRecord
-from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
+from mqtt_streams.sessions import Draining
+from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
 from tests.harness.rawclient import RawClient
 from tests.harness.waiting import aeventually
 from tests.protocol.recorder import PUBACK, session
-from tests.sessions.fakes import FakeTasks
-
-
-class Closing(FakeTasks):
-    """Runs nothing."""
-
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        work.close()
-        return asyncio.get_running_loop().create_task(asyncio.sleep(0), name=name)
-
-
-class Services(FakeDeliveryServices):
-    """Services whose tasks do not run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tasks = Closing()
+from tests.sessions.fakes import v5_of
 
 
 class Session:
-    """One that has subscriptions on the subjects ``t`` and ``t.>``, as a filter that ends in ``#`` has them."""
+    """A session with subscriptions of subjects, which readers serve."""
 
-    def __init__(self) -> None:
-        self.overlap: Overlap[ConsumerBinding] = Overlap()
-        self.machine, _ = session()
-        self.bindings: dict[str, ConsumerBinding] = {}
-        self.record = SessionRecord("me", v5=V5())
-        self.client = FakeReceiver(Services(), "me")
-        self.client.record = self.record
+    def __init__(self, *subjects: str, limit: int = 10, qos: int = 1) -> None:
+        self.services = FakeDeliveryServices()
+        self.machine, self.ports = session(limit=limit)
+        self.client: Any = FakeReceiver(self.services, "me")
+        self.client.options = 0
+        self.reached = 0
+        self.removed: list[str] = []
+        self.side: Any = Side(self.machine, client=self.client, settle=self._settle, remove=self._remove)
+        self.client.durable_side = self.side
+        for subject in subjects:
+            self.add(subject, qos)
 
-    def settle(self) -> None:
-        pass
+    def _settle(self) -> None:
+        for one in self.side.bindings.values():
+            one.source.deliver_to(max(one.source.last, self.reached))
 
-    def subscription(self, subject: str, start: int, end: int | None = None) -> ConsumerBinding:
-        source = SubscriptionState(1, start, 100, end)
-        consumer = ConsumerRef(f"from {start}", "", f"$MQTT.msgs.{subject}", 100)
-        binding = self.bindings[consumer.durable_name] = ConsumerBinding(str(start), consumer, source)
-        if not end:
-            self.overlap.add(subject, binding, source)
-            self.record.cons[str(start)] = consumer
-            self.machine.sources.append(source)
+    async def _remove(self, names: list[str]) -> None:
+        self.removed += names
+
+    def add(self, subject: str, qos: int = 1, start: int = 1) -> ConsumerBinding:
+        source = SubscriptionState(qos, start, 100)
+        consumer = ConsumerRef(f"of {subject}", "", f"$MQTT.msgs.{subject}", 100)
+        binding = ConsumerBinding(subject, consumer, source)
+        binding.go_on(start - 1)
+        self.machine.drop_hold(source, SubscriptionState.RETURNING)
+        self.machine.sources.append(source)
+        self.side.bindings[consumer.durable_name] = binding
+        self.side.overlap.add(subject, binding, source)
+        self.client.record.cons[subject] = consumer
         return binding
 
+    def message(self, sequence: int, subject: str = "t", sender: str = "somebody", qos: int = 1) -> Stored:
+        headers = f"NATS/1.0\r\nNmqtt-Pub:{qos}\r\nNmqtt-Client:{sender}\r\n\r\n".encode()
+        return self.services.path.recent.message(sequence, b"1", f"$MQTT.msgs.{subject}".encode(), headers, b"")
 
-def message(sender: str = "somebody") -> Stored:
-    return Stored("t", b"\0\1t", b"", 1, 1, False, b"", b"NATS/1.0\r\nNmqtt-Client:%b\r\n\r\n" % sender.encode())
+    def bring(self, binding: ConsumerBinding, sequence: int, subject: str = "t", sender: str = "somebody") -> None:
+        self.machine.arrived(binding.source, sequence, 1, b"%d" % sequence, self.message(sequence, subject, sender), 1)
 
-
-def test_what_an_ended_subscription_brings_for_others() -> None:
-    """What they had left to it, as far as they have left it; not what was never its own."""
-    side: Any = Session()
-    before, after = side.subscription("t", 5), side.subscription("t", 9)
-    ended = side.subscription("t", 7, end=20)
-    still_draining(side, ended, [])
-    assert ended.handover_limits == {after.source: 20}
-    assert side.machine.ended == 20
-    assert after.source.held
-    assert not before.source.held
-    assert [inherited(side, ended, message(), sequence) for sequence in (8, 15, 21)] == [0, 0, 0]
-    assert [was_sent(side, ended, message(), sequence) for sequence in (8, 15)] == [0, 0]
-    side.overlap.remove(before)
-    assert [inherited(side, ended, message(), sequence) for sequence in (8, 15, 21)] == [0, 1, 0]
-    assert [was_sent(side, ended, message(), sequence) for sequence in (8, 15)] == [1, 1]
+    def sent(self) -> list[object]:
+        """Sequences of the messages that were sent."""
+        return [call[1] for call in self.ports.calls if call[0] == "publish"]
 
 
-def test_own_messages_that_the_first_one_does_not_take() -> None:
-    """With No Local it had not had them, and they were left to the ended one."""
-    side: Any = Session()
-    before, after = side.subscription("t", 5), side.subscription("t", 9)
-    before.source.no_local = True
-    side.client.options = 1
-    ended = side.subscription("t", 7, end=20)
-    still_draining(side, ended, [])
-    assert [inherited(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
-    assert [was_sent(side, ended, message(sender), 15) for sender in ("me", "somebody")] == [1, 0]
-    assert after.source.held
-    before.source.no_local = False  # it was subscribed again: what it had not had then it has not now
-    side.client.options = 0
-    assert inherited(side, ended, message("me"), 15) == 1
-    assert was_sent(side, ended, message("me"), 15) == 1
-    ended.source.no_local = True
-    assert inherited(side, ended, message("me"), 15) == 0
-    assert was_sent(side, ended, message("me"), 15) == 0
+def gate_of(*subjects: bytes) -> Gate:
+    """A closed gate of a filter with these subjects."""
+    found = cast("Filter", type("Found", (), {"subjects": subjects, "text": "t"})())
+    return Gate(found, 1 << 20)
 
 
-async def test_one_more_ends_while_an_ended_one_has_something_left() -> None:
-    """The third has left a message to the second since, which had left it to the first: so it is from the first."""
-    side: Any = Session()
-    first, second, third = (side.subscription("t", start) for start in (1, 5, 9))
-    first.source.last, second.source.last, third.source.last = 20, 30, 10
-    drain(side, "1")
-    assert not first.drained
-    assert [inherited(side, first, message(), sequence) for sequence in (8, 25, 31)] == [1, 1, 0]
-    third.source.last = 28
-    drain(side, "5")
-    assert inherited(side, first, message(), 25) == 1
-    assert inherited(side, first, message(), 29) == 0
-    assert side.machine.ended == 30
+# -- ended subscriptions ------------------------------------------------------------------------------
 
 
-def test_what_is_held_back_of_an_ended_subscription_keeps_its_consumer() -> None:
-    """It stands behind another ended one, and nobody else would bring it."""
-    one = SubscriptionState(1, 1, 100)
-    machine, _ = session(one)
-    machine.drain(one)
-    one.held += SubscriptionState.BEHIND
-    machine.arrived(one, 5, 1, b"held", message(), 1)
-    assert machine.holds(one)
-    machine.drop_hold(one, SubscriptionState.BEHIND)
-    assert machine.holds(one)
-    machine.acknowledged(PUBACK, [packet_id(5)])
-    assert not machine.holds(one)
+async def test_an_ended_subscription_leaves_the_record() -> None:
+    """Its consumer can go: its messages in flight are in the position."""
+    one = Session("t", "u")
+    v5 = v5_of(one.client)
+    for part in (v5.start, v5.replay, v5.was):
+        part |= {"t": 3, "u": 4}  # type: ignore[dict-item]
+    one.reached = 20
+    binding = one.side.bindings["of t"]
+    assert drain(one.side, "t") == "of t"
+    assert list(one.client.record.cons) == ["u"]
+    assert [list(part) for part in (v5.start, v5.replay, v5.was)] == [["u"]] * 3
+    assert v5.draining == [Draining("of t", "$MQTT.msgs.t", 0, 20, 1)]
+    assert (binding.key, binding.source.ended, binding.source.end) == ("", True, 20)
+    assert one.side.overlap.matching("t", 5, False) == []
 
 
-def test_where_an_ended_subscription_began_is_not_known() -> None:
-    """It may have had everything."""
-    side: Any = Session()
-    one = side.subscription("t", 5)
-    ended = side.subscription("t", 0, end=20)
-    still_draining(side, ended, [])
-    assert inherited(side, ended, message(), 8) == 1
-    assert was_sent(side, ended, message(), 8) == 1
-    assert one.source.held
+@pytest.mark.parametrize(
+    ("subject", "qos", "no_local", "kept"), [("t", 1, False, True), ("*", 2, True, False), ("u", 1, False, False)]
+)
+async def test_a_waiting_message_goes_with_its_ended_subscription(
+    subject: str, qos: int, no_local: bool, kept: bool
+) -> None:
+    """Unless a remaining subscription has left it to that one; an own message is nothing for No Local."""
+    one = Session(">", limit=1)
+    ended = one.side.bindings["of >"]
+    other = one.add(subject, qos)
+    other.source.no_local = no_local
+    one.bring(ended, 4)
+    one.bring(ended, 5, sender="me")
+    assert one.sent() == [4]
+    drain(one.side, ">")
+    one.machine.acknowledged(PUBACK, [packet_id(4)])
+    assert one.sent() == ([4, 5] if kept else [4])
+
+
+async def test_the_record_notes_the_higher_qos_that_is_left_to_others() -> None:
+    """Messages so far may have been sent at it: they are sent again at no lower one."""
+    one = Session()
+    higher, lower_one = one.add(">", 2), one.add("t", 1)
+    lower_one.source.deliver_to(9)
+    unmatch(one.side, higher)
+    assert v5_of(one.client).was == {"t": (2, 9)}
+
+
+# -- lowered subscriptions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("end", "qos"), [(30, 1), (0, 0)])
+async def test_a_lowered_subscription_is_served_up_to_its_end(end: int, qos: int) -> None:
+    """[MQTT-3.8.4-4] (5.0)"""
+    one = Session("t")
+    gate = gate_of(b"t")
+    binding = lower(one.side, "t", end, [gate], False)
+    assert v5_of(one.client).draining == [Draining("of t", "$MQTT.msgs.t", qos, end, 1, True)]
+    assert (binding.key, binding.drained, binding.gates, gate.users) == ("", False, [gate], 1)
+    assert binding.source.by_reader
+    assert one.client.record.cons == {}
+    assert [one.side.overlap.owner("t", sequence)[0] for sequence in (end, end + 1)] == [binding if end else None, None]
+
+
+async def test_a_lowered_subscription_of_a_resumed_session() -> None:
+    one = Session("t")
+    gate = gate_of(b"t")
+    still_draining(one.side.bindings["of t"], [gate])
+    binding = one.side.bindings["of t"]
+    assert (binding.drained, binding.gates, gate.users) == (False, [gate], 1)
+    assert still_bringing(one.side) == [], "it was not lowered"
+    binding.source.end_at(9, whole=True)
+    assert still_bringing(one.side) == [binding]
+
+
+async def test_core_nats_copies_of_what_readers_bring_are_dropped() -> None:
+    one = Session("t")
+    gate = gate_of(b"t")
+    binding = lower(one.side, "t", 30, [gate], False)
+    message = one.message(5)
+    found = Stored("t", b"\0\1t", b"", 1, 1, False, b"", b"NATS/1.0\r\nNmqtt-Id:known\r\n\r\n")
+    waiting = cast("Message", message)
+    known = b"known"
+    gate.waiting = {known: (cast("Any", None), waiting)}
+    note_read(one.side, message, 5)
+    assert list(gate.waiting) == [known], "another message"
+    note_read(one.side, found, 31)
+    assert list(gate.waiting) == [known], "it is none of the lowered subscription"
+    note_read(one.side, found, 6)
+    assert (gate.waiting, binding.gates) == ({}, [gate])
+
+
+async def test_all_messages_of_a_lowered_subscription_were_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those at QoS 0 go after them, then those of new subscriptions; then the consumer goes."""
+    closed: list[object] = []
+    saved: list[object] = []
+
+    async def save(client: object) -> None:
+        saved.append(client)
+
+    monkeypatch.setattr(draining, "close_gate", lambda client, gate: closed.append(gate))
+    monkeypatch.setattr(draining, "save_when_room", save)
+    one = Session("t", limit=1)
+    gate = gate_of(b"t")
+    binding = lower(one.side, "t", 30, [gate], False)
+    behind = SubscriptionState(1, 31, 10)
+    stand_behind(one.side, [binding], behind, "t")
+    one.bring(binding, 5)
+    one.bring(binding, 6)
+    note_exhausted(one.side, binding)
+    assert (closed, behind.held, one.client.fake_jobs) == ([], SubscriptionState.BEHIND, []), "one waits"
+    one.machine.acknowledged(PUBACK, [packet_id(5)])
+    release_waiting_for(one.side, SubscriptionState(1, 1, 10))
+    assert closed == [], "a message of another subscription was sent"
+    release_waiting_for(one.side, binding.source)
+    assert (closed, behind.held, binding.gates) == ([gate], 0, [])
+    assert one.client.fake_jobs == [], "one is in flight"
+    one.machine.acknowledged(PUBACK, [packet_id(6)])
+    finish(one.side, binding)
+    await one.client.fake_work()
+    assert (one.removed, saved) == (["of t"], [one.client])
+
+
+async def test_what_an_earlier_connection_has_taken_comes_first() -> None:
+    """It may be of the lowered subscription: nobody knows which."""
+    one = Session("t", limit=1)
+    binding = lower(one.side, "t", 30, [], False)
+    one.side.add_past(2)
+    for sequence in (5, 6):
+        one.machine.arrived(one.side.past, sequence, 2, b"%d" % sequence, one.message(sequence), 1)
+    note_exhausted(one.side, binding)
+    assert still_bringing(one.side) == [binding]
+    one.machine.acknowledged(PUBACK, [packet_id(5)])
+    release_waiting_for(one.side, one.side.past)
+    assert (still_bringing(one.side), len(one.client.fake_jobs)) == ([], 1)
+    one.client.fake_jobs.pop().close()
+
+
+async def test_nothing_is_known_before_the_session_begins() -> None:
+    one = Session("t")
+    one.machine.begun = False
+    binding = lower(one.side, "t", 30, [], False)
+    binding.exhaust()
+    release_waiting(one.side, binding)
+    assert (still_bringing(one.side), one.client.fake_jobs) == ([binding], [])
+
+
+@pytest.mark.parametrize("why", ["removed meanwhile", "a message came"])
+async def test_a_lowered_subscription_that_is_not_removed(why: str) -> None:
+    one = Session("t")
+    binding = lower(one.side, "t", 30, [], False)
+    binding.exhaust()
+    finish(one.side, binding)
+    if why == "removed meanwhile":
+        del one.side.bindings["of t"]
+    else:
+        one.bring(binding, 5)
+    await one.client.fake_work()
+    assert one.removed == []
+
+
+# -- who waits for lowered subscriptions --------------------------------------------------------------
+
+
+def test_filters_that_may_bring_the_same_messages() -> None:
+    filters = {name: gate_of(*subjects).found for name, subjects in {"a": [b"a"], "b": [b"b", b"b.>"]}.items()}
+    member: Any = type("Member", (), {"filters": filters.values()})()
+    assert meeting(member, ["b.*"]) == [filters["b"]]
+    assert meeting(member, ["a", "c"]) == [filters["a"]]
+    assert meeting(member, []) == []
+
+
+async def test_a_new_subscription_stands_behind_older_messages() -> None:
+    """Behind each lowered one that it meets, and behind what waits at QoS 0."""
+    one = Session("t", "u")
+    older = [lower(one.side, name, 30, [], False) for name in ("t", "u")]
+    gate, empty = gate_of(b"t"), gate_of(b"t")
+    gate.waiting = {1: (cast("Any", None), cast("Any", None))}
+    one.client.gates = {gate.found: gate, empty.found: empty}
+    one.client.filters = {gate.found: 0, empty.found: 0}
+    source = SubscriptionState(1, 31, 10)
+    stand_behind(one.side, older, source, "t")
+    assert source.held == 2 * SubscriptionState.BEHIND
+    assert [binding.behind for binding in older] == [[source], []]
+    assert (len(gate.after), len(empty.after)) == (1, 0)
+    gate.let_go()
+    assert source.held == SubscriptionState.BEHIND
+    release_waiting(one.side, older[0])
+    assert source.held == SubscriptionState.BEHIND, "it has messages left"
+    note_exhausted(one.side, older[0])
+    assert source.held == 0
+    for job in one.client.fake_jobs:
+        job.close()
+
+
+# -- the look for the rest ----------------------------------------------------------------------------
+
+
+async def test_the_rest_of_a_lowered_subscription_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for when the reader has come further, and again when JetStream does not answer."""
+    monkeypatch.setattr(draining, "READ_CHECK_S", 0.0)
+    one = Session("t")
+    binding = lower(one.side, "t", 30, [], False)
+    asked: list[tuple[list[str], int, int]] = []
+    answers: list[bool | Exception] = [False, NoResponders("no leader"), False, True]
+
+    async def nothing_left(subjects: list[str], reached: int, end: int) -> bool:
+        asked.append((subjects, reached, end))
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(one.services.head, "nothing_left", nothing_left)
+    watch(one.side, binding)
+    for reached, number in ((10, 1), (20, 3), (30, 4)):
+        one.reached = reached
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [found[1] for found in asked] == [10, 20, 20, 30][:number]
+        assert binding.drained is (number == 4)
+    assert asked[0] == (["$MQTT.msgs.t"], 10, 30)
+    await one.services.tasks.fake_settle()
+    for job in one.client.fake_jobs:
+        job.close()
+
+
+@pytest.mark.parametrize("why", ["left", "drained", "removed"])
+async def test_nobody_looks_any_more(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    one = Session("t")
+    binding = lower(one.side, "t", 30, [], False)
+    monkeypatch.setattr(one.services.head, "nothing_left", None)
+    if why == "left":
+        one.client.alive = False
+    elif why == "drained":
+        binding.exhaust()
+    else:
+        del one.side.bindings["of t"]
+    watch(one.side, binding)
+    await asyncio.wait_for(one.services.tasks.fake_settle(), 5)
+
+
+# -- what the rules allow -----------------------------------------------------------------------------
+
+
+class Rules:
+    """Rules of the client; what is sent against them is noted."""
+
+    def __init__(self, *, at_delivery: bool = False, allowed: bool = False) -> None:
+        self.at_delivery, self._allowed = at_delivery, allowed
+        self.audited: list[str] = []
+
+    def withholds(self, key: bytes, qos: int, identity: object) -> bool:
+        return not self._allowed
+
+    def allows(self, topic: str, qos: int) -> bool:
+        return self._allowed
+
+    def audit(self, what: str) -> None:
+        self.audited.append(what)
+
+
+def asks_for(
+    one: Session, rules: Rules | None, source: SubscriptionState, *, dup: bool, qos: int = 2
+) -> tuple[bool, list[int]]:
+    """Whether a message may be sent, and the identifiers that the client is asked to give up."""
+    asked: list[int] = []
+    one.machine.ask = asked.append  # type: ignore[method-assign]
+    one.client.guarded = rules
+    message = one.message(7, qos=qos)
+    delivery = Delivery(source, 7, packet_id(7), qos, message, b"", dup)
+    return may_have(one.side, delivery, message, dup), asked
+
+
+@pytest.mark.parametrize("dup", [True, False])
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_rules_are_looked_at_for_each_message(dup: bool, qos: int) -> None:
+    one = Session("t")
+    source = one.side.bindings["of t"].source
+    assert asks_for(one, Rules(at_delivery=True, allowed=True), source, dup=dup, qos=qos) == (True, [])
+    asked = [packet_id(7)] if dup and qos == 2 else []
+    assert asks_for(one, Rules(at_delivery=True), source, dup=dup, qos=qos) == (False, asked)
+
+
+@pytest.mark.parametrize("kind", ["new", "again", "ended", "past"])
+async def test_rules_of_messages_that_no_present_subscription_matches(kind: str) -> None:
+    """A new message comes from a subscription that was allowed."""
+    one = Session()
+    one.side.add_past(1)
+    source = one.side.past if kind == "past" else SubscriptionState(1, 1, 10, 9 if kind == "ended" else None)
+    rules = Rules()
+    dup = kind == "again"
+    assert asks_for(one, rules, source, dup=dup) == (kind == "new", [packet_id(7)] if dup else [])
+    assert rules.audited == ([] if kind == "new" else ["sending 't' again"])
+    assert asks_for(one, Rules(allowed=True), source, dup=dup) == (True, [])
+    one.add("t")
+    assert asks_for(one, Rules(), source, dup=dup) == (True, []), "a present subscription was allowed"
+
+
+@pytest.mark.parametrize("what", ["shared", "at QoS 0"])
+async def test_other_subscriptions_that_were_allowed(what: str) -> None:
+    one = Session()
+    source = SubscriptionState(1, 1, 10)
+    assert asks_for(one, Rules(), source, dup=True)[0] is False
+    if what == "shared":
+        one.client.shares = {"$share/g/t": type("Share", (), {"source": source})()}
+    else:
+        one.client.filters = {gate_of(b"t").found: 0}
+    assert asks_for(one, Rules(), source, dup=True) == (True, [])
+
+
+# -- with a gateway -----------------------------------------------------------------------------------
 
 
 async def test_a_subscription_that_has_brought_nothing(gateway: Gateway, nats_server: NatsServer) -> None:

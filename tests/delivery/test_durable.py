@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,11 +14,13 @@ from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.slow_clients import SlowClient
 from mqtt_nats.messages.message import Stored
+from mqtt_nats.messages.terms import TERMS
 from mqtt_nats.protocol.ack_tokens import RECORD, TAKEN, assigned
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.ports import NOWHERE
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_streams.consumers import backstop
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import decode, position_subject
@@ -172,6 +175,20 @@ async def test_whether_a_consumer_may_exist(
     if not writer:
         setup.side.position_writer = None
     assert setup.side.may_exist(name) is exists
+
+
+async def test_consumers_get_the_present_expiry_and_window_of_their_session(setup: Setup) -> None:
+    """As many messages as before, or as the listener's setting says; never more than the client takes."""
+    record = setup.client.record
+    assert record is not None
+    consumer = setup.bindings["a"].consumer
+    record.cons = {"large": replace(consumer, max_ack_pending=50), "small": replace(consumer, max_ack_pending=3)}
+    v5_of(setup.client).expiry = 60
+    setup.client.terms = replace(TERMS, receive_maximum=40)
+    setup.side.adapt_consumers()
+    found = {key: (one.max_ack_pending, one.inactive_threshold) for key, one in record.cons.items()}
+    assert found == {"large": (40, backstop(60)), "small": (10, backstop(60))}
+    assert setup.side.window() == 10
 
 
 async def test_the_machine_knows_how_far_the_reader_is(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,15 @@ from typing import cast
 import pytest
 
 from mqtt_nats.backbone.connect import Phase
+from mqtt_nats.delivery import position_handover
 from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.position_handover import PositionHandover, leave_position
 from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.states import DeliveryState
+from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import NoResponders
+from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.positions import decode
 from mqtt_streams.sessions import V5
@@ -69,7 +74,7 @@ async def test_the_last_position_is_written_once() -> None:
     client = FakeReceiver(services, v5=V5(pos="position"))
     writer = PositionWriter(as_receiver(client), 5)
     writer.ledger.add_pending(7, 1)
-    leave_position(as_receiver(client), cast(DurableDelivery, Side(position_writer=writer)))
+    leave_position(as_receiver(client), cast(DurableDelivery, Side(client=client, position_writer=writer)))
     for changed in client.delivery.writers.following():
         changed.write()
     ((_, _, payload, operation),) = services.fake_store.fake_put
@@ -82,3 +87,41 @@ async def test_the_last_position_is_written_once() -> None:
     assert writer.lost
     assert client.delivery.handover.fake_added == [client.hash]
     assert services.fake_inbox.asked == []
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize("state", [DeliveryState.OPENING, DeliveryState.LIVE, DeliveryState.NOT_READING])
+async def test_dormant_consumers_are_set_after_the_last_position(
+    monkeypatch: pytest.MonkeyPatch, state: DeliveryState
+) -> None:
+    """Those that exist, wherever the session was; nothing of it is read any more."""
+    client = FakeReceiver(FakeDeliveryServices(), v5=V5(pos="position"))
+    writer = PositionWriter(as_receiver(client), 5)
+    forgotten: list[object] = []
+    told: list[list[tuple[str, int]]] = []
+    monkeypatch.setattr(client.delivery.feed, "forget", forgotten.append)
+
+    async def listener(client: object, writer: object, consumers: list[tuple[str, int]], deadline: float) -> None:
+        told.append(consumers)
+
+    monkeypatch.setattr(position_handover, "_for_listener", listener)
+    side = Side(state=state, client=client, position_writer=writer)
+    for name, start in (("here", 7), ("removed", 8)):
+        consumer = ConsumerRef(name, "deliver", "filter", 10)
+        side.bindings[name] = binding = ConsumerBinding(name, consumer, SubscriptionState(1, start, 10))
+        binding.go_on(0, removed=name == "removed")
+    leave_position(as_receiver(client), cast(DurableDelivery, side))
+    assert (side.state, side.live, forgotten) == (DeliveryState.ENDED, False, [client])
+    ((*_, operation),) = client.services.fake_store.fake_put
+    operation.stored(b'{"stream":"$MQTT_pos","seq":6}')
+    await client.services.tasks.fake_settle()
+    assert told == [[("here", 7)]]
+    assert writer.lost
+
+
+@pytest.mark.sources
+async def test_a_session_without_a_position_has_nothing_to_hand_over() -> None:
+    client = FakeReceiver(FakeDeliveryServices())
+    side = Side(client=client)
+    leave_position(as_receiver(client), cast(DurableDelivery, side))
+    assert (side.state, client.delivery.handover.fake_added) == (DeliveryState.ENDED, [])

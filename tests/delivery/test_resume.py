@@ -1,278 +1,275 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a consumer is attached anew when answers are outdated, or deliveries are lost once more."""
+"""Resume of a session: its subscriptions from the record, and that it goes on after NATS was lost."""
+
+from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import resume as resuming
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.position_writer import PositionWriter
+from mqtt_nats.delivery.resume import keep_taken, recover, write_changed_record
+from mqtt_nats.delivery.states import DeliveryState
 from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions import pubrel_consumer as attaching
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError
-from mqtt_streams.consumers import ConsumerInfo, ConsumerRef
-from mqtt_streams.error_codes import CONSUMER_CREATE_FAILED
-from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver
-from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_services, consumer_state
+from mqtt_streams.consumers import ConsumerRef, backstop
+from mqtt_streams.messages import subscription_consumer
+from mqtt_streams.positions import STREAM as POSITIONS
+from mqtt_streams.sessions import Conflict, Draining, SubscriptionOptions
+from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeReceiver, Side
+from tests.protocol.recorder import session
+from tests.sessions.fakes import as_client, v5_of
 
-CONSUMER = ConsumerRef("name", "new", "filter", 10)
-
-
-def bound(services: FakeServices) -> ConsumerBinding:
-    """A consumer that delivers to this connection."""
-    binding = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10))
-    services.fake_link.wire = None
-    binding.listen(b"1", None)
-    return binding
+CONSUMER = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
 
 
-class Server:
-    """Answers to changes of a consumer, the first of them with what it was before."""
+class Bench:
+    """A session of which readers bring messages that are kept back, since NATS was lost."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[ConsumerRef] = []
-        monkeypatch.setattr(attaching, "update_consumer", self._update)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, stores: bool = True) -> None:
+        self.client: Any = FakeReceiver(FakeDeliveryServices())
+        self.machine, self.ports = session()
+        self.source = SubscriptionState(1, 1, 10)
+        self.source.hold(SubscriptionState.RETURNING)
+        self.machine.sources.append(self.source)
+        self.writer = FakePositionWriter(stores=stores)
+        binding = ConsumerBinding("a", CONSUMER, self.source)
+        self.side: Any = Side(self.machine, client=self.client, bindings={"name": binding}, position_writer=self.writer)
+        self.client.durable_side = self.side
+        self.machine.arrived(self.source, 8, 1, b"r", None, 1)
+        self.saved = 0
+        self.refusal: Exception | None = None
+        self.attached: list[object] = []
+        monkeypatch.setattr(resuming, "save_when_room", self._save)
+        monkeypatch.setattr(resuming, "attach_pubrels", self._attach)
 
-    async def _update(self, js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-        self.asked.append(consumer)
-        if len(self.asked) == 1:
-            return consumer_state(consumer, ack_wait=1)
-        return consumer_state(consumer, num_ack_pending=5)
+    async def _save(self, client: object) -> None:
+        assert client is self.client
+        self.saved += 1
+        if self.refusal is not None:
+            raise self.refusal
 
+    async def _attach(self, side: object) -> None:
+        self.attached.append(side)
 
-async def test_what_is_pending_is_not_taken_from_an_outdated_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(monkeypatch)
-    info = await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 5)
-    assert info.num_ack_pending == 5
-    assert [one.ack_wait for one in server.asked] == [attaching.EXPIRE_NS] * 2 + [CONSUMER.ack_wait]
-
-
-@pytest.mark.parametrize("former", [True, False])
-async def test_how_a_consumer_is_comes_from_after_the_change(monkeypatch: pytest.MonkeyPatch, former: bool) -> None:
-    asked: list[str] = []
-
-    async def update(js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-        return consumer_state(consumer, deliver_subject="old" if former else "", num_ack_pending=1)
-
-    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
-        asked.append(name)
-        return consumer_state(num_ack_pending=2)
-
-    monkeypatch.setattr(attaching, "update_consumer", update)
-    monkeypatch.setattr(attaching, "consumer_info", info)
-    side = FakeSide(FakeClient(FakeServices()))
-    found, late = await attaching.attach_moved(side, ConsumerBinding("key", CONSUMER, SubscriptionState(1, 0, 10)))
-    assert (found.num_ack_pending, late, asked) == ((2, True, ["name"]) if former else (1, False, []))
+    @property
+    def sent(self) -> list[object]:
+        """Sequences of the messages that were sent."""
+        return [call[1] for call in self.ports.calls if call[0] == "publish"]
 
 
-@pytest.mark.parametrize(("late", "expected"), [(False, 3), (True, 4)])
-def test_first_deliveries_before_the_answer_do_not_come_again(late: bool, expected: int) -> None:
-    """Five were pending and have been sent again, two new ones have followed; then the answer was made."""
-    source = SubscriptionState(1, 0, 10)
-    source.attaching()
-    source.began(16, True)
-    source.attached(5, 17, late)
-    assert (source.expected, source.follows(11), source.follows(18), source.follows(19)) == (
-        expected + 1,
-        True,
-        True,
-        False,
-    )
-    source.place = 17
-    source.began(17, False)
-    source.began(18, False)
-    assert (source.expected, source.follows(11), source.follows(17)) == (expected, False, True)
+# -- after NATS was lost ------------------------------------------------------------------------------
 
 
-async def test_what_was_acknowledged_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three are made to expire, and the client acknowledges one of them before it is sent again."""
-    looks: list[str] = []
-
-    async def update(js: object, stream: str, consumer: ConsumerRef) -> ConsumerInfo:
-        return consumer_state(consumer, num_ack_pending=3)
-
-    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
-        looks.append(name)
-        return consumer_state(num_ack_pending=2)
-
-    monkeypatch.setattr(attaching, "update_consumer", update)
-    monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
-    monkeypatch.setattr(attaching, "EXPIRED", 100.0)
-    await attaching.send_again(as_services(FakeServices()), "stream", CONSUMER, lambda: 2)
-    assert looks == ["name"]
+async def test_what_was_kept_back_goes_once_the_session_is_known_to_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write of its position that is stored proves that."""
+    bench = Bench(monkeypatch)
+    assert bench.sent == []
+    await recover(bench.client, bench.side)
+    assert (len(bench.writer.fake_written), bench.sent, bench.source.held) == (1, [8], 0)
+    await recover(bench.client, bench.side)
+    assert len(bench.writer.fake_written) == 1, "nothing is kept back"
 
 
-@pytest.mark.parametrize("missed", [True, False])
-async def test_nobody_waits_where_nothing_can_come(missed: bool) -> None:
-    """The deliver subject was let go of, when a message was lost on its way, or with the connection to NATS."""
-    services = FakeServices()
-    binding = bound(services)
-    binding.source.expected = 2
-    if missed:
-        binding.miss()
-    else:
-        services.fake_link.wire = object()
-    assert not await attaching.bring_back(FakeSide(FakeClient(services)), binding)
+async def test_a_session_that_has_moved_meanwhile_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch, stores=False)
+    bench.side.change_record()
+    await recover(bench.client, bench.side)
+    assert (bench.writer.fake_left, bench.sent, bench.saved) == (True, [], 0)
 
 
-@pytest.mark.parametrize("comes", [True, False], ids=["comes", "was acknowledged"])
-async def test_nobody_waits_for_what_a_new_leader_took_for_pending(
-    monkeypatch: pytest.MonkeyPatch, comes: bool
-) -> None:
-    """Its first answer may count messages that were acknowledged; only two looks that agree tell that none comes."""
-    services = FakeServices()
-    binding = bound(services)
-    source = binding.source
-    source.expected = 1
-    found = [0, 1, 0, 0]
-
-    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
-        if comes and len(found) == 3:
-            source.again = 1
-        return consumer_state(num_ack_pending=found.pop(0))
-
-    monkeypatch.setattr(attaching, "consumer_info", info)
-    monkeypatch.setattr(attaching, "ATTACH_POLL_S", 0.001)
-    assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=1000.0)
-    assert len(found) == (2 if comes else 0)
+async def test_a_client_that_does_not_read_gets_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages are kept back until it reads, and its position is written then."""
+    bench = Bench(monkeypatch)
+    bench.side.state, bench.side.live = DeliveryState.NOT_READING, False
+    await recover(bench.client, bench.side)
+    assert (bench.writer.fake_written, bench.source.held) == ([], SubscriptionState.RETURNING)
 
 
-@pytest.mark.parametrize("gone", [True, False], ids=["the consumer is gone", "nothing is pending"])
-async def test_a_consumer_that_has_nothing_to_send_again_is_not_told_to(
-    monkeypatch: pytest.MonkeyPatch, gone: bool
-) -> None:
-    services = FakeServices()
-    binding = bound(services)
-    binding.source.expected = 1
-
-    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> None:
-        pytest.fail("it has nothing to send")
-
-    async def info(js: object, stream: str, name: str) -> ConsumerInfo | None:
-        return None if gone else consumer_state(num_ack_pending=0)
-
-    monkeypatch.setattr(attaching, "send_again", send_again)
-    monkeypatch.setattr(attaching, "consumer_info", info)
-    assert await attaching.bring_back(FakeSide(FakeClient(services)), binding, patience=0.0, attempts=1)
+@pytest.mark.parametrize("has", [True, False])
+async def test_pubrel_records_come_again(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
+    bench = Bench(monkeypatch)
+    if has:
+        bench.side.listen_for_pubrels(b"5")
+    await recover(bench.client, bench.side)
+    assert bench.attached == ([bench.side] if has else [])
 
 
-@pytest.mark.parametrize("code", [CONSUMER_CREATE_FAILED, 10074])
-async def test_a_consumer_made_again_whose_files_are_being_removed_is_told_once_more(
-    monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    """Those of the one before it, of the same name; also when all has come, or it would expire everything for ever.
-
-    What else JetStream refuses is not for here.
-    """
-    told: list[str] = []
-    services = FakeServices()
-    binding = bound(services)
-    source = binding.source
-    source.expected = 1
-
-    async def send_again(services: object, stream: str, consumer: ConsumerRef, come: object) -> None:
-        told.append(consumer.durable_name)
-        source.expected = 0
-        if len(told) == 1:
-            raise ApiError(500, code, "open meta.inf.tmp: no such file or directory")
-
-    async def info(js: object, stream: str, name: str) -> ConsumerInfo:
-        return consumer_state(num_ack_pending=1)
-
-    monkeypatch.setattr(attaching, "send_again", send_again)
-    monkeypatch.setattr(attaching, "consumer_info", info)
-    side = FakeSide(FakeClient(services))
-    if code == CONSUMER_CREATE_FAILED:
-        assert await attaching.bring_back(side, binding, patience=0.0, attempts=3)
-        assert told == ["name", "name"]
-        told.clear()
-        source.expected = 1
-    with pytest.raises(ApiError):
-        await attaching.bring_back(side, binding, patience=0.0, attempts=1)
+async def test_a_message_that_waits_for_room_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where no message was kept back: requests that it waited for may have failed."""
+    bench = Bench(monkeypatch)
+    pumped: list[bool] = []
+    monkeypatch.setattr(bench.machine, "pump", lambda: pumped.append(True))
+    bench.source.held = 0
+    await recover(bench.client, bench.side)
+    assert pumped == [True]
 
 
-@pytest.mark.sources
+# -- the record ---------------------------------------------------------------------------------------
+
+
+async def test_a_changed_record_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    await write_changed_record(bench.client, bench.side)
+    assert bench.saved == 0
+    bench.side.change_record()
+    for _ in range(2):
+        await write_changed_record(bench.client, bench.side)
+    assert bench.saved == 1
+
+
+async def test_a_record_of_another_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(monkeypatch)
+    bench.refusal = Conflict("client")
+    bench.side.change_record()
+    await write_changed_record(bench.client, bench.side)
+    assert bench.client.fake_ended == ["taken over"]
+
+
+# -- the position before the deletion of consumers ----------------------------------------------------
+
+
+class Keeping:
+    """In place of a `PositionWriter` of a session that readers serve; a write is stored later."""
+
+    def __init__(self, *, moved: bool = False) -> None:
+        self.ledger, self.live, self.moved = SessionPosition(), {"name"}, moved
+        self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def begin_flush(self) -> asyncio.Future[bool]:
+        return self.done
+
+
+def keeping(writer: Keeping | None) -> Any:
+    client: Any = FakeReceiver(FakeDeliveryServices())
+    client.durable_side = Side(client=client, position_writer=writer)
+    client.path.store.lacking_room = lambda stream: None
+    return client
+
+
+async def test_a_session_without_a_position_has_nothing_to_keep() -> None:
+    await keep_taken(keeping(None))
+    client = keeping(None)
+    client.durable_side = None
+    await keep_taken(client)
+    writer = Keeping()
+    writer.live.clear()
+    await keep_taken(keeping(writer))
+    assert not writer.done.done()
+
+
 @pytest.mark.parametrize(
-    ("consumerless", "wanted", "counted"), [(True, True, 0), (True, False, 1), (False, True, 0), (False, False, 0)]
+    ("stored", "moved", "error"), [(True, False, None), (False, True, Conflict), (False, False, QuotaExceeded)]
 )
-async def test_consumers_that_a_session_gets_are_counted(
-    monkeypatch: pytest.MonkeyPatch, consumerless: bool, wanted: bool, counted: int
-) -> None:
-    """Those that it has already were counted before."""
-    client = FakeReceiver(FakeDeliveryServices())
-    record, v5 = claimed(client.record)
-    record.cons, v5.consumerless = {"key": CONSUMER}, consumerless
-    monkeypatch.setattr(client.delivery.feed, "wants_records", lambda _: wanted)
-    assert resuming._stays_in_records(as_client(client)) is (consumerless and wanted)
-    assert client.services.stream.consumers == counted
+async def test_the_position_is_stored_first(stored: bool, moved: bool, error: type[Exception] | None) -> None:
+    writer = Keeping(moved=moved)
+    task = asyncio.create_task(keep_taken(keeping(writer)))
+    await asyncio.sleep(0)
+    assert not task.done()
+    writer.done.set_result(stored)
+    if error is None:
+        await task
+    else:
+        with pytest.raises(error):
+            await task
 
 
-@pytest.mark.sources
-@pytest.mark.parametrize("leaderless", [True, False])
-@pytest.mark.parametrize("back", [True, False])
-async def test_what_is_new_waits_for_what_is_not_back(
-    monkeypatch: pytest.MonkeyPatch, back: bool, leaderless: bool
-) -> None:
-    """A consumer that had no leader sends nothing again by itself, so it is told to at once."""
-    patiences: list[float] = []
+async def test_a_position_that_waits_for_room_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is told that it cannot be subscribed now."""
+    monkeypatch.setattr(resuming, "ROOM_LOOK_S", 0.001)
+    client = keeping(writer := Keeping())
+    asked: list[bytes] = []
+    refusals = [None, ApiError(503, 10023, "insufficient resources")]
 
-    async def nothing(*_: object) -> None:
-        pass
+    def lacking(stream: bytes) -> ApiError | None:
+        asked.append(stream)
+        return refusals.pop(0)
 
-    async def attach(*_: object) -> None:
-        await asyncio.sleep(0.05 if leaderless else 0.0)
+    client.path.store.lacking_room = lacking
+    with pytest.raises(ApiError):
+        await keep_taken(client)
+    assert asked == [POSITIONS.encode()] * 2
+    assert not writer.done.done()
 
-    async def bring_back(side: object, binding: object, patience: float, attempts: int) -> bool:
-        patiences.append(patience)
-        return back
 
-    monkeypatch.setattr(resuming, "save_when_room", nothing)
-    monkeypatch.setattr(resuming, "write_changed_record", nothing)
-    monkeypatch.setattr(resuming, "bring_back", bring_back)
-    monkeypatch.setattr(resuming, "PENDING_RETURN_S", 0.04)
-    client = FakeReceiver(FakeDeliveryServices())
+# -- subscriptions of the record ----------------------------------------------------------------------
+
+
+class Turns:
+    """Does all steps of a job at once."""
+
+    async def run(self, steps: Any) -> None:
+        for _ in steps:
+            pass
+
+
+def resumed(reached: int = 40, **subs: int) -> tuple[Any, DurableDelivery]:
+    """A session whose record has subscriptions, up to a position."""
+    client: Any = FakeReceiver(FakeDeliveryServices())
+    client.path.round = type("Round", (), {"turns": Turns()})()
+    for name, qos in subs.items():
+        client.record.subs[name] = qos
+        client.record.cons[name] = subscription_consumer(
+            "hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1
+        )
     side = client.durable_side = DurableDelivery(as_client(client))
-    side.begin()
-    monkeypatch.setattr(side, "attach", attach)
-    assert client.record is not None
-    client.record.cons["key"] = CONSUMER
-    source = side.add("key", CONSUMER, SubscriptionState(1, 0, 10)).source
-    await resuming.rebind_consumers(as_client(client), side)
-    assert bool(source.held & SubscriptionState.RETURNING) is not back
-    assert client.delivery.reconciling.fake_due == ([] if back else ["name"])
-    assert patiences == [0.0 if leaderless else 0.04]
+    side.resume_from(reached)
+    return client, side
 
 
 @pytest.mark.sources
-@pytest.mark.parametrize(("forgone", "start"), [(0, 31), (20, 20), (40, 31)])
-async def test_a_consumer_that_was_deleted_begins_with_what_was_given_up(
-    forgone: int, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only JetStream has that; what is done or on its way is known when it comes once more."""
-    made: list[ConsumerRef] = []
-
-    async def create(js: object, stream: str, consumer: ConsumerRef) -> None:
-        made.append(consumer)
-
-    async def call(js: object, what: str) -> dict[str, dict[str, int]]:
-        return {"state": {"last_seq": 100}}
-
-    monkeypatch.setattr(attaching, "create_consumer", create)
-    monkeypatch.setattr(attaching, "call", call)
-    client = FakeClient(FakeServices())
-    source = SubscriptionState(1, 1, 10)
-    source.last, source.forgotten_from = 30, forgone
-    await attaching.make_anew(FakeSide(client), ConsumerBinding("key", CONSUMER, source))
-    assert [one.start_seq for one in made] == [start]
+async def test_subscriptions_go_on_after_the_position() -> None:
+    client, side = resumed(a=1, b=2)
+    v5 = v5_of(client)
+    v5.start, v5.was = {"b": 50}, {"a": (2, 30)}
+    v5.options["b"] = SubscriptionOptions("b", nl=True, rap=True, id=5)
+    v5.replay["a"] = 3
+    unfinished = await resuming._add_subscriptions(client, side)
+    first, second = (side.bindings[f"hash_{name}"] for name in "ab")
+    assert (first.since, second.since) == (40, 49)
+    assert (first.source.qos, first.source.was_qos, first.source.until) == (1, 2, 30)
+    assert (second.source.no_local, second.source.kept, second.source.identifier) == (True, True, 5)
+    assert [(one.filter, one.source) for one in unfinished] == [("a", first.source)]
+    assert (first.source.replaying, second.source.replaying) == (True, False)
+    assert (first.removed, second.removed) == (False, False)
 
 
-@pytest.mark.parametrize(("first", "expected"), [(0, (3, 9)), (7, (3, 6)), (20, (3, 9))])
-def test_what_came_for_the_first_time_has_not_gone(first: int, expected: tuple[int, int]) -> None:
-    """JetStream may count it as pending when it says how the consumer is."""
-    binding = ConsumerBinding("key", CONSUMER, SubscriptionState(1, 1, 10))
-    binding.gone = 3, 9
-    binding.source.base = first
-    assert binding.not_come == expected
+@pytest.mark.sources
+async def test_a_session_without_consumers_has_subscriptions_without() -> None:
+    """But for those that its position names."""
+    client, side = resumed(a=1, b=1)
+    v5_of(client).consumerless = True
+    writer = PositionWriter(client, 0)
+    writer.expect_consumers(["hash_b"])
+    side.store_position_with(writer)
+    await resuming._add_subscriptions(client, side)
+    assert [side.bindings[f"hash_{name}"].removed for name in "ab"] == [True, False]
+
+
+@pytest.mark.sources
+async def test_lowered_subscriptions_are_served_to_their_end() -> None:
+    """The consumers of ended ones can go: their messages are in the position."""
+    client, side = resumed()
+    v5 = v5_of(client)
+    v5.expiry = 60
+    v5.draining = [
+        Draining("lowered", "$MQTT.msgs.a", 2, 60, 5, True),
+        Draining("ended", "$MQTT.msgs.a", 0, 60, 5),
+        Draining("empty", "$MQTT.msgs.a", 0, 0, 5, True),
+        Draining("of a former gateway", "$MQTT.msgs.a", 1, 60, 5),
+    ]
+    v5.options["a"] = SubscriptionOptions("a", nl=True, rap=False, id=None)
+    lowered, done = resuming._add_lowered(client, side, [])
+    (binding,) = lowered
+    assert done == ["ended", "empty", "of a former gateway"]
+    assert (binding.key, binding.since, binding.drained, binding.removed) == ("", 40, False, False)
+    assert (binding.source.qos, binding.source.end, binding.source.whole) == (2, 60, True)
+    assert (binding.source.no_local, binding.source.by_reader) == (True, True)
+    assert binding.consumer.inactive_threshold == backstop(60)
+    assert list(side.bindings) == ["lowered"]

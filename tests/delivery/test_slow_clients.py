@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -15,10 +16,12 @@ from mqtt_nats.delivery.durable import DurableDelivery
 from mqtt_nats.delivery.receiver import DeliveryServices, Receiver, SharedFeed
 from mqtt_nats.delivery.slow_clients import (
     LONGEST,
+    POSTPONED_MOST,
     SlowClient,
     _held,
     _take_back,
     look_after,
+    postponed,
     publish_id,
     relieve,
     stall_session,
@@ -30,9 +33,11 @@ from mqtt_nats.protocol import inflight
 from mqtt_nats.protocol.ack_tokens import TAKEN
 from mqtt_nats.protocol.durable_sender import DurableSender, packet_id
 from mqtt_nats.protocol.inflight import SubscriptionState
+from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.pubsub.backlog import ENTRY_BYTES, Gate
 from mqtt_nats.pubsub.routing_table import Choice, Filter
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.transport.connection import Hold
 from mqtt_nats.transport.write_buffer import PIECE, SEPARATE_CHUNK_BYTES, FlushRound, WriteBuffer
 from mqtt_streams.consumers import BACKSTOP_S, ConsumerRef
 from tests.delivery.fakes import (
@@ -303,27 +308,23 @@ def test_what_an_ended_subscription_has_sent_is_not_taken_back() -> None:
     assert [one.sequence for one in bench.machine.inflight.values()] == [2]
 
 
-def test_giving_up_leaves_nothing_of_what_consumers_bring_again() -> None:
+def test_giving_up_leaves_nothing_of_what_readers_bring_again() -> None:
+    """Readers stop where they are; what the socket has is in flight."""
     bench = Bench()
     bench.machine.limit = 2
+    bench.fake.delivery.feed = feed = Feed()
+    writer = bench.side.position_writer = cast("Any", Writer(moved=False))
     bench.stored(2)
     for sequence in (3, 4):
         bench.machine.arrived(bench.source, sequence, 1, b"r%d" % sequence, "body", 1)
-    ended = source(1)
-    ended.end_at(1)
-    link = bench.fake.services.fake_link
-    bench.side.bindings = {
-        name: ConsumerBinding("a", ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10), one)
-        for name, one in (("live", bench.source), ("ended", ended))
-    }
-    for binding in bench.side.bindings.values():
-        binding.sid = link.subscribe_raw(b"deliver", lambda *message: None)
     stall_session(bench.client, bench.side)
-    assert bench.side.stall is not None
-    assert list(link.handlers) == [bench.side.bindings["ended"].sid]
+    assert (bench.side.stall is not None, bench.side.state) == (True, DeliveryState.NOT_READING)
+    assert (feed.fake_left, writer.ledger.reached) == (["catching up", "reader"], 30)
     assert bench.write_buffer.chunks == []
     assert bench.machine.queued == []
     assert sorted(one.sequence for one in bench.machine.inflight.values()) == [3], "its socket has it"
+    stall_session(bench.client, bench.side)
+    assert len(feed.fake_left) == 2, "it is stalled already"
 
 
 def test_a_session_that_is_being_resumed_is_not_given_up() -> None:
@@ -396,58 +397,24 @@ def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> N
     assert one.forgotten_from == 0
 
 
-async def test_who_reads_again_gets_also_what_had_to_come_again_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NATS was lost, and while what was pending was awaited the client did not read."""
-    bench = Bench()
-    machine, one = bench.machine, bench.source
-    consumer = ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10)
-    binding = ConsumerBinding("a", consumer, one)
-    one.held |= SubscriptionState.RETURNING
-    stall = SlowClient()
-    machine.stop_sending()
-
-    async def nothing(*_: object) -> None:
-        return
-
-    async def attach(binding: ConsumerBinding) -> None:
-        one.attaching()
-        for sequence in (2, 3):
-            machine.arrived(one, sequence, 2, b"again%d" % sequence, None, 1)
-        one.attached(2, 2, False)
-
-    monkeypatch.setattr(stalling, "save_when_room", nothing)
-    monkeypatch.setattr(stalling, "ask_again", lambda client: None)
-    client = FakeReceiver(FakeDeliveryServices())
-    assert client.record is not None
-    client.record.cons["a"] = consumer
-    side: Any = Side(
-        machine,
-        DeliveryState.WAKING,
-        bindings={"name": binding},
-        point_anew=lambda: None,
-        add=lambda key, consumer, source: binding,
-        attach=attach,
-        collect=nothing,
-        stall=stall,
-        client=client,
-    )
-    bench.ports.take()
-    await stalling._wake(as_receiver(client), side, stall)
-    assert bench.ports.take() == [("publish", 2, 1, True), ("publish", 3, 1, True)]
-
-
 class Feed(SharedFeed):
     """Notes the sessions that readers serve from now on, and whether their messages are kept back then."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.fake_served: list[int] = []
+        self.fake_left: list[str] = []
 
-    def admit(self) -> bool:
-        return True
+    def reached(self, side: DurableDelivery) -> int:
+        return 30
+
+    def end_catching(self, side: DurableDelivery) -> None:
+        self.fake_left.append("catching up")
+
+    def remove(self, client: Receiver) -> None:
+        self.fake_left.append("reader")
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
-        self.fake_served += [one.source.held for one in side.dormant]
+        self.fake_served += [one.source.held for one in side.bindings.values()]
 
 
 class Writer:
@@ -455,6 +422,7 @@ class Writer:
 
     def __init__(self, *, moved: bool) -> None:
         self.fake_moved, self.fake_ended = moved, False
+        self.ledger = SessionPosition()
 
     async def flush(self) -> bool:
         return not self.fake_moved
@@ -463,37 +431,86 @@ class Writer:
         self.fake_ended = True
 
 
+class Stalled:
+    """A stalled session whose client reads again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, moved: bool = False) -> None:
+        bench = Bench()
+        self.machine, self.source, self.ports = bench.machine, bench.source, bench.ports
+        binding = ConsumerBinding("a", ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10), self.source)
+        binding.go_on(0)
+        self.machine.drop_hold(self.source, SubscriptionState.RETURNING)
+        self.machine.stop_sending()
+        self.limited: list[object] = []
+        monkeypatch.setattr(stalling, "fetch_in_flight", self._fetch)
+        monkeypatch.setattr(stalling, "limit_backlog", self._limit)
+        for name in ("ask_again", "limit_in_flight"):
+            monkeypatch.setattr(stalling, name, lambda *_: None)
+        self.client: Any = FakeReceiver(FakeDeliveryServices())
+        self.client.delivery.feed = self.feed = Feed()
+        self.stall, self.writer = SlowClient(), Writer(moved=moved)
+        self.stall.wake()
+        self.side: Any = Side(
+            self.machine,
+            DeliveryState.NOT_READING,
+            bindings={"name": binding},
+            stall=self.stall,
+            client=self.client,
+            position_writer=self.writer,
+        )
+        self.ports.take()
+
+    async def _fetch(self, client: object, side: Any) -> None:
+        self.machine.arrived(self.source, 2, 2, TAKEN + b"2", None, 1)
+
+    async def _limit(self, client: object, side: object) -> None:
+        self.limited.append(side)
+
+
 @pytest.mark.parametrize("moved", [False, True])
 async def test_who_reads_again_goes_on_with_readers(monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
-    """The consumers stay dormant; nothing is sent when the session has another owner by now."""
-    bench = Bench()
-    machine, one = bench.machine, bench.source
-    one.live = True
-    binding = ConsumerBinding("a", ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10), one)
-    machine.stop_sending()
+    """Nothing is sent when the session has another owner by now."""
+    setup = Stalled(monkeypatch, moved=moved)
+    await stalling._wake(setup.client, setup.side, setup.stall)
+    state = DeliveryState.NOT_READING if moved else DeliveryState.LIVE
+    assert (setup.side.state, setup.writer.fake_ended) == (state, moved)
+    assert setup.feed.fake_served == ([] if moved else [SubscriptionState.RETURNING])
+    assert setup.limited == ([] if moved else [setup.side]), "too much may have been stored meanwhile"
+    assert setup.machine.crowd == (not moved), "kept back until the session is known to be this gateway's"
+    assert setup.side.stall is (setup.stall if moved else None)
 
-    async def fetch(client: object, side: Any) -> None:
-        machine.arrived(one, 2, 2, TAKEN + b"2", None, 1)
 
-    monkeypatch.setattr(stalling, "fetch_in_flight", fetch)
-    for name in ("ask_again", "limit_in_flight"):
-        monkeypatch.setattr(stalling, name, lambda *_: None)
-    client = FakeReceiver(FakeDeliveryServices())
-    client.delivery.feed = feed = Feed()
-    stall, writer = SlowClient(), Writer(moved=moved)
-    side: Any = Side(
-        machine,
-        DeliveryState.WAKING,
-        bindings={"name": binding},
-        stall=stall,
-        client=client,
-        position_writer=writer,
-    )
-    bench.ports.take()
-    await stalling._wake(as_receiver(client), side, stall)
-    assert (side.state, writer.fake_ended) == ((DeliveryState.WAKING, True) if moved else (DeliveryState.PLAIN, False))
-    assert feed.fake_served == ([] if moved else [SubscriptionState.RETURNING])
-    assert machine.crowd == (not moved), "kept back until the session is known to be this gateway's"
+async def test_who_leaves_while_its_messages_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Stalled(monkeypatch)
+
+    async def leave(client: object, side: object) -> None:
+        setup.client.alive = False
+
+    monkeypatch.setattr(stalling, "limit_backlog", leave)
+    await stalling._wake(setup.client, setup.side, setup.stall)
+    assert (setup.side.state, setup.feed.fake_served) == (DeliveryState.NOT_READING, [])
+
+
+async def test_what_was_postponed_is_done_when_the_client_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subscriptions change in their order; with many of them nothing more is read from the client."""
+    setup = Stalled(monkeypatch)
+    held: list[int] = []
+    monkeypatch.setattr(setup.client.connection, "hold", held.append, raising=False)
+    monkeypatch.setattr(setup.client.connection, "release", lambda reason: held.remove(reason))
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        done.append(number)
+
+    setup.client.durable_side = setup.side
+    for number in range(POSTPONED_MOST + 1):
+        assert held == []
+        assert postponed(setup.client, partial(work, number))
+    assert held == [Hold.JOBS]
+    await stalling._wake(setup.client, setup.side, setup.stall)
+    await setup.client.fake_work()
+    assert (done, held) == ([*range(POSTPONED_MOST + 1)], [])
+    assert not postponed(setup.client, partial(work, 0))
 
 
 def test_what_waits_for_a_place_in_the_window_is_given_up_too() -> None:
@@ -551,7 +568,7 @@ def test_a_failure_ends_one_session_and_not_the_gateway(
         services.path.round.clogged.add(bench.write_buffer)
     look(as_delivery(FakeDelivery(services)))
     assert (wrong.fake.fake_ended, right.fake.fake_ended) == (["internal error"], [])
-    assert right.side.state is DeliveryState.STALLED
+    assert right.side.state is DeliveryState.NOT_READING
     assert "ForbiddenTransition" in caplog.text
 
 

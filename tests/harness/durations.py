@@ -64,7 +64,6 @@ LONG: Final[Mapping[str, int]] = {
     "tests/attacks/test_waiting_messages.py": 40,
     # Processes of every kind: browsers, packages, programs of others, workers.
     "tests/ctl/test_backup_snapshots.py": 60,
-    "tests/delivery/test_many_consumers.py": 38,
     "tests/gateway/test_supervisor.py": 60,
     "tests/config/test_process_limits.py": 60,
     "tests/admin/test_connections.py": 60,
@@ -103,7 +102,6 @@ SHORT: Final[frozenset[str]] = frozenset(
         "tests/crash/test_shared.py::test_nats_server_is_killed_at_qos_2",
         "tests/crash/test_standstill.py::test_a_session_that_has_moved",
         "tests/ctl/test_backup_snapshots.py::test_records_that_are_removed_meanwhile",
-        "tests/delivery/test_many_consumers.py::test_a_ping_is_answered_before_a_long_subscribe",
         "tests/gateway/test_supervisor.py::test_embedded",
         "tests/gateway/test_supervisor.py::test_stopping",
         "tests/integration/test_auto_positions.py::test_below_the_bound_it_costs_nothing",
