@@ -258,6 +258,10 @@ class CatchUpReader:
             )
             if former:
                 await delete_consumer(services.nats.inbox, MESSAGES, former)
+        except ApiError:
+            self._name = former  # it is deleted when the next one is created
+            self._broken = True
+            raise
         except BaseException:
             self._broken = True
             raise

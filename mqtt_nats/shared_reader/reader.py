@@ -109,8 +109,8 @@ class SharedReader:
         self._broken = True
         self._anew = False
         self._tickets = 0
-        self.refused = 0.0
-        """Loop time in seconds since which JetStream refuses the reader; 0 = not refused."""
+        self._refused = False
+        """Whether JetStream refuses the reader, which is logged once."""
         self._waiting: list[tuple[int, asyncio.Future[int]]] = []
         self._wake = asyncio.Event()
 
@@ -156,13 +156,13 @@ class SharedReader:
             try:
                 await self._services.nats.online.wait()
                 await self._keep()
-                self.refused = 0.0
+                self._refused = False
             except (ApiError, NoResponders, RequestTimeout) as error:
                 log.debug("the shared reader: %s", error)
                 if not isinstance(error, ApiError) or error.err_code in TRANSIENT:
-                    self.refused = 0.0
-                elif not self.refused:
-                    self.refused = loop.time()
+                    self._refused = False
+                elif not self._refused:
+                    self._refused = True
                     log.warning("JetStream refuses the shared reader: %s", error)
                 await asyncio.sleep(READER_RETRY_S)
                 self._wake.set()

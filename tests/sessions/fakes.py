@@ -217,6 +217,9 @@ class FakeIdentity:
     async def check(self) -> None:
         self.fake_checks += 1
 
+    def call_on_replaced(self, replaced: Callable[[], None]) -> None:
+        """The stream is not replaced."""
+
     def count_consumers(self, number: int) -> None:
         self.consumers += number
 
@@ -389,6 +392,7 @@ class FakeClient:
         self.bridge = False
         self.checks_each = False
         self.version = 5
+        self.busy = False
         self.fake_ended: list[MqttError | str] = []
         self.fake_jobs: list[Coroutine[Any, Any, None]] = []
         services.registry.clients[registered_as(client_id, self.hash)] = as_client(self)

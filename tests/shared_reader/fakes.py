@@ -14,10 +14,9 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
 from mqtt_nats.shared_reader.catch_up_places import CatchUpPlaces
-from mqtt_nats.shared_reader.consumer_choice import ConsumerChoice
 from mqtt_nats.shared_reader.index import ServedFilters
-from mqtt_nats.shared_reader.promotion import Promotion, ReaderSession
 from mqtt_nats.shared_reader.reader import SharedReader
+from mqtt_nats.shared_reader.reader_session import ReaderHandover, ReaderSession
 from mqtt_nats.shared_reader.sessions import SharedReaderSessions
 from mqtt_nats.transport.turns import TimingWheel
 from mqtt_streams.messages import PREFIX, subscription_consumer
@@ -32,21 +31,21 @@ if TYPE_CHECKING:
 
 @stands_for(Settings)
 class FakeReaderSettings(FakeSettings):
-    """Stands for `Settings`: whether the shared reader is used."""
+    """Stands for `Settings`: which sessions have consumers."""
 
-    def __init__(self, shared_reader: str = "auto", session_positions: str = "consumers") -> None:
-        self.shared_reader = shared_reader
+    def __init__(self, session_positions: str = "consumers") -> None:
         self.session_positions = session_positions
         self.session_consumers: int | None = None
+        self.max_backlog: int | None = None
 
 
 @stands_for(Services)
 class FakeReaderServices(FakeServices):
     """Stands for `Services`, connected to NATS."""
 
-    def __init__(self, shared_reader: str = "auto", session_positions: str = "consumers") -> None:
+    def __init__(self, session_positions: str = "consumers") -> None:
         super().__init__()
-        self.settings = FakeReaderSettings(shared_reader, session_positions)
+        self.settings = FakeReaderSettings(session_positions)
 
 
 @stands_for(SharedReader)
@@ -55,7 +54,6 @@ class FakeReader:
 
     def __init__(self, position: int = 0) -> None:
         self.position = position
-        self.refused = 0.0
         self.wanted: Counter[str] = Counter()
         self.fake_asked = 0
 
@@ -71,6 +69,10 @@ class FakeReaderSide(FakeSide):
     def __init__(self, client: FakeClient) -> None:
         super().__init__(client)
         self.position_writer: PositionWriter | None = None
+        self.fake_shared: list[tuple[bytes, int]] = []
+
+    def send_shared(self, message: Stored, qos: int) -> None:
+        self.fake_shared.append((message.payload, qos))
 
 
 @stands_for(SharedReaderSessions)
@@ -79,9 +81,6 @@ class FakeSessions:
 
     def __init__(self, services: FakeReaderServices, position: int = 0) -> None:
         self.services, self.registry = services, services.registry
-        self.allowed = True
-        self.choice = ConsumerChoice(cast("Settings", services.settings))
-        self.fake_wants_records = False
         self.reader = FakeReader(position)
         self.interest = ServedFilters(self.reader.wanted)
         self.queue_most = 4096
@@ -89,26 +88,15 @@ class FakeSessions:
         self.places = CatchUpPlaces(cast("Services", services), self.catching.values())
         self.slow: set[CatchUpReader] = set()
         self.members: dict[Receiver, ReaderSession] = {}
-        self.candidates: TimingWheel[Receiver] = TimingWheel()
         self.renewals: TimingWheel[Receiver] = TimingWheel()
-        self.returning: set[Receiver] = set()
         self.fake_refuses = False
         self.fake_given: list[int] = []
         self.fake_through: list[int] = []
         self.fake_failed: list[int] = []
-        self.fake_back: list[FakeClient] = []
         self.fake_behind: list[FakeClient] = []
-        self.fake_begun: list[FakeClient] = []
-        self.fake_later: list[FakeClient] = []
         self.fake_fails: set[FakeClient] = set()
         self.fake_ended = 0
-        self.fake_caught_up: list[tuple[Promotion, int]] = []
-
-    def allow(self, allowed: bool) -> None:
-        self.allowed = allowed
-
-    def wants_records(self, client: FakeClient) -> bool:
-        return self.fake_wants_records
+        self.fake_caught_up: list[tuple[ReaderHandover, int]] = []
 
     def give(self, member: ReaderSession, sequence: int, message: Stored, mark: bytes) -> None:
         if self.fake_refuses:
@@ -128,21 +116,10 @@ class FakeSessions:
     def failed(self, member: ReaderSession, sequence: int, qos: int, error: Exception) -> None:
         self.fake_failed.append(sequence)
 
-    def leave_shared_reader(self, client: FakeClient, side: FakeSide) -> None:
-        self._fail(client)
-        self.fake_back.append(client)
-
     def fall_behind(self, member: ReaderSession) -> None:
         client = cast("FakeClient", member.client)
         self._fail(client)
         self.fake_behind.append(client)
-
-    def begin(self, client: FakeClient, side: FakeSide, now: float) -> None:
-        self._fail(client)
-        self.fake_begun.append(client)
-
-    def promote_later(self, client: FakeClient) -> None:
-        self.fake_later.append(client)
 
     def _fail(self, client: FakeClient) -> None:
         if client in self.fake_fails:
@@ -150,9 +127,6 @@ class FakeSessions:
 
     def reached(self, side: FakeSide) -> int:
         return self.reader.position
-
-    def admit(self) -> bool:
-        return self.allowed and not self.reader.refused
 
     def catch_up(self, member: ReaderSession, position: int, *, missed: bool = True) -> CatchUpReader:
         member.side.change(DeliveryEvent.FAR_BEHIND)
@@ -169,9 +143,9 @@ class FakeSessions:
         for member in self.members.values():
             self.interest.remove(member)
 
-    def caught_up(self, member: ReaderSession, joining: Promotion, position: int) -> None:
-        member.joining = None
-        self.fake_caught_up.append((joining, position))
+    def caught_up(self, member: ReaderSession, handover: ReaderHandover, position: int) -> None:
+        member.end_handover()
+        self.fake_caught_up.append((handover, position))
 
 
 def as_sessions(fake: FakeSessions) -> SharedReaderSessions:
@@ -184,8 +158,11 @@ def live_binding(subject: str, *, live: bool = True, end: int | None = None) -> 
     consumer = subscription_consumer("hash", subject, name_nuid="n", deliver_nuid="d", max_ack_pending=10, start_seq=1)
     assert consumer.filter_subject == PREFIX + subject
     source = SubscriptionState(1, 1, 10, end)
-    source.live = live
-    return ConsumerBinding(subject, consumer, source)
+    binding = ConsumerBinding(subject, consumer, source)
+    if live:
+        binding.go_on(0)
+        source.drop_reason(SubscriptionState.RETURNING)
+    return binding
 
 
 def member_of(services: FakeServices, client_id: str, *subjects: str) -> ReaderSession:

@@ -16,6 +16,7 @@ from mqtt_nats.shared_reader.catch_up_places import PLACES
 from mqtt_streams.api import ApiError
 from mqtt_streams.messages import STREAM as MESSAGES
 from tests.harness.waiting import aeventually
+from tests.sessions.fakes import FakeClient
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
 
 pytestmark = pytest.mark.sources
@@ -249,23 +250,44 @@ async def test_what_waits_is_forgotten_with_the_reader_and_read_again(setup: Set
     assert setup.live.fake_given == [11]
 
 
-async def test_jetstream_refuses_the_reader(setup: Setup) -> None:
-    """The session's consumers go on."""
+async def test_jetstream_refuses_the_reader(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves its place to others, and is created once JetStream takes it; the session keeps its position."""
+    monkeypatch.setattr(catch_up, "REFUSED_PAUSE_S", 0.01)
+    free, places = setup.live.places.free, list[int]()
 
     def refuse(subject: str) -> None:
-        if ".CONSUMER.CREATE." in subject:
+        if ".CONSUMER.CREATE." in subject and len(places) < 3:
+            places.append(setup.live.places.free)
             raise ApiError(400, 10026, "maximum consumers limit reached")
 
     setup.services.fake_inbox.before = refuse
     setup.reader.broken()
-    await aeventually(lambda: setup.live.fake_back)
-    assert setup.live.fake_back[0].client_id == "client"
+    await aeventually(lambda: len(places) == 3)
+    assert (places, setup.member.client.alive) == ([free] * 3, True)
+    assert "JetStream refuses the reader" in caplog.text
+    await setup.made(5)
+    await aeventually(lambda: len(setup.consumers) == 1, what="the former reader is deleted")
+    setup.bring(11)
+    assert setup.live.fake_given == [11]
+
+
+async def test_a_reader_that_is_refused_leaves_its_place(setup: Setup) -> None:
+    def refuse(subject: str) -> None:
+        if ".CONSUMER.CREATE." in subject:
+            raise ApiError(400, 10026, "maximum consumers limit reached")
+
+    free = setup.live.places.free
+    setup.services.fake_inbox.before = refuse
+    setup.reader.broken()
+    await aeventually(lambda: setup.live.places.free == free + 1)
 
 
 async def test_a_reader_that_fails_leaves_its_place_and_its_session(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The places are few, and nobody else would bring the session its messages."""
+    """The places are few; the next connection goes on from the session's position."""
 
     def fail(subject: str) -> None:
         if ".CONSUMER.CREATE." in subject:
@@ -276,7 +298,7 @@ async def test_a_reader_that_fails_leaves_its_place_and_its_session(
     setup.reader.broken()
     await setup.services.tasks.fake_settle()
     assert setup.live.places.free == free + 1
-    assert [client.client_id for client in setup.live.fake_back] == ["client"]
+    assert [str(error) for error in cast("FakeClient", setup.member.client).fake_ended] == ["internal error"]
     assert setup.services.fake_link.handlers == {}
     assert "on purpose" in caplog.text
 
@@ -304,8 +326,8 @@ async def test_a_session_that_has_caught_up_is_handed_over(setup: Setup) -> None
     setup.live.reader.position = 11
     setup.bring(11, pending=0)
     await aeventually(lambda: setup.live.fake_caught_up)
-    ((joining, position),) = setup.live.fake_caught_up
-    assert (position, joining.wrong, setup.member.filters) == (11, False, ["a"])
+    ((handover, position),) = setup.live.fake_caught_up
+    assert (position, handover.overfull, setup.member.filters) == (11, False, ["a"])
     await aeventually(lambda: not setup.consumers)
 
 
@@ -398,7 +420,7 @@ async def test_a_handover_for_which_messages_do_not_come_begins_again(
     setup.live.reader.position = 11
     setup.status(END)
     await setup.made(2)
-    assert (setup.member.joining, setup.live.fake_caught_up) == (None, [])
+    assert (setup.member.handover, setup.live.fake_caught_up) == (None, [])
 
 
 async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
@@ -406,14 +428,14 @@ async def test_a_handover_that_fails_begins_again(setup: Setup) -> None:
     ready = setup.live.reader.ready
 
     async def spoil() -> int:
-        assert setup.member.joining is not None
-        setup.member.joining.wrong = setup.live.reader.fake_asked == 0
+        assert setup.member.handover is not None
+        setup.member.handover.overfull = setup.live.reader.fake_asked == 0
         return await ready()
 
     setup.live.reader.ready = spoil  # type: ignore[method-assign]
     setup.status(END)
     await setup.made(2)
-    assert (setup.member.joining, setup.live.fake_caught_up) == (None, [])
+    assert (setup.member.handover, setup.live.fake_caught_up) == (None, [])
     setup.status(END)
     await aeventually(lambda: setup.live.fake_caught_up)
 

@@ -10,7 +10,7 @@ import pytest
 
 from mqtt_nats.shared_reader import catch_up, catch_up_places
 from mqtt_nats.shared_reader.catch_up import CatchUpReader
-from mqtt_nats.shared_reader.promotion import ReaderSession
+from mqtt_nats.shared_reader.reader_session import ReaderSession
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.stored import StoredMessage

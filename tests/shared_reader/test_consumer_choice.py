@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mqtt_nats.config.settings import Settings
 
 
-def choice(session_positions: str = "auto", *, bound: int | None = None, shared_reader: str = "auto") -> ConsumerChoice:
-    settings = FakeReaderSettings(shared_reader, session_positions)
+def choice(session_positions: str = "auto", *, bound: int | None = None) -> ConsumerChoice:
+    settings = FakeReaderSettings(session_positions)
     settings.session_consumers = bound
     return ConsumerChoice(cast("Settings", settings))
 
@@ -76,19 +76,12 @@ def test_a_bound_of_the_settings(replicas: int, bound: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("session_positions", "shared_reader", "possible"),
-    [
-        ("consumers", "auto", False),
-        ("records", "auto", True),
-        ("records", "always", True),
-        ("auto", "auto", True),
-        ("auto", "always", False),  # nobody looks who else serves sessions
-        ("auto", "never", False),
-    ],
+    ("session_positions", "many", "few"),
+    [("consumers", False, False), ("records", True, True), ("auto", True, False)],
 )
 @pytest.mark.parametrize("in_records", [True, False])
-def test_settings(session_positions: str, shared_reader: str, possible: bool, in_records: bool) -> None:
-    """Far beyond the bound; and far below it, where only `records` has sessions without consumers."""
-    tested = choice(session_positions, shared_reader=shared_reader)
-    assert tested.wants_records(in_records, 1, 10_000, 1) is possible
-    assert tested.wants_records(in_records, 1, 0, 1) is (session_positions == "records")
+def test_settings(session_positions: str, many: bool, few: bool, in_records: bool) -> None:
+    """Far beyond the bound, and far below it."""
+    tested = choice(session_positions)
+    assert tested.wants_records(in_records, 1, 10_000, 1) is many
+    assert tested.wants_records(in_records, 1, 0, 1) is few

@@ -9,7 +9,7 @@ import pytest
 
 from mqtt_nats.shared_reader import index
 from mqtt_nats.shared_reader.index import ServedFilters, shown
-from mqtt_nats.shared_reader.promotion import ReaderSession
+from mqtt_nats.shared_reader.reader_session import ReaderSession
 from tests.sessions.fakes import FakeServices
 from tests.shared_reader.fakes import live_binding, member_of
 
@@ -71,7 +71,7 @@ def test_filters_are_counted_by_sessions() -> None:
 
 
 def test_only_subscriptions_whose_messages_the_reader_brings() -> None:
-    """Not those that their consumers bring, nor those that have ended."""
+    """Not those that have ended, nor those that readers do not serve (yet)."""
     setup = Setup()
     member = member_of(setup.services, "client")
     side = member.side

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New subscriptions without consumers: which sessions may have them, and the session's place meanwhile."""
+"""New subscriptions: the session's place meanwhile, and that position and record are stored first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -17,7 +16,9 @@ from mqtt_nats.protocol.position import SessionPosition
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_nats.shared_reader import new_subscriptions
-from mqtt_nats.shared_reader.new_subscriptions import may_join_directly, subscribe
+from mqtt_nats.shared_reader.catch_up import CatchUpReader
+from mqtt_nats.shared_reader.new_subscriptions import let_go, subscribe
+from mqtt_nats.shared_reader.reader_session import ReaderHandover
 from mqtt_streams.api import ApiError
 from tests.harness.doubles import stands_for
 from tests.shared_reader.fakes import FakeReaderServices, FakeSessions, as_sessions, live_binding, member_of
@@ -54,14 +55,12 @@ class Setup:
         monkeypatch.setattr(new_subscriptions, "save_record", self._store)
         self.services = FakeReaderServices()
         self.live = FakeSessions(self.services, position=10)
-        self.live.fake_wants_records = True
         self.member = member_of(self.services, "client", *subjects)
         self.side, self.position_writer = self.member.side, FakeKeeper()
         self.side.position_writer = cast(PositionWriter, self.position_writer)
         self.record, self.v5 = claimed(self.member.client.record)
         self.v5.name_position("p")
         if subjects:
-            self.side.change(DeliveryEvent.JOINED)
             self.live.interest.put(self.member)
         self.added = live_binding("new", live=False)
         self.added.source.start = 9
@@ -77,82 +76,13 @@ class Setup:
         self.stored.append((self.live.catching[self.side].position, list(self.live.fake_through)))
         return epoch
 
-    def may_join(self) -> bool:
-        return may_join_directly(as_sessions(self.live), self.member.client, self.side)
-
     async def subscribe(self, place: int = 8) -> None:
         await subscribe(as_sessions(self.live), self.member, place, self.put)
-
-
-def _end(setup: Setup) -> None:
-    setup.side.change(DeliveryEvent.ENDED)
-
-
-def _plain(setup: Setup) -> None:
-    setup.side.bindings["plain"] = live_binding("plain", live=False)
-
-
-def _doubtful(setup: Setup) -> None:
-    setup.side.doubtful.add("a")
-
-
-def _no_position(setup: Setup) -> None:
-    setup.v5.name_position("")
-
-
-def _refused(setup: Setup) -> None:
-    setup.live.reader.refused = 1.0
-
-
-def _not_allowed(setup: Setup) -> None:
-    setup.live.allow(False)
-
-
-def _with_consumers(setup: Setup) -> None:
-    setup.record.cons["a"] = live_binding("a").consumer
-
-
-CHANGES: list[Callable[[Setup], None]] = [
-    _end,
-    _plain,
-    _doubtful,
-    _no_position,
-    _refused,
-    _not_allowed,
-]
-
-
-@pytest.mark.parametrize("subjects", [(), ("a",), ("a", "b")])
-async def test_sessions_that_no_consumer_serves(monkeypatch: pytest.MonkeyPatch, subjects: tuple[str, ...]) -> None:
-    assert Setup(monkeypatch, *subjects).may_join()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("in_records", [True, False])
-async def test_sessions_with_and_without_consumers(
-    monkeypatch: pytest.MonkeyPatch, wanted: bool, in_records: bool
-) -> None:
-    """The reader serves both; which of them a session is does not change while its client is connected."""
-    setup = Setup(monkeypatch, "a")
-    _with_consumers(setup)
-    setup.live.fake_wants_records = wanted
-    setup.v5.name_position("p")
-    if in_records:
-        setup.v5.move_to_records()
-    assert setup.may_join()
-
-
-@pytest.mark.parametrize("change", CHANGES)
-async def test_sessions_that_need_a_consumer(monkeypatch: pytest.MonkeyPatch, change: Callable[[Setup], None]) -> None:
-    setup = Setup(monkeypatch, "a")
-    change(setup)
-    assert not setup.may_join()
 
 
 async def test_the_first_subscription_begins_at_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent before that is stored."""
     setup = Setup(monkeypatch)
-    assert not setup.side.live
     await setup.subscribe(8)
     assert setup.stored == [(8, [])]
     assert setup.position_writer.live == {setup.added.consumer.durable_name}
@@ -179,9 +109,9 @@ async def test_a_session_stops_at_its_place(monkeypatch: pytest.MonkeyPatch) -> 
         setup.services.fake_inbox.put(subject, b"x", b"NATS/1.0\r\nNmqtt-Pub:1\r\n\r\n")
     await setup.subscribe(8)
     assert setup.stored == [(10, [9, 10])]
-    joining = setup.member.joining
-    assert joining is not None  # what the shared reader brings by the other filters meanwhile is kept back
-    assert joining.since == 10
+    handover = setup.member.handover
+    assert handover is not None  # what the shared reader brings by the other filters meanwhile is kept back
+    assert handover.since == 10
     as_sessions(setup.live).end_catching(setup.side)
 
 
@@ -198,3 +128,57 @@ async def test_a_record_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     await setup.services.tasks.fake_settle()
     assert [since for _, since in setup.live.fake_caught_up] == [10]
     assert isinstance(setup.added.source, SubscriptionState)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+async def test_a_session_that_is_catching_up_goes_on_where_it_is(monkeypatch: pytest.MonkeyPatch, missed: bool) -> None:
+    """With the new filter, too: its former reader ends, and the next one need not ask what is known."""
+    setup = Setup(monkeypatch, "a")
+    former = setup.live.catch_up(setup.member, 4, missed=missed)
+    monkeypatch.setattr(setup.live, "reached", lambda _: 4)
+    setup.member.begin_handover(ReaderHandover())
+    removed: list[object] = []
+    monkeypatch.setattr(setup.live, "remove", removed.append)
+    begun: list[tuple[int, bool]] = []
+
+    def begin(reader: CatchUpReader) -> None:
+        begun.append((reader.position, reader.reads))
+
+    monkeypatch.setattr(CatchUpReader, "begin", begin)
+    await setup.subscribe(8)
+    assert setup.live.catching[setup.side] is not former
+    assert (begun, setup.member.handover, removed) == ([(4, missed)], None, [setup.member.client])
+
+
+@pytest.mark.parametrize("why", ["stalled", "lost"])
+async def test_a_session_that_readers_serve_no_more(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Its client stopped to read while the record was stored, or another gateway has the session."""
+    setup = Setup(monkeypatch, "a")
+
+    async def store(client: Receiver, epoch: int) -> int:
+        if why == "lost":
+            setup.position_writer.lost = True
+        else:
+            as_sessions(setup.live).end_catching(setup.side)
+            setup.side.change(DeliveryEvent.STOPS_READING)
+        return epoch
+
+    begun: list[object] = []
+    monkeypatch.setattr(CatchUpReader, "begin", lambda reader: begun.append(reader))
+    monkeypatch.setattr(new_subscriptions, "save_record", store)
+    await setup.subscribe(10)
+    assert setup.added.source.held == SubscriptionState.RETURNING
+    assert len(begun) == (why == "stalled"), "it does nothing, since it has ended"
+
+
+@pytest.mark.parametrize("unchecked", [True, False])
+async def test_new_messages_wait_where_a_session_may_have_moved(
+    monkeypatch: pytest.MonkeyPatch, unchecked: bool
+) -> None:
+    """NATS was lost meanwhile: the check of the session lets them go."""
+    setup = Setup(monkeypatch)
+    setup.put()
+    if unchecked:
+        setup.services.registry.unchecked.add(setup.member.client)
+    let_go(as_sessions(setup.live), setup.side, [setup.added])
+    assert bool(setup.added.source.held) is unchecked
