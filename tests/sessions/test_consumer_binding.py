@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer whose subscription was lowered to QoS 0: its gates, and waiting until it reports that it has no more."""
+"""Subscriptions and their dormant consumers: gates of a lowered one, where readers serve them from, and repairs."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 
 from mqtt_nats.messages.message import Stored
+from mqtt_nats.protocol.durable_sender import SEQUENCE_EVER
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.pubsub.backlog import Gate
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.consumers import ConsumerRef
 from tests.harness.doubles import stands_for
-
-LONG = 30.0  # seconds that no test waits
+from tests.sessions.fakes import FakeClient, FakeServices, FakeSide
 
 
 @stands_for(Gate)
@@ -44,7 +42,7 @@ def lowered(*gates: FakeGate) -> ConsumerBinding:
 
 def test_a_new_binding_has_nothing_to_wait_for() -> None:
     found = binding()
-    assert (found.drained, found.through, found.missed, found.since, found.gates) == (True, False, False, 0, [])
+    assert (found.drained, found.removed, found.since, found.resent, found.gates) == (True, False, 0, 0, [])
 
 
 @pytest.mark.sources
@@ -71,27 +69,94 @@ def test_released_gates_are_not_held_again() -> None:
     assert found.release() == []
 
 
-async def test_waiting_ends_when_the_consumer_has_no_more() -> None:
-    found = lowered()
-    waiting = asyncio.create_task(found.rest(LONG))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    found.emptied()
-    await asyncio.wait_for(waiting, 5)
+# -- what readers bring -------------------------------------------------------------------------------
 
 
-async def test_a_report_from_before_does_not_end_the_next_wait() -> None:
-    found = lowered()
-    found.emptied()
-    await asyncio.wait_for(found.rest(LONG), 5)
-    waiting = asyncio.create_task(found.rest(LONG))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
-
-
-async def test_waiting_has_an_end() -> None:
-    await asyncio.wait_for(lowered().rest(0.0), 5)
+@pytest.mark.parametrize("removed", [True, False])
+def test_readers_serve_a_subscription_from_a_place_on(removed: bool) -> None:
+    """New messages wait until the session is known to be this gateway's."""
     found = binding()
-    found.emptied()  # of a subscription that was not lowered: nobody waits for it
-    await asyncio.wait_for(found.rest(0.0), 5)
+    found.pass_over(3, 5)
+    found.go_on(7, removed=removed)
+    assert (found.since, found.resent, found.source.last, found.source.clear) == (7, 0, 7, 7)
+    assert found.source.by_reader
+    assert (found.source.held, found.removed) == (SubscriptionState.RETURNING, removed)
+
+
+def test_a_place_is_never_set_back() -> None:
+    found = binding()
+    found.go_on(7)
+    found.catch_up_to(5)
+    assert found.since == 7
+    found.catch_up_to(9)
+    assert found.since == 9
+    found.pass_over(3, 8)
+    assert (found.resent, found.since) == (3, 9)
+    found.pass_over(4, 12)
+    assert (found.resent, found.since) == (4, 12)
+
+
+def test_a_consumer_is_removed_and_created_again() -> None:
+    found = binding()
+    found.remove()
+    assert found.removed
+    found.lie_dormant()
+    assert not found.removed
+
+
+@pytest.mark.sources
+def test_an_ended_subscription_lets_those_go_that_wait_for_it_once() -> None:
+    found, behind = binding(), SubscriptionState(1, 0, 10)
+    found.behind.append(behind)
+    found.end_subscription()
+    assert found.key == ""
+    assert (found.take_behind(), found.take_behind()) == ([behind], [])
+    lower = lowered()
+    before = lower.drained
+    lower.exhaust()
+    assert (before, lower.drained) == (False, True)
+
+
+# -- the session --------------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_is_configured_otherwise_is_in_the_record() -> None:
+    """If the record names it: that of a lowered subscription it does not."""
+    client = FakeClient(FakeServices())
+    side = FakeSide(client)
+    found, other = binding(), ConsumerRef("name", "other", "filter", 10)
+    assert client.record is not None
+    side.reconfigure(found, other)
+    assert (found.consumer, client.record.cons, side.take_record_change()) == (other, {}, False)
+    client.record.cons["key"] = other
+    side.reconfigure(found, ConsumerRef("name", "third", "filter", 10))
+    assert client.record.cons["key"].deliver_subject == "third"
+    assert (side.take_record_change(), side.take_record_change()) == (True, False)
+
+
+def test_one_repair_covers_all_consumers_that_were_deleted_meanwhile() -> None:
+    side = FakeSide(FakeClient(FakeServices()))
+    assert [side.begin_repair(), side.begin_repair()] == [True, False]
+    side.end_repair()
+    assert side.begin_repair()
+
+
+def test_the_source_of_what_an_earlier_connection_has_taken() -> None:
+    side = FakeSide(FakeClient(FakeServices()))
+    side.resume_from(30)
+    side.add_past(3)
+    assert (side.resumed_from, side.machine.sources) == (30, [side.past])
+    assert side.past is not None
+    assert side.past.clear == SEQUENCE_EVER, "nobody waits for messages of it that are stored later"
+
+
+def test_assignments_and_notes_of_this_connection() -> None:
+    side = FakeSide(FakeClient(FakeServices()))
+    side.know_assignments([])
+    assert side.assigned is None
+    side.know_assignments([1, 2])
+    side.know_assignments([2, 3])
+    assert side.assigned == {1, 2, 3}
+    side.find_note(9)
+    side.replace_stream(20)
+    assert (side.noted, side.replaced) == (9, 20)
