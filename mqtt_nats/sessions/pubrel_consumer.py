@@ -179,5 +179,6 @@ async def attach_pubrels(side: SessionConsumers) -> None:
     elif not known:
         await create_again(services.nats.inbox, OUT, consumer)  # of the name that the former session's had
     services.registry.attached[consumer.durable_name] = client
-    if client.record is not None:
+    if client.record is not None and client.record.pubrel != consumer:
         client.record.deliver_pubrels_by(consumer)  # nats-server's listener looks for the consumer there
+        side.change_record()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from mqtt_nats.client.account import Account
@@ -12,13 +12,17 @@ from mqtt_nats.client.grant import grant
 from mqtt_nats.codec import MqttError, Packet
 from mqtt_nats.config.settings import Settings
 from mqtt_nats.delivery.durable import DurableDelivery
+from mqtt_nats.delivery.receiver import Receiver, SharedFeed
 from mqtt_nats.hooks.registry import Hooks
 from mqtt_nats.ingress.publish import Ingress
 from mqtt_nats.ingress.qos2 import Inbound
 from mqtt_nats.lifecycle.will import Wills
+from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.protocol.qos2_receiver import State as Held
+from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.message_stream import Mark
 from mqtt_nats.sessions.quotas import Quotas
+from mqtt_nats.sessions.record import save_record
 from mqtt_nats.sessions.services import Services
 from mqtt_nats.sessions.session import State
 from mqtt_nats.sessions.takeover import Claims
@@ -142,6 +146,31 @@ class FakeMark:
         return self._sequence
 
 
+class FakeFeed(SharedFeed):
+    """A shared reader that takes sessions; with consumers, or without."""
+
+    def __init__(self, *, in_records: bool = False) -> None:
+        self._in_records = in_records
+        self.fake_places: list[int] = []
+        self.fake_reached = 0
+
+    def reached(self, side: DurableDelivery) -> int:
+        return self.fake_reached
+
+    def without_consumers(self, client: object) -> bool:
+        return self._in_records
+
+    async def subscribe(
+        self, client: Receiver, place: int, put: Callable[[], list[ConsumerBinding]]
+    ) -> list[ConsumerBinding]:
+        self.fake_places.append(place)
+        added = put()
+        for one in added:
+            one.source.drop_reason(SubscriptionState.RETURNING)
+        await save_record(client, client.epoch)
+        return added
+
+
 @stands_for(Client)
 class FakeSubscriber(FakeReceiver):
     """Stands for `Client`, which subscribes."""
@@ -153,6 +182,7 @@ class FakeSubscriber(FakeReceiver):
         self.version = version
         self.durable = durable
         self.user: str | None = None
+        self.delivery.feed = self.fake_feed = FakeFeed()
         self.connection: FakeGrantConnection = FakeGrantConnection()
         self.fake_refused: list[tuple[Mapping[str, int], str]] = []
         if durable:
@@ -180,9 +210,9 @@ class FakeSubscriber(FakeReceiver):
     async def connected(self) -> None:
         """NATS is connected."""
 
-    async def fake_grant(self, wanted: dict[str, Wish], place: int = 7, **more: Any) -> set[str]:
+    async def fake_grant(self, wanted: dict[str, Wish], place: int = 7, **more: Any) -> None:
         """Subscribe, as the packet came when the stream had some messages."""
-        return await grant(cast("Client", self), wanted, more.pop("replays", {}), cast("Mark", FakeMark(place)), **more)
+        await grant(cast("Client", self), wanted, more.pop("replays", {}), cast("Mark", FakeMark(place)), **more)
 
     async def fake_stored(self) -> SessionRecord:
         found = await self.services.streams.sessions.load(self.hash, self.client_id)

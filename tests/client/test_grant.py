@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -12,16 +11,14 @@ from mqtt_nats.backbone import retry
 from mqtt_nats.client.client import Client
 from mqtt_nats.client.grant import replays_of
 from mqtt_nats.client.subscription_change import Wish
-from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.messages.message import Stored
 from mqtt_nats.pubsub.routing_table import PLAIN, Options
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, RequestTimeout
 from mqtt_streams.consumers import BACKSTOP_S
 from mqtt_streams.sessions import PREFIX, Conflict, SubscriptionOptions, second_sid
 from mqtt_streams.subjects import filter_to_subjects
-from tests.client.fakes import FakeSubscriber
+from tests.client.fakes import FakeFeed, FakeSubscriber
 from tests.sessions.fakes import v5_of
 
 pytestmark = pytest.mark.sources
@@ -38,7 +35,7 @@ def wishes(*texts: str, qos: int = 1) -> dict[str, Wish]:
 async def test_the_record_names_a_subscription_before_its_consumer_is_created() -> None:
     """A gateway that dies in between leaves a consumer that the next one creates."""
     client = FakeSubscriber()
-    assert await client.fake_grant({"a/b": wish("a/b", 2, Options(no_local=True, identifier=5), 1)}) == set()
+    await client.fake_grant({"a/b": wish("a/b", 2, Options(no_local=True, identifier=5), 1)})
     asked = client.services.fake_inbox.asked
     record = next(at for at, one in enumerate(asked) if one.startswith(PREFIX))
     assert record < next(at for at, one in enumerate(asked) if ".CONSUMER.DURABLE.CREATE.$MQTT_msgs." in one)
@@ -77,6 +74,9 @@ async def test_owed_pubrels_are_listened_for_before_a_subscription_at_qos_2() ->
     assert not client.fake_side.has_pubrels
     await client.fake_grant(wishes("b", qos=2))
     assert client.fake_side.has_pubrels
+    stored = await client.fake_stored()
+    assert stored.pubrel is not None, "nats-server's listener looks for the consumer there"
+    assert stored.pubrel.durable_name == f"$MQTT_PUBREL_{client.hash}"
 
 
 async def test_a_repeated_subscription_keeps_its_consumer_and_gets_the_new_options() -> None:
@@ -99,15 +99,15 @@ async def test_another_qos_holds_for_later_messages(before: int, after: int) -> 
     client = FakeSubscriber()
     await client.fake_grant(wishes("a", qos=before))
     (binding,) = client.fake_side.bindings.values()
-    binding.source.last = 30
+    client.fake_feed.fake_reached = 30
     await client.fake_grant(wishes("a", qos=after), place=20)
     assert binding.source.qos == after
     assert v5_of(client).was["a"] == (before, 30)
     assert (await client.fake_stored()).subs == {"a": after}
 
 
-async def test_a_consumer_that_jetstream_does_not_create_refuses_its_filter() -> None:
-    """[MQTT-3.9.3-2] (3.1.1), [MQTT-3.8.4-5] (5.0): the other filters of the packet are granted."""
+async def test_a_consumer_that_jetstream_refuses() -> None:
+    """The filter is granted all the same: readers serve it. The consumer is created at a later resume."""
     client = FakeSubscriber()
 
     def refuse(subject: str) -> None:
@@ -115,10 +115,16 @@ async def test_a_consumer_that_jetstream_does_not_create_refuses_its_filter() ->
             raise ApiError(400, 10026, "maximum consumers limit reached")
 
     client.services.fake_inbox.before = refuse
-    assert await client.fake_grant(wishes("a", "b")) == {"b"}
-    ((limits, why),) = client.fake_refused
-    assert limits == {"jetstream": 1}
-    assert "maximum consumers limit reached" in why
+    await client.fake_grant(wishes("a", "b"))
+    assert client.fake_refused == []
+    assert {
+        key: client.fake_side.bindings[one.durable_name].removed for key, one in client.fake_record.cons.items()
+    } == {
+        "a": False,
+        "b": True,
+    }
+    assert client.services.stream.consumers == 1
+    assert (await client.fake_stored()).subs == {"a": 1, "b": 1}
     assert client.services.quotas.fake_paced == [client.hash]
 
 
@@ -140,7 +146,7 @@ async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.Monke
             raise left.pop()
 
     client.services.fake_inbox.before = silent
-    assert await client.fake_grant(wishes("a")) == set()
+    await client.fake_grant(wishes("a"))
     assert len(client.fake_created) == 1
 
 
@@ -156,13 +162,13 @@ async def test_a_request_without_an_answer_is_repeated(monkeypatch: pytest.Monke
         ("+", 20, 15, 16),  # it has ended, and brings nothing after 15
     ],
 )
-async def test_a_message_that_an_overlapping_consumer_has_brought_does_not_come_again(
+async def test_a_message_that_an_overlapping_subscription_has_brought_does_not_come_again(
     text: str, last: int, end: int | None, start: int
 ) -> None:
     client = FakeSubscriber()
     await client.fake_grant(wishes("a/#"))
+    client.fake_feed.fake_reached = last
     for one in client.fake_side.bindings.values():
-        one.source.last = last
         if end is not None:
             one.source.end_at(end)
     await client.fake_grant(wishes(text))
@@ -186,49 +192,27 @@ async def test_messages_wait_for_retained_ones() -> None:
 # -- the shared reader ----------------------------------------------------------------------------------------
 
 
-class FakeFeed(SharedFeed):
-    """A shared reader that takes sessions, or does not."""
-
-    def __init__(self, *, taking: bool, in_records: bool = True) -> None:
-        super().__init__()
-        self._taking, self._in_records = taking, in_records
-        self.fake_places: list[int] = []
-
-    def takes(self, client: object, side: object) -> bool:
-        return self._taking
-
-    def without_consumers(self, client: object) -> bool:
-        return self._in_records
-
-    async def subscribe(
-        self, client: object, place: int, put: Callable[[], list[ConsumerBinding]]
-    ) -> list[ConsumerBinding]:
-        self.fake_places.append(place)
-        return put()
-
-
-@pytest.mark.parametrize("taking", [False, True])
-async def test_the_shared_reader_serves_new_subscriptions_without_consumers(taking: bool) -> None:
-    """If it takes the session."""
+@pytest.mark.parametrize("in_records", [False, True])
+async def test_the_shared_reader_serves_new_subscriptions(in_records: bool) -> None:
+    """Their consumers are created, and lie dormant; of a session without consumers none is."""
     client = FakeSubscriber()
-    client.delivery.feed = feed = FakeFeed(taking=taking)
-    assert await client.fake_grant(wishes("a")) == set()
-    assert (len(client.fake_created), feed.fake_places) == ((0, [7]) if taking else (1, []))
-    assert client.fake_record.subs == {"a": 1}
-    assert (client.fake_side.position_writer is not None) is taking
-    assert client.services.stream.consumers == (not taking)
-    assert client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed is taking
+    client.delivery.feed = feed = FakeFeed(in_records=in_records)
+    await client.fake_grant(wishes("a", qos=2))
+    assert (len(client.fake_created), feed.fake_places) == (0 if in_records else 1, [7])
+    assert client.fake_record.subs == {"a": 2}
+    assert client.fake_side.position_writer is not None
+    assert client.services.stream.consumers == (not in_records)
+    assert client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed is in_records
+    assert claimed(client.fake_record)[1].consumerless is in_records
+    assert client.fake_side.has_pubrels is not in_records
 
 
-async def test_the_shared_reader_serves_new_subscriptions_with_consumers() -> None:
-    """The consumers are created, and lie dormant."""
+async def test_a_further_subscription_has_the_same_position() -> None:
     client = FakeSubscriber()
-    client.delivery.feed = feed = FakeFeed(taking=True, in_records=False)
-    assert await client.fake_grant(wishes("a")) == set()
-    assert (len(client.fake_created), feed.fake_places) == (1, [7])
-    assert client.services.stream.consumers == 1
-    assert not client.fake_side.bindings[client.fake_record.cons["a"].durable_name].removed
-    assert not claimed(cast("Any", client.fake_record))[1].consumerless
+    await client.fake_grant(wishes("a"))
+    writer = client.fake_side.position_writer
+    await client.fake_grant(wishes("b"))
+    assert client.fake_side.position_writer is writer
 
 
 @pytest.mark.parametrize("why", ["known", "qos 0"])
@@ -236,17 +220,16 @@ async def test_what_the_shared_reader_need_not_serve(why: str) -> None:
     """No new subscription at QoS 1 or 2."""
     client = FakeSubscriber()
     await client.fake_grant(wishes("a"))
-    client.delivery.feed = feed = FakeFeed(taking=True)
+    client.delivery.feed = feed = FakeFeed()
     await client.fake_grant(wishes("b" if why != "known" else "a", qos=0 if why == "qos 0" else 1))
     assert feed.fake_places == []
+    assert client.services.stream.consumers == 1
 
 
-async def test_the_shared_reader_serves_a_subscription_raised_from_qos_0() -> None:
+async def test_a_subscription_raised_from_qos_0() -> None:
     """It passes over what core NATS has brought."""
     client = FakeSubscriber()
-    client.delivery.feed = feed = FakeFeed(taking=True)
     await client.fake_grant(wishes("a"), came=came)
-    assert feed.fake_places == [7]
     assert [one.came for one in client.fake_side.bindings.values()] == [came]
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +17,6 @@ from mqtt_nats.gateway import reconnect as recovery
 from mqtt_nats.gateway.account import Tenant
 from mqtt_nats.gateway.broker import Broker
 from mqtt_nats.lifecycle.lease import Lease
-from mqtt_nats.protocol.inflight import SubscriptionState
-from mqtt_nats.sessions.consumer_binding import ConsumerBinding
-from mqtt_streams.consumers import ConsumerRef
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, as_receiver
 from tests.harness.doubles import stands_for
 from tests.ingress.fakes import FakeIngress, FakePublishingServices
@@ -97,25 +94,101 @@ async def test_a_reconnect_is_known_before_the_connection_is_used(monkeypatch: p
 
 
 @pytest.mark.parametrize("owner", [True, False])
-async def test_consumers_are_looked_at_once_more(monkeypatch: pytest.MonkeyPatch, owner: bool) -> None:
-    """The leader of a consumer may keep the former deliver subject, although the change was confirmed."""
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_session_that_is_here_still_goes_on(
+    monkeypatch: pytest.MonkeyPatch, owner: bool, durable: bool
+) -> None:
+    """New messages of others wait: another gateway may send them."""
     client = FakeReceiver(FakeDeliveryServices())
-    done = client.delivery.reconciling.fake_due
+    client.services.registry.unchecked.add(client)
+    done: list[object] = []
 
     async def still_owner(_: Client) -> bool:
         return owner
 
-    async def rebind(_: Client, side: FakeSide) -> None:
-        done.append("attached")
+    async def go_on(_: Client, side: FakeSide) -> None:
+        done.append(side)
 
     monkeypatch.setattr(recovery, "still_owner", still_owner)
-    monkeypatch.setattr(recovery, "rebind_consumers", rebind)
-    side = client.durable_side = FakeSide(client)
-    for name in ("one", "two"):
-        consumer = ConsumerRef(name, "deliver", "$MQTT.msgs.a", 10)
-        side.bindings[name] = ConsumerBinding("a", consumer, SubscriptionState(1, 1, 10))
+    monkeypatch.setattr(recovery, "go_on", go_on)
+    if durable:
+        client.durable_side = FakeSide(client)
     await recovery._check(as_receiver(client))
-    assert done == (["attached", "one", "two"] if owner else [])
+    assert done == ([client.durable_side] if owner and durable else [])
+    assert (client in client.services.registry.unchecked) is not owner
+
+
+class Advisories:
+    """A gateway that hears which consumers are deleted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.account: Any = FakeAccount()
+        self.account.gaps, self.account.presence = Nothing(), Nothing()
+        self.services = self.account.services
+        self.live: Any = FakeLive()
+        self.client = FakeReceiver(FakeDeliveryServices())
+        self.side = self.client.durable_side = FakeSide(self.client)
+        self.services.registry.attached["name"] = self.client
+        self.done: list[str] = []
+        for name in ("check_dormant", "write_changed_record"):
+            monkeypatch.setattr(recovery, name, self._note(name))
+        recovery.register(self.account, self.live)
+
+    def _note(self, name: str) -> Any:
+        async def noted(client: object, side: object) -> None:
+            assert (client, side) == (self.client, self.side)
+            self.done.append(name)
+
+        return noted
+
+    def deleted(self, name: str) -> None:
+        """Bring the advisory that a consumer was deleted."""
+        link = self.services.fake_link
+        (sid,) = [sid for sid, one in link.fake_subjects.items() if one == recovery.DELETED]
+        link.handlers[sid](recovery.DELETED[:-1] + name.encode(), b"", b"", b"")
+
+
+class Nothing:
+    """In place of what is told of a new connection to NATS."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+class FakeLive:
+    """In place of `SharedReaderSessions`: whether the reader is to be created again."""
+
+    def __init__(self) -> None:
+        self.reader = self
+        self.name = "reader"
+        self.fake_broken = 0
+
+    def broken(self) -> None:
+        self.fake_broken += 1
+
+
+async def test_deleted_consumers_of_a_session_are_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are deleted before the check are found by it."""
+    bench = Advisories(monkeypatch)
+    for _ in range(2):
+        bench.deleted("name")
+    assert len(bench.client.fake_jobs) == 1
+    await bench.client.fake_work()
+    assert bench.done == ["check_dormant", "write_changed_record"]
+    bench.deleted("name")
+    assert len(bench.client.fake_jobs) == 1
+    await bench.client.fake_work()
+    assert bench.live.fake_broken == 0
+
+
+async def test_a_deleted_reader_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Advisories(monkeypatch)
+    bench.deleted("reader")
+    bench.deleted("of nobody")
+    assert (bench.live.fake_broken, bench.client.fake_jobs) == (1, [])
+    bench.client.durable_side = None
+    bench.deleted("name")
+    assert bench.client.fake_jobs == []
 
 
 async def test_sessions_that_wait_hold_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
