@@ -30,7 +30,7 @@ from mqtt_nats.observability.jetstream_state import STORAGE_S
 from mqtt_nats.observability.sys_topics import GATEWAYS_READ_MOST
 from mqtt_nats.observability.topics import of_gateway
 from mqtt_nats.pubsub.interest_propagation import time_to_announcement
-from mqtt_nats.shared_reader.eligibility import CHECK_SELDOM_S, LISTENER
+from mqtt_nats.sessions.listener_clients import CHECK_SELDOM_S, LISTENER
 from mqtt_streams.api import ApiError, NoResponders, RequestTimeout, call
 from mqtt_streams.bans import BanStore
 from mqtt_streams.consumers import consumer_names
@@ -122,7 +122,7 @@ class Stub:
             await store.oldest()
 
     async def _look_at_others(self) -> None:
-        """As `shared_reader.eligibility.PositionSupport` looks."""
+        """As `sessions.listener_clients.ListenerClients` looks."""
         if self._watches(LISTENER):
             await consumer_names(self._inbox, RETAINED, RETAINED + "_")
 

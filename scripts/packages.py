@@ -28,7 +28,7 @@ PACKAGES: Final = {
     "observability": "counters, `$SYS` topics, presence, the service in NATS, messages in the log",
     "sessions": "session, its record, takeover; services of an account; consumers of a session; shared subscriptions",
     "ingress": "PUBLISH from a client or from the gateway: QoS 0, 1, 2, requests, scheduled and retained messages",
-    "delivery": "durable delivery to one client: consumers, resume, position, draining, slow clients",
+    "delivery": "durable delivery to one client: resume, position, dormant consumers, draining, slow clients",
     "shared_reader": "the gateway's one reader of stored messages, and sessions that catch up to it",
     "lifecycle": "claim and end of a session: deadline, expiry, will, timers; leases, failover, readiness of gateways",
     "client": "one client: CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, AUTH, keep alive; packets to their packages",

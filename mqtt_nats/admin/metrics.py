@@ -49,6 +49,7 @@ FAILURE_KINDS: Final = (
         "identifiers",
         "proxy_header",
         "quota",
+        "reader",
         "resume",
         "slow_hook",
         "store",

@@ -68,10 +68,11 @@ def _stop_crowded(live: SharedReaderSessions, crowded: list[DurableDelivery]) ->
         with _checking(side.client):
             machine = side.machine
             member = live.members.get(side.client)
-            if crowd > CROWD_MOST and machine.crowd * len(live.members) >= crowd and side not in live.catching:
-                if member is not None and member.side is side:
-                    crowd -= machine.crowd
-                    live.fall_behind(member)
+            if crowd <= CROWD_MOST or machine.crowd * len(live.members) < crowd or side in live.catching:
+                continue
+            if member is not None and member.side is side:
+                crowd -= machine.crowd
+                live.fall_behind(member)
 
 
 def _renew(live: SharedReaderSessions, now: float) -> None:

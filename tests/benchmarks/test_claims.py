@@ -12,7 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from benchmarks import claims
-from mqtt_nats.shared_reader.eligibility import QUIET_BEFORE_USE_S
+from mqtt_nats.sessions.listener_clients import QUIET_BEFORE_USE_S
 from tests.conftest import GatewayFactory, NatsFactory
 from tests.harness.fence import fence
 from tests.harness.rawclient import RawClient

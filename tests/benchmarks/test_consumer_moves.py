@@ -88,7 +88,8 @@ def test_answers_that_are_no_success(mover: consumer_moves.Mover, monkeypatch: p
 
 
 @pytest.mark.parametrize(("rate", "said"), [(96.0, "96 of 100: keeps up"), (94.0, "94 of 100: does not keep up")])
-def test_whether_it_keeps_up(rate: float, said: str) -> None:
+def test_whether_it_keeps_up(rate: float, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_moves, "machine", lambda _: "a machine")
     pace = Pace(rate, 0.001, 0.002, 0.003)
     text = consumer_moves.document([Row(1, "reset", 0.01, pace, pace, 100.0, pace, "2 × no answer")], "command")
     assert said in text

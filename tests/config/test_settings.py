@@ -142,7 +142,6 @@ def test_values(given: dict[str, Any], field: str, value: object) -> None:
         ({"max_packet_size": "268435461"}, "max_packet_size"),
         ({"session_expiry_interval": "0"}, "session_expiry_interval"),
         ({"session_positions": "memory"}, "session_positions = 'memory'"),
-        ({"session_positions": "records", "shared_reader": "never"}, "records needs the shared reader"),
         ({"message_ids": "sometimes"}, "message_ids = 'sometimes'"),
         ({"log_level": "loud"}, "log_level = 'loud'"),
         ({"addresses": "deny 10.0.0.0/8"}, "addresses = 'deny 10.0.0.0/8': the last entry must be `allow all` or"),

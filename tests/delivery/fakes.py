@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from mqtt_nats.delivery.reconcile import Reconciling
-
 from mqtt_nats.client.client import Client
 from mqtt_nats.codec import MqttError
 from mqtt_nats.config.settings import Settings
