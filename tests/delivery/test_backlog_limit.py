@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stored: range, perhaps: int = 0) -> None:
         self.stored = stored
-        self.source = SubscriptionState(1, 0, 10)
+        self.source = SubscriptionState(1, 0)
         self.services = FakeDeliveryServices()
         self.services.settings = BacklogSettings()
         self.client = FakeReceiver(self.services)

@@ -47,8 +47,8 @@ class Bench:
     def _add(self, name: str, *, exists: bool) -> None:
         consumer = subscription_consumer("hash", name, name_nuid=name, deliver_nuid="d", max_ack_pending=9, start_seq=1)
         consumer = replace(consumer, inactive_threshold=THRESHOLD)
-        binding = ConsumerBinding(name, consumer, SubscriptionState(1, 1, 10))
-        binding.go_on(0, removed=not exists)
+        binding = ConsumerBinding(name, consumer, SubscriptionState(1, 1))
+        binding.begin_after(0, removed=not exists)
         self.side.bindings[consumer.durable_name] = binding
         self.cons[name] = consumer
         if exists:

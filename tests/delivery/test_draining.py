@@ -69,10 +69,10 @@ class Session:
         self.removed += names
 
     def add(self, subject: str, qos: int = 1, start: int = 1) -> ConsumerBinding:
-        source = SubscriptionState(qos, start, 100)
+        source = SubscriptionState(qos, start)
         consumer = ConsumerRef(f"of {subject}", "", f"$MQTT.msgs.{subject}", 100)
         binding = ConsumerBinding(subject, consumer, source)
-        binding.go_on(start - 1)
+        binding.begin_after(start - 1, removed=True)
         self.machine.drop_hold(source, SubscriptionState.RETURNING)
         self.machine.sources.append(source)
         self.side.bindings[consumer.durable_name] = binding
@@ -156,7 +156,7 @@ async def test_a_lowered_subscription_is_served_up_to_its_end(end: int, qos: int
     binding = lower(one.side, "t", end, [gate], False)
     assert v5_of(one.client).draining == [Draining("of t", "$MQTT.msgs.t", qos, end, 1, True)]
     assert (binding.key, binding.drained, binding.gates, gate.users) == ("", False, [gate], 1)
-    assert binding.source.by_reader
+    assert binding.source.is_served
     assert one.client.record.cons == {}
     assert [one.side.overlap.owner("t", sequence)[0] for sequence in (end, end + 1)] == [binding if end else None, None]
 
@@ -202,14 +202,14 @@ async def test_all_messages_of_a_lowered_subscription_were_brought(monkeypatch: 
     one = Session("t", limit=1)
     gate = gate_of(b"t")
     binding = lower(one.side, "t", 30, [gate], False)
-    behind = SubscriptionState(1, 31, 10)
+    behind = SubscriptionState(1, 31)
     stand_behind(one.side, [binding], behind, "t")
     one.bring(binding, 5)
     one.bring(binding, 6)
     note_exhausted(one.side, binding)
     assert (closed, behind.held, one.client.fake_jobs) == ([], SubscriptionState.BEHIND, []), "one waits"
     one.machine.acknowledged(PUBACK, [packet_id(5)])
-    release_waiting_for(one.side, SubscriptionState(1, 1, 10))
+    release_waiting_for(one.side, SubscriptionState(1, 1))
     assert closed == [], "a message of another subscription was sent"
     release_waiting_for(one.side, binding.source)
     assert (closed, behind.held, binding.gates) == ([gate], 0, [])
@@ -224,7 +224,7 @@ async def test_what_an_earlier_connection_has_taken_comes_first() -> None:
     """It may be of the lowered subscription: nobody knows which."""
     one = Session("t", limit=1)
     binding = lower(one.side, "t", 30, [], False)
-    one.side.add_past(2)
+    one.side.add_past()
     for sequence in (5, 6):
         one.machine.arrived(one.side.past, sequence, 2, b"%d" % sequence, one.message(sequence), 1)
     note_exhausted(one.side, binding)
@@ -277,7 +277,7 @@ async def test_a_new_subscription_stands_behind_older_messages() -> None:
     gate.waiting = {1: (cast("Any", None), cast("Any", None))}
     one.client.gates = {gate.found: gate, empty.found: empty}
     one.client.filters = {gate.found: 0, empty.found: 0}
-    source = SubscriptionState(1, 31, 10)
+    source = SubscriptionState(1, 31)
     stand_behind(one.side, older, source, "t")
     assert source.held == 2 * SubscriptionState.BEHIND
     assert [binding.behind for binding in older] == [[source], []]
@@ -385,8 +385,8 @@ async def test_rules_are_looked_at_for_each_message(dup: bool, qos: int) -> None
 async def test_rules_of_messages_that_no_present_subscription_matches(kind: str) -> None:
     """A new message comes from a subscription that was allowed."""
     one = Session()
-    one.side.add_past(1)
-    source = one.side.past if kind == "past" else SubscriptionState(1, 1, 10, 9 if kind == "ended" else None)
+    one.side.add_past()
+    source = one.side.past if kind == "past" else SubscriptionState(1, 1, end=9 if kind == "ended" else None)
     rules = Rules()
     dup = kind == "again"
     assert asks_for(one, rules, source, dup=dup) == (kind == "new", [packet_id(7)] if dup else [])
@@ -399,7 +399,7 @@ async def test_rules_of_messages_that_no_present_subscription_matches(kind: str)
 @pytest.mark.parametrize("what", ["shared", "at QoS 0"])
 async def test_other_subscriptions_that_were_allowed(what: str) -> None:
     one = Session()
-    source = SubscriptionState(1, 1, 10)
+    source = SubscriptionState(1, 1)
     assert asks_for(one, Rules(), source, dup=True)[0] is False
     if what == "shared":
         one.client.shares = {"$share/g/t": type("Share", (), {"source": source})()}

@@ -57,7 +57,7 @@ class Setup:
         consumer = subscription_consumer(
             "hash", subject, name_nuid=nuid, deliver_nuid=nuid, max_ack_pending=10, start_seq=1
         )
-        source = SubscriptionState(qos, start, 10)
+        source = SubscriptionState(qos, start)
         found = self.bindings[subject] = self.side.add(subject, consumer, source, removed=removed)
         self.side.machine.drop_hold(source, SubscriptionState.RETURNING)
         return found
@@ -150,7 +150,7 @@ async def test_readers_serve_a_subscription_after_the_position_and_its_start(
     setup.side.resume_from(resumed)
     binding = setup.add("a", start=start, removed=removed)
     assert (binding.since, binding.source.last, binding.removed) == (since, since, removed)
-    assert binding.source.by_reader
+    assert binding.source.is_served
     assert (binding.consumer.durable_name in setup.services.registry.attached) is not removed
     assert setup.side.machine.sources == [binding.source]
     owner, qos = setup.side.overlap.owner("a", since + 1, False)

@@ -25,7 +25,7 @@ CASES: dict[str, tuple[Come, list[int]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_identifiers(case: str) -> None:
     come, expected = CASES[case]
-    one = SubscriptionState(2, 1, 100)
+    one = SubscriptionState(2, 1)
     machine = DurableSender(10, NOWHERE)
     machine.sources.append(one)
     come(machine, one)

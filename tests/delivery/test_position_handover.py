@@ -108,8 +108,8 @@ async def test_dormant_consumers_are_set_after_the_last_position(
     side = Side(state=state, client=client, position_writer=writer)
     for name, start in (("here", 7), ("removed", 8)):
         consumer = ConsumerRef(name, "deliver", "filter", 10)
-        side.bindings[name] = binding = ConsumerBinding(name, consumer, SubscriptionState(1, start, 10))
-        binding.go_on(0, removed=name == "removed")
+        side.bindings[name] = binding = ConsumerBinding(name, consumer, SubscriptionState(1, start))
+        binding.begin_after(0, removed=name == "removed")
     leave_position(as_receiver(client), cast(DurableDelivery, side))
     assert (side.state, side.live, forgotten) == (DeliveryState.ENDED, False, [client])
     ((*_, operation),) = client.services.fake_store.fake_put

@@ -151,7 +151,7 @@ async def test_a_message_in_flight_waits_behind_retained_ones(replaying: bool, u
     ledger.add_pending(sequence, 1)
     machine = DurableSender(10, ports := Ports(ledger))
     machine.not_sent([sequence] if unsent else [])
-    source = SubscriptionState(1, 1, 10)
+    source = SubscriptionState(1, 1)
     if replaying:
         source.hold(SubscriptionState.REPLAYING)
     machine.sources.append(source)
@@ -187,7 +187,7 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
     ledger = SessionPosition()
     machine = DurableSender(CLIENT_INFLIGHT_MOST, Ports(ledger))
     machine.not_sent(unsent)
-    source = SubscriptionState(1, 1, 3)
+    source = SubscriptionState(1, 1)
     source.expected = 0
     machine.sources.append(source)
     for sequence in range(1, 10):

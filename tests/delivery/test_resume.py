@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, stores: bool = True) -> None:
         self.client: Any = FakeReceiver(FakeDeliveryServices())
         self.machine, self.ports = session()
-        self.source = SubscriptionState(1, 1, 10)
+        self.source = SubscriptionState(1, 1)
         self.source.hold(SubscriptionState.RETURNING)
         self.machine.sources.append(self.source)
         self.writer = FakePositionWriter(stores=stores)
@@ -270,6 +270,6 @@ async def test_lowered_subscriptions_are_served_to_their_end() -> None:
     assert done == ["ended", "empty", "of a former gateway"]
     assert (binding.key, binding.since, binding.drained, binding.removed) == ("", 40, False, False)
     assert (binding.source.qos, binding.source.end, binding.source.whole) == (2, 60, True)
-    assert (binding.source.no_local, binding.source.by_reader) == (True, True)
+    assert (binding.source.no_local, binding.source.is_served) == (True, True)
     assert binding.consumer.inactive_threshold == backstop(60)
     assert list(side.bindings) == ["lowered"]

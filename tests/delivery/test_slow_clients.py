@@ -270,7 +270,7 @@ class Bench:
 
     def shared(self, sequence: int) -> bytes:
         identifier = self.machine.allocate_packet_id(sequence)
-        self.machine.share(SubscriptionState(1, 0, 1), sequence, identifier, 1, None, b"s%d" % sequence)
+        self.machine.share(SubscriptionState(1, 0), sequence, identifier, 1, None, b"s%d" % sequence)
         return self.put(identifier)
 
     def put(self, identifier: int) -> bytes:
@@ -438,7 +438,7 @@ class Stalled:
         bench = Bench()
         self.machine, self.source, self.ports = bench.machine, bench.source, bench.ports
         binding = ConsumerBinding("a", ConsumerRef("name", "deliver", "$MQTT.msgs.a", 10), self.source)
-        binding.go_on(0)
+        binding.begin_after(0, removed=True)
         self.machine.drop_hold(self.source, SubscriptionState.RETURNING)
         self.machine.stop_sending()
         self.limited: list[object] = []

@@ -36,7 +36,7 @@ class Session:
 
     def replay(self) -> tuple[Replay, SubscriptionState]:
         """A subscription of the same filter as any other, and its replay."""
-        source = SubscriptionState(1, 1, 10)
+        source = SubscriptionState(1, 1)
         self.machine.sources.append(source)
         replay = Replay(self.client, "a", "a", "a", 1)
         replay.hold(source)

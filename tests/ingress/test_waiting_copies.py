@@ -46,7 +46,7 @@ class Scene:
         self.client = FakeClient(FakeServices())
         self.side = self.client.durable_side = FakeSide(self.client)
         self.gate = Gate(found("a"), 10_000)
-        self.source = SubscriptionState(1, 1, 10)
+        self.source = SubscriptionState(1, 1)
         self.source.hold(SubscriptionState.REPLAYING)
         self.side.machine.sources.append(self.source)
         self.copies = WaitingCopies(as_client(self.client), "a", "a")

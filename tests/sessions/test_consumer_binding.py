@@ -31,7 +31,7 @@ class FakeGate:
 
 
 def binding() -> ConsumerBinding:
-    return ConsumerBinding("key", ConsumerRef("name", "deliver", "filter", 10), SubscriptionState(1, 0, 10))
+    return ConsumerBinding("key", ConsumerRef("name", "deliver", "filter", 10), SubscriptionState(1, 0))
 
 
 def lowered(*gates: FakeGate) -> ConsumerBinding:
@@ -77,15 +77,15 @@ def test_readers_serve_a_subscription_from_a_place_on(removed: bool) -> None:
     """New messages wait until the session is known to be this gateway's."""
     found = binding()
     found.pass_over(3, 5)
-    found.go_on(7, removed=removed)
+    found.begin_after(7, removed=removed)
     assert (found.since, found.resent, found.source.last, found.source.clear) == (7, 0, 7, 7)
-    assert found.source.by_reader
+    assert found.source.is_served
     assert (found.source.held, found.removed) == (SubscriptionState.RETURNING, removed)
 
 
 def test_a_place_is_never_set_back() -> None:
     found = binding()
-    found.go_on(7)
+    found.begin_after(7, removed=True)
     found.catch_up_to(5)
     assert found.since == 7
     found.catch_up_to(9)
@@ -106,7 +106,7 @@ def test_a_consumer_is_removed_and_created_again() -> None:
 
 @pytest.mark.sources
 def test_an_ended_subscription_lets_those_go_that_wait_for_it_once() -> None:
-    found, behind = binding(), SubscriptionState(1, 0, 10)
+    found, behind = binding(), SubscriptionState(1, 0)
     found.behind.append(behind)
     found.end_subscription()
     assert found.key == ""
@@ -144,7 +144,7 @@ def test_one_repair_covers_all_consumers_that_were_deleted_meanwhile() -> None:
 def test_the_source_of_what_an_earlier_connection_has_taken() -> None:
     side = FakeSide(FakeClient(FakeServices()))
     side.resume_from(30)
-    side.add_past(3)
+    side.add_past()
     assert (side.resumed_from, side.machine.sources) == (30, [side.past])
     assert side.past is not None
     assert side.past.clear == SEQUENCE_EVER, "nobody waits for messages of it that are stored later"

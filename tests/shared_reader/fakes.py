@@ -157,10 +157,10 @@ def live_binding(subject: str, *, live: bool = True, end: int | None = None) -> 
     """A consumer of a session whose messages the shared reader brings."""
     consumer = subscription_consumer("hash", subject, name_nuid="n", deliver_nuid="d", max_ack_pending=10, start_seq=1)
     assert consumer.filter_subject == PREFIX + subject
-    source = SubscriptionState(1, 1, 10, end)
+    source = SubscriptionState(1, 1, end=end)
     binding = ConsumerBinding(subject, consumer, source)
     if live:
-        binding.go_on(0)
+        binding.begin_after(0, removed=True)
         source.drop_reason(SubscriptionState.RETURNING)
     return binding
 

@@ -369,7 +369,7 @@ async def test_new_messages_wait_when_nats_was_lost_during_a_resume(consumers: C
     # A former reader was ended, as its client did not read, while it waited for the shared reader's filters.
     member.begin_handover(ReaderHandover(5))
     (binding,) = side.bindings.values()
-    binding.go_on(10)
+    binding.begin_after(10, removed=True)
     if lost:
         setup.services.registry.unchecked.add(member.client)
     setup.live.go_on(member.client, as_side(side))
