@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -69,7 +69,7 @@ async def test_a_subscription_at_qos_0_has_no_consumer() -> None:
 
 
 async def test_owed_pubrels_are_listened_for_before_a_subscription_at_qos_2() -> None:
-    client = FakeSubscriber()
+    client: Any = FakeSubscriber()
     await client.fake_grant(wishes("a", qos=1))
     assert not client.fake_side.has_pubrels
     await client.fake_grant(wishes("b", qos=2))

@@ -142,7 +142,7 @@ async def test_a_look_frees_identifiers_of_messages_that_do_not_come_again() -> 
     machine.restore_identifiers({5: 9})
     machine.start()
     bench.add(FakeClient(durable=FakeSide(machine)))
-    one.receive_up_to(5)
+    one.deliver_to(5)
     await bench.look()
     assert ports.take() == [("end allocation", 5, 9)]
 

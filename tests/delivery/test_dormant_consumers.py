@@ -18,8 +18,9 @@ from mqtt_nats.delivery.dormant_consumers import (
 )
 from mqtt_nats.protocol.inflight import SubscriptionState
 from mqtt_nats.sessions.consumer_binding import ConsumerBinding
+from mqtt_nats.sessions.record import claimed
 from mqtt_streams.api import ApiError, NoResponders
-from mqtt_streams.consumers import ConsumerRef, backstop
+from mqtt_streams.consumers import ConsumerExists, ConsumerRef, backstop
 from mqtt_streams.messages import STREAM as MESSAGES
 from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.sessions import V5
@@ -38,7 +39,7 @@ class Bench:
         self.writer = FakePositionWriter(times, stores=stores)
         self.writer.ledger.reached = 41
         self.side: Any = Side(position_writer=self.writer, bindings={}, client=self.client, settle=self._settle)
-        self.cons = self.client.record.cons
+        self.cons = claimed(self.client.record)[0].cons
         self.consumers = self.services.fake_inbox.consumers[MESSAGES]
         self.attached = self.services.registry.attached
         for name in names:
@@ -92,7 +93,8 @@ async def test_consumers_are_removed() -> None:
     """Nobody takes their deletion for a loss."""
     bench = Bench("a", "b")
     bench.writer.present = {"hash_a", "hash_b"}
-    bench.services.fake_inbox.before = lambda subject: bench.attached and pytest.fail("it would be created again")
+    inbox: Any = bench.services.fake_inbox
+    inbox.before = lambda subject: bench.attached and pytest.fail("it would be created again")
     await remove_dormant(bench.client, bench.side)
     assert (bench.consumers, bench.attached, bench.writer.present) == ({}, {}, set())
     assert [one.removed for one in bench.side.bindings.values()] == [True, True]
@@ -195,7 +197,8 @@ async def test_a_consumer_of_the_listener_is_made_again(ours: bool) -> None:
     """It begins with new messages, so that it cannot be set to the position; only its owner deletes it."""
     bench = Bench("a", times=int(ours))
     bench.change("a", start_seq=None, deliver_subject="listener")
-    bench.services.fake_inbox.before = lambda subject: (
+    inbox: Any = bench.services.fake_inbox
+    inbox.before = lambda subject: (
         pytest.fail("it would be taken for a loss") if "DELETE" in subject and bench.attached else None
     )
     await check_dormant(bench.client, bench.side)
@@ -234,7 +237,7 @@ async def test_a_consumer_that_somebody_else_has_created_meanwhile(monkeypatch: 
     del bench.consumers["hash_a"]
 
     async def create(inbox: object, stream: str, consumer: ConsumerRef) -> None:
-        raise dormancy.ConsumerExists(consumer.durable_name)
+        raise ConsumerExists(consumer.durable_name)
 
     monkeypatch.setattr(dormancy, "create_consumer", create)
     await check_dormant(bench.client, bench.side)
@@ -247,7 +250,8 @@ async def test_a_consumer_that_somebody_else_has_created_meanwhile(monkeypatch: 
 async def test_consumers_of_a_session_without_are_created() -> None:
     """The position names them first: this gateway may die before the record says that they exist."""
     bench = Bench("a", "b", consumerless=True)
-    bench.services.fake_inbox.before = lambda subject: (
+    inbox: Any = bench.services.fake_inbox
+    inbox.before = lambda subject: (
         None if bench.writer.fake_written else pytest.fail("the position does not name it yet")
     )
     assert await create_dormant(bench.client, bench.side)

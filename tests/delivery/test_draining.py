@@ -364,7 +364,8 @@ def asks_for(
 ) -> tuple[bool, list[int]]:
     """Whether a message may be sent, and the identifiers that the client is asked to give up."""
     asked: list[int] = []
-    one.machine.ask = asked.append  # type: ignore[method-assign]
+    machine: Any = one.machine
+    machine.ask = asked.append
     one.client.guarded = rules
     message = one.message(7, qos=qos)
     delivery = Delivery(source, 7, packet_id(7), qos, message, b"", dup)

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from mqtt_nats.backbone.batch import all_done
-from mqtt_nats.backbone.transport import NatsTransport
 from mqtt_nats.delivery import position_recovery as grounding
 from mqtt_nats.delivery.position_recovery import (
     CLIENT_INFLIGHT_MOST,
@@ -20,7 +19,7 @@ from mqtt_nats.delivery.position_recovery import (
     lowered_consumer,
     restore_position,
 )
-from mqtt_nats.delivery.position_writer import NO_POSITION, OWNERSHIP_PROOF_S, Fresh, PositionWriter
+from mqtt_nats.delivery.position_writer import NO_POSITION, PositionWriter
 from mqtt_nats.delivery.receiver import SharedFeed
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.messages.terms import TERMS
@@ -36,8 +35,7 @@ from mqtt_streams.messages import subscription_consumer
 from mqtt_streams.positions import Found, Position, decode
 from mqtt_streams.sessions import Draining
 from tests.delivery.fakes import FakeDeliveryServices, FakePositionWriter, FakeReceiver, Side
-from tests.harness.doubles import Timers
-from tests.sessions.fakes import FakeLink, as_client, as_link, v5_of
+from tests.sessions.fakes import as_client, v5_of
 
 PUBACK = 4
 
@@ -188,7 +186,6 @@ async def test_what_an_earlier_connection_may_have_sent_waits_for_nothing(unsent
     machine = DurableSender(CLIENT_INFLIGHT_MOST, Ports(ledger))
     machine.not_sent(unsent)
     source = SubscriptionState(1, 1)
-    source.expected = 0
     machine.sources.append(source)
     for sequence in range(1, 10):
         ledger.add_pending(sequence, 1)
@@ -227,25 +224,6 @@ async def test_somebody_else_writes_the_position(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RequestTimeout):
         await restore_position(as_client(client), side)
     assert len(loads) == rounds
-
-
-async def test_what_was_asked_is_sure_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And on the same connection to NATS only: others are told at once that this gateway is gone."""
-    fake = FakeLink()
-    link = as_link(fake)
-    link.wire, following = (NatsTransport(link, asyncio.Transport(), asyncio.Protocol()) for _ in range(2))
-    timers = Timers(monkeypatch)
-    fresh = Fresh(link)
-    timers.pass_to(OWNERSHIP_PROOF_S * 0.9)
-    assert fresh
-    former, fake.wire = link.wire, None
-    assert not fresh
-    assert not Fresh(link)
-    link.wire = following
-    assert not fresh
-    link.wire = former
-    timers.pass_to(OWNERSHIP_PROOF_S * 1.1)
-    assert not fresh
 
 
 class Stores:

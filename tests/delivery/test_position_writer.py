@@ -10,7 +10,7 @@ import pytest
 from mqtt_nats.backbone.pending_stores import PendingStore, TooLarge
 from mqtt_nats.codec import QuotaExceeded
 from mqtt_nats.delivery import position_writer
-from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, Fresh, PositionWriter, write_changed_positions
+from mqtt_nats.delivery.position_writer import POSITIONS_PER_ROUND, PositionWriter, write_changed_positions
 from mqtt_nats.protocol.ack_tokens import OWED, TAKEN
 from mqtt_nats.protocol.durable_sender import packet_id
 from mqtt_streams.api import ApiError, RequestTimeout
@@ -118,39 +118,9 @@ async def test_nobody_waits_for_a_writer_that_has_given_up(setup: Setup) -> None
     setup.writer.give_up()
     assert not await waiting
     assert not await setup.writer.flush()
-    assert not await setup.writer.sure()
     setup.writer.write()
     writers.changed(setup.ledger)
     assert (len(setup.writes), writers.following()) == (1, [])
-
-
-async def test_a_recent_write_proves_whose_the_session_is(setup: Setup) -> None:
-    setup.writer.write()
-    setup.answer(6)
-    assert await setup.writer.sure()
-    assert len(setup.writes) == 1
-    setup.services.fake_link.wire = object()  # NATS was lost since
-    asking = asyncio.create_task(setup.writer.sure())
-    await asyncio.sleep(0)
-    setup.answer(7)
-    assert await asking
-
-
-async def test_answers_that_take_long_prove_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some attempts it goes on all the same."""
-    monkeypatch.setattr(position_writer, "OWNERSHIP_PROOF_S", -1.0)
-    asking = asyncio.create_task(setup.writer.sure())
-    for sequence in range(6, 6 + position_writer.SLOW_PROOFS_MOST):
-        await aeventually(lambda: setup.writer._writing is not None)
-        setup.answer(sequence)
-    assert await asking
-
-
-async def test_a_proof_ends_with_the_connection_to_nats(setup: Setup) -> None:
-    fresh = Fresh(setup.services.fake_link)  # type: ignore[arg-type]
-    assert fresh
-    setup.services.fake_link.wire = None
-    assert not fresh
 
 
 # -- steps --------------------------------------------------------------------------------------------

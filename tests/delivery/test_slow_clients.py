@@ -383,20 +383,6 @@ def test_a_server_that_was_killed_meanwhile_has_forgotten_what_it_delivered() ->
     assert bench.ports.take() == [("ack", b"anew1"), ("publish", 2, 1, False), ("publish", 3, 1, False)]
 
 
-def test_from_where_a_consumer_begins_that_somebody_has_deleted_meanwhile() -> None:
-    """Only JetStream has what was given up."""
-    bench = Bench()
-    machine, one = bench.machine, bench.source
-    machine.arrived(one, 1, 1, b"r1", None, 1)
-    for sequence in (2, 3):
-        bench.stored(sequence)
-    _take_back(bench.client, bench.side)
-    machine.stop_sending()
-    assert (one.last, one.forgotten_from) == (3, 2)
-    machine.go_on()
-    assert one.forgotten_from == 0
-
-
 class Feed(SharedFeed):
     """Notes the sessions that readers serve from now on, and whether their messages are kept back then."""
 

@@ -122,10 +122,12 @@ class Advisories:
     """A gateway that hears which consumers are deleted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.account: Any = FakeAccount()
+        account: Any = FakeAccount()
+        self.account = account
         self.account.gaps, self.account.presence = Nothing(), Nothing()
         self.services = self.account.services
-        self.live: Any = FakeLive()
+        live: Any = FakeLive()
+        self.live = live
         self.client = FakeReceiver(FakeDeliveryServices())
         self.side = self.client.durable_side = FakeSide(self.client)
         self.services.registry.attached["name"] = self.client

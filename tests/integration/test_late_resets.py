@@ -7,13 +7,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from nats.aio.msg import Msg
 
-from mqtt_nats.delivery.position_writer import OWNERSHIP_PROOF_S
 from mqtt_streams.gateway_subjects import LEFT
 from mqtt_streams.hashing import name_hash
 from tests.chaos.points.proxy import Action, NatsProxy
-from tests.harness.fence import fence
 from tests.harness.gateway import Gateway
 from tests.harness.rawclient5 import RawClient5
 from tests.integration.conftest import Connector5, Stored, position
@@ -34,31 +31,9 @@ async def take_all(client: RawClient5, stored: Stored, name: str, payloads: list
     await stored.settled(name)
 
 
-class Noted:
-    """Positions of a session that were written, and consumers of it that were set."""
-
-    def __init__(self, client_id: str) -> None:
-        self._resets = resets_of(client_id)
-        self.words: list[str] = []
-        """"pos" or "API" for each."""
-
-    async def note(self, message: Msg) -> None:
-        if not message.subject.startswith(RESET) or message.subject.startswith(self._resets):
-            self.words.append(message.subject.split(".")[1])
-
-
 def resets_of(client_id: str) -> str:
     """How the subjects begin on which consumers of a session are set."""
     return f"{RESET}{name_hash(client_id)}_"
-
-
-async def noted(stored: Stored, client_id: str) -> Noted:
-    """From now on."""
-    found = Noted(client_id)
-    for subject in (f"$MQTT.pos.{name_hash(client_id)}", f"{RESET}>"):
-        await stored.nats.subscribe(subject, cb=found.note)
-    await fence(stored.nats)
-    return found
 
 
 async def over(stored: Stored, gateway: str, name: str) -> None:
@@ -91,35 +66,3 @@ async def test_a_gateway_that_has_left_a_session_sets_its_consumers_late(
     await stored.detached(name)
     client = await connect5(name, to=gateway, **OPTIONS)
     await client.quiet()
-
-
-@pytest.mark.parametrize("claimed", [False, True], ids=["its own", "somebody else's"])
-async def test_a_gateway_that_hears_late_whose_the_session_is_asks_again(
-    connect5: Connector5,
-    name: str,
-    stored: Stored,
-    gateway: Gateway,
-    late: Gateway,
-    proxy: NatsProxy,
-    claimed: bool,
-) -> None:
-    """Somebody else may not have waited for it any longer."""
-    client = await connect5(name, to=late, **OPTIONS)
-    await client.subscribe(name, qos=1)
-    at = await stored.live(name)
-    trap = proxy.set("answer", "$JS.API.STREAM.MSG.GET.$MQTT_sess", Action.HOLD)
-    client.drop()
-    await asyncio.wait_for(trap.sprung.wait(), 30)
-    done = await noted(stored, name)
-    if claimed:
-        client = await connect5(name, to=gateway, **OPTIONS)
-        await stored.live(name)
-    await asyncio.sleep(OWNERSHIP_PROOF_S * 1.1)  # what is tested is that time passes
-    assert "API" not in done.words
-    trap.release()
-    await over(stored, at.gateway, name)
-    assert done.words.count("API") == (not claimed)
-    client = await connect5(name, to=late, **OPTIONS)
-    publisher = await connect5(f"{name}-publisher")
-    await publisher.deliver_all(name, PAYLOADS, 1)
-    await take_all(client, stored, name, PAYLOADS, 0)

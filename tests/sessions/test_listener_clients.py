@@ -56,7 +56,10 @@ class Setup:
         self.services = FakeServices()
         self.lease = FakeLease()
         self.claims = FakeClaims()
-        self.found = ListenerClients(as_services(self.services), self.lease, cast("Claims", self.claims))
+        self.told: list[bool] = []
+        """What was told about clients of the listener."""
+        claims = cast("Claims", self.claims)
+        self.found = ListenerClients(as_services(self.services), self.lease, claims, self.told.append)
 
     def listener(self, *, bound: bool) -> None:
         """nats-server's MQTT listener has a consumer of retained messages."""

@@ -67,7 +67,7 @@ class Setup:
         self.stored: list[tuple[int, list[int]]] = []
 
     def put(self) -> list[ConsumerBinding]:
-        self.added.go_on(self.added.source.start - 1)
+        self.added.begin_after(self.added.source.start - 1, removed=True)
         self.side.bindings["new"] = self.added
         return [self.added]
 

@@ -63,7 +63,8 @@ class Setup:
 
     def __init__(self, *, positions: str = "consumers", backlog: int | None = None) -> None:
         self.services = FakeReaderServices(positions)
-        self.services.settings.max_backlog = backlog
+        settings: Any = self.services.settings
+        settings.max_backlog = backlog
         self.live = SharedReaderSessions(as_services(self.services), self.services.registry)
         self.live.reader.position = 10
 
@@ -516,8 +517,7 @@ async def test_a_further_connection_of_a_session_begins_anew(setup: Setup) -> No
     assert setup.live._member(member.client) is member
     client = cast("FakeClient", member.client)
     client.durable_side = other = FakeReaderSide(client)
-    found = setup.live._member(member.client)
-    assert found is not None
+    found: Any = setup.live._member(member.client)
     assert (found.side, found.filters) == (other, [])
     client.durable_side = None
     assert setup.live._member(member.client) is None
