@@ -64,7 +64,7 @@ async def set_consumers(js: JetStream, consumers: Iterable[tuple[str, int]], fir
         consumers: names, each with the first stream sequence of its subscription.
 
     Raises:
-        NoResponders, RequestTimeout: JetStream does not answer.
+        NoResponders: JetStream does not answer.
     """
     await all_done(_set(js, name, max(first, start)) for name, start in consumers)
 
@@ -72,7 +72,7 @@ async def set_consumers(js: JetStream, consumers: Iterable[tuple[str, int]], fir
 async def _set(js: JetStream, name: str, sequence: int) -> None:
     try:
         await call(js, f"CONSUMER.RESET.{MESSAGES}.{name}", {"seq": sequence})
-    except ApiError as error:
+    except (ApiError, RequestTimeout) as error:  # nats-server does not answer where the consumer is gone
         log.debug("consumer %s is not set: %s", name, error)
 
 
@@ -88,7 +88,7 @@ async def follow_position(client: Receiver, side: DurableDelivery, first: int) -
             return
         try:
             await set_consumers(client.services.nats.inbox, some, first)
-        except (NoResponders, RequestTimeout) as error:
+        except NoResponders as error:
             log.debug("%s: its consumers keep their positions: %s", client, error)
 
 
