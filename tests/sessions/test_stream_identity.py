@@ -73,6 +73,20 @@ async def test_the_number_of_consumers() -> None:
     assert found.consumers == 5
 
 
+@pytest.mark.parametrize(
+    ("allowed", "consumers", "crowded"),
+    [(-1, 10_000, False), (100, 75, False), (100, 76, True), (4, 2, False), (4, 3, True), (1, 0, True)],
+)
+async def test_readers_have_a_place(allowed: int, consumers: int, crowded: bool) -> None:
+    """A quarter of the consumers that JetStream allows for the stream, two at least."""
+    services = FakeServices()
+    found = await looked(services)
+    assert not found.crowded
+    found._store.info = {"config": {"max_consumers": allowed}}
+    found.count_consumers(consumers - found.consumers)
+    assert found.crowded is crowded
+
+
 async def test_a_stream_that_does_not_answer_has_no_leader() -> None:
     """So that the answer before is no proof that JetStream is there."""
     services = FakeServices()
