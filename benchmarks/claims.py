@@ -36,7 +36,7 @@ START_S: Final = 60.0
 """Seconds in which the gateway serves clients."""
 
 APART_S: Final = 90.0
-"""Seconds until the gateway hears only claims that concern it: `listener_clients.QUIET_BEFORE_USE_S`, and a look."""
+"""Seconds after which the gateway hears only claims that concern it: `QUIET_BEFORE_USE_S` twice, and one look."""
 
 IDLE_S: Final = 4.0
 """Seconds for which the gateway is measured without claims."""

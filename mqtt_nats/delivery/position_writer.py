@@ -202,7 +202,7 @@ class PositionWriter:
         services.nats.link.kick()
 
     def look_back(self) -> None:
-        """Set `perhaps` to 0 once the consumers have delivered every message up to it."""
+        """Set `perhaps` to 0 once readers have brought every message up to it."""
         side = self.client.durable_side
         if self.perhaps and side is not None and side.position_writer is self and side.machine.past_all(self.perhaps):
             self.confirm_sent()

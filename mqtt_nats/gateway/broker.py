@@ -126,7 +126,7 @@ class Broker:
         resets = server_version(nats.link) >= RESETS
         self.live = SharedReaderSessions(services, receivers, resets=resets)
         """Sessions of the shared reader."""
-        self.elections = Elections(services, receivers, self.live)
+        Elections(services, receivers, self.live)
         handover = PositionHandover(services)
         delivery = DeliveryServices(services, receivers, handover, PositionWriters(), self.live, resets)
         self.account = _account(place, registry, ingress, delivery)

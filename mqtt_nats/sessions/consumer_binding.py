@@ -67,7 +67,7 @@ class ConsumerBinding:
         self.removed = False
         """Whether the consumer was removed, or is being removed, since the session's position replaces it."""
         self.since = 0
-        """Stream sequence after which the shared reader brings the messages of a live subscription; 0 = not live."""
+        """Stream sequence after which readers bring the messages."""
         self.resent = 0
         """Stream sequence up to which messages are given although `since` passes them: they may have been sent."""
 

@@ -47,11 +47,6 @@ class Jobs:
         if len(self._queue) > JOBS_MOST:
             self._session.connection.hold(Hold.JOBS)
 
-    @property
-    def crowded(self) -> bool:
-        """True while jobs wait behind the running one."""
-        return bool(self._queue)
-
     def note_idle(self, idle: bool) -> None:
         """Note whether the running job waits for NATS, JetStream or a place."""
         self.idle = idle

@@ -234,11 +234,6 @@ class Session(Member):
         """True while the client has jobs."""
         return self._jobs is not None
 
-    @property
-    def crowded(self) -> bool:
-        """True while jobs wait behind the running one."""
-        return self._jobs is not None and self._jobs.crowded
-
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Queue a job, which runs after the client's earlier jobs."""
         if self.state is State.ENDED:

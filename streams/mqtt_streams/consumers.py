@@ -107,12 +107,11 @@ def _shown(text: str) -> str:
 
 
 class ConsumerInfo(NamedTuple):
-    """State of a consumer. Sequences are stream sequences, except `delivered_consumer_seq`."""
+    """State of a consumer. Sequences are stream sequences."""
 
     config: dict[str, Any]
     push_bound: bool
     delivered_seq: int
-    delivered_consumer_seq: int
     ack_floor_seq: int
     num_ack_pending: int
     num_pending: int
@@ -127,7 +126,6 @@ def _info(answer: dict[str, Any]) -> ConsumerInfo:
         answer.get("config", {}),
         bool(answer.get("push_bound", False)),
         delivered.get("stream_seq", 0),
-        delivered.get("consumer_seq", 0),
         answer.get("ack_floor", {}).get("stream_seq", 0),
         answer.get("num_ack_pending", 0),
         answer.get("num_pending", 0),

@@ -71,9 +71,9 @@ async def test_a_subscription_at_qos_0_has_no_consumer() -> None:
 async def test_owed_pubrels_are_listened_for_before_a_subscription_at_qos_2() -> None:
     client: Any = FakeSubscriber()
     await client.fake_grant(wishes("a", qos=1))
-    assert not client.fake_side.has_pubrels
+    before = client.fake_side.has_pubrels
     await client.fake_grant(wishes("b", qos=2))
-    assert client.fake_side.has_pubrels
+    assert (before, client.fake_side.has_pubrels) == (False, True)
     stored = await client.fake_stored()
     assert stored.pubrel is not None, "nats-server's listener looks for the consumer there"
     assert stored.pubrel.durable_name == f"$MQTT_PUBREL_{client.hash}"

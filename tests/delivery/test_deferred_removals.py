@@ -98,7 +98,7 @@ ACK = b"$JS.ACK.$MQTT_msgs.share_group.1.5.9.%d.0" % STAMP_NS
 
 def info(delivered: int, redelivered: int = 0) -> ConsumerInfo:
     """A group's consumer that has delivered up to a sequence."""
-    return ConsumerInfo({}, False, delivered, delivered, 0, 1, 0, redelivered)
+    return ConsumerInfo({}, False, delivered, 0, 1, 0, redelivered)
 
 
 def stored_at(time_ns: int) -> StoredMessage:

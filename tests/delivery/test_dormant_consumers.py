@@ -93,8 +93,9 @@ async def test_consumers_are_removed() -> None:
     """Nobody takes their deletion for a loss."""
     bench = Bench("a", "b")
     bench.writer.present = {"hash_a", "hash_b"}
-    inbox: Any = bench.services.fake_inbox
-    inbox.before = lambda subject: bench.attached and pytest.fail("it would be created again")
+    bench.services.fake_inbox.before = lambda subject: (
+        pytest.fail("it would be created again") if bench.attached else None
+    )
     await remove_dormant(bench.client, bench.side)
     assert (bench.consumers, bench.attached, bench.writer.present) == ({}, {}, set())
     assert [one.removed for one in bench.side.bindings.values()] == [True, True]

@@ -105,8 +105,7 @@ async def test_an_ended_subscription_leaves_the_record() -> None:
     """Its consumer can go: its messages in flight are in the position."""
     one = Session("t", "u")
     v5 = v5_of(one.client)
-    for part in (v5.start, v5.replay, v5.was):
-        part |= {"t": 3, "u": 4}  # type: ignore[dict-item]
+    v5.start, v5.replay, v5.was = {"t": 3, "u": 4}, {"t": 3, "u": 4}, {"t": (2, 3), "u": (2, 4)}
     one.reached = 20
     binding = one.side.bindings["of t"]
     assert drain(one.side, "t") == "of t"
@@ -364,8 +363,7 @@ def asks_for(
 ) -> tuple[bool, list[int]]:
     """Whether a message may be sent, and the identifiers that the client is asked to give up."""
     asked: list[int] = []
-    machine: Any = one.machine
-    machine.ask = asked.append
+    cast("Any", one.machine).ask = asked.append
     one.client.guarded = rules
     message = one.message(7, qos=qos)
     delivery = Delivery(source, 7, packet_id(7), qos, message, b"", dup)

@@ -123,18 +123,16 @@ class Advisories:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         account: Any = FakeAccount()
-        self.account = account
-        self.account.gaps, self.account.presence = Nothing(), Nothing()
-        self.services = self.account.services
-        live: Any = FakeLive()
-        self.live = live
+        account.gaps, account.presence = Nothing(), Nothing()
+        self.services = account.services
+        self.live = FakeLive()
         self.client = FakeReceiver(FakeDeliveryServices())
         self.side = self.client.durable_side = FakeSide(self.client)
         self.services.registry.attached["name"] = self.client
         self.done: list[str] = []
         for name in ("check_dormant", "write_changed_record"):
             monkeypatch.setattr(recovery, name, self._note(name))
-        recovery.register(self.account, self.live)
+        recovery.register(account, cast("Any", self.live))
 
     def _note(self, name: str) -> Any:
         async def noted(client: object, side: object) -> None:

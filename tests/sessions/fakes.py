@@ -463,7 +463,7 @@ def consumer_state(
         "deliver_subject": deliver_subject or (consumer.deliver_subject if consumer is not None else ""),
         "ack_wait": ack_wait or (consumer.ack_wait if consumer is not None else 0),
     }
-    return ConsumerInfo(config, True, 0, 0, 0, num_ack_pending, num_pending)
+    return ConsumerInfo(config, True, 0, 0, num_ack_pending, num_pending)
 
 
 class PlainSession(Session):

@@ -151,12 +151,12 @@ def test_the_source_of_what_an_earlier_connection_has_taken() -> None:
 
 
 def test_assignments_and_notes_of_this_connection() -> None:
-    side: Any = FakeSide(FakeClient(FakeServices()))
-    side.know_assignments([])
-    assert side.assigned is None
-    side.know_assignments([1, 2])
-    side.know_assignments([2, 3])
-    assert side.assigned == {1, 2, 3}
+    side = FakeSide(FakeClient(FakeServices()))
+    known = []
+    for sequences in ([], [1, 2], [2, 3]):
+        side.know_assignments(sequences)
+        known.append(side.assigned)
+    assert known == [None, {1, 2}, {1, 2, 3}]
     side.find_note(9)
     side.replace_stream(20)
     assert (side.noted, side.replaced) == (9, 20)

@@ -22,8 +22,7 @@ def test_messages_are_kept_back_in_their_order() -> None:
     """Those up to the session's place have come already."""
     handover = ReaderHandover(10)
     assert keep(handover, 9, 10, 11, 12) == [11, 12]
-    found: Any = handover.kept[0]
-    assert found == (11, "message 11")
+    assert str(handover.kept[0][1]) == "message 11"
     assert not handover.overfull
     assert keep(ReaderHandover(), 1) == [1]
 
@@ -39,9 +38,12 @@ def test_too_many_messages_are_not_kept_back(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_handover_ends_once() -> None:
-    member: Any = ReaderSession(cast("Any", "client"), cast("Any", "side"))
-    assert (member.client, member.side, member.filters, member.handover) == ("client", "side", [], None)
+    member = ReaderSession(cast("Any", "client"), cast("Any", "side"))
+    assert (member.filters, member.handover) == ([], None)
     member.begin_handover(handover := ReaderHandover())
-    assert member.handover is handover
-    assert member.end_handover() is handover
-    assert member.end_handover() is None
+    assert [member.handover, member.end_handover(), member.handover, member.end_handover()] == [
+        handover,
+        handover,
+        None,
+        None,
+    ]

@@ -24,7 +24,7 @@ from mqtt_streams.api import ApiError, NoResponders
 from mqtt_streams.sessions import Conflict
 from tests.harness.doubles import stands_for
 from tests.sessions.fakes import FakeClient, as_services, as_side
-from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSide, member_of
+from tests.shared_reader.fakes import FakeReaderServices, FakeReaderSettings, FakeReaderSide, member_of
 
 pytestmark = pytest.mark.sources
 
@@ -63,8 +63,7 @@ class Setup:
 
     def __init__(self, *, positions: str = "consumers", backlog: int | None = None) -> None:
         self.services = FakeReaderServices(positions)
-        settings: Any = self.services.settings
-        settings.max_backlog = backlog
+        cast("FakeReaderSettings", self.services.settings).max_backlog = backlog
         self.live = SharedReaderSessions(as_services(self.services), self.services.registry)
         self.live.reader.position = 10
 
@@ -517,7 +516,9 @@ async def test_a_further_connection_of_a_session_begins_anew(setup: Setup) -> No
     assert setup.live._member(member.client) is member
     client = cast("FakeClient", member.client)
     client.durable_side = other = FakeReaderSide(client)
-    found: Any = setup.live._member(member.client)
-    assert (found.side, found.filters) == (other, [])
+    found = setup.live._member(member.client)
+    assert found is not None
+    assert found.side is as_side(other)
+    assert found.filters == []
     client.durable_side = None
     assert setup.live._member(member.client) is None
