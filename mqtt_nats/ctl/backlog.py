@@ -84,7 +84,7 @@ async def _positions(inbox: RequestInbox, key: str) -> dict[str, Position]:
             if position is not None:
                 found[message.subject.rpartition(".")[2]] = position
     except NoResponders:
-        pass  # the stream exists only where a shared reader is used
+        pass  # no gateway has stored a position yet
     return found
 
 

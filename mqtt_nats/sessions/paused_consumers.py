@@ -2,7 +2,8 @@
 """Consumers that somebody has paused, as by `nats consumer pause`: they are resumed.
 
 A paused consumer delivers nothing, and nothing else shows that its session waits. A pause is heard of at once by
-nats-server's advisory, and otherwise when the consumer is attached. See docs/internals/sessions.md#paused-consumers.
+nats-server's advisory, and otherwise when the consumer of PUBREL records is attached. See
+docs/internals/sessions.md#paused-consumers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class State(Enum):
     NEW = auto()
     OPENING = auto()
     RESUMING = auto()
-    """CONNACK was sent, and the session's pending messages are being collected."""
+    """CONNACK was sent, and the session's messages in flight are being fetched."""
     LIVE = auto()
     ENDED = auto()
 

@@ -2,9 +2,8 @@
 """Choice of a session's kind: with a consumer for each subscription, or without consumers, its position in a record.
 
 With `session_positions = "auto"` sessions have consumers up to a number of consumers in the account. The choice is made
-when a session subscribes for the first time, when its consumers' subscriptions become live, and when a session without
-consumers is resumed. A session changes its kind only if the number is beyond the bound by a margin, so that it does not
-change at each connection.
+when a session subscribes for the first time, and when it is resumed. A session changes its kind only if the number is
+beyond the bound by a margin, so that it does not change at each connection.
 See docs/internals/shared_reader.md#sessions-without-consumers.
 """
 
@@ -37,7 +36,7 @@ class ConsumerChoice:
     ) -> bool:
         """Return whether a session is to have no consumers, but a position in records.
 
-        It moves to records when it becomes live or subscribes first, and back to consumers at a resume.
+        It moves to records when it subscribes first or is resumed, and back to consumers at a resume.
 
         Args:
             in_records: whether it has none.

@@ -203,6 +203,7 @@ async def test_a_consumer_of_the_listener_is_made_again(ours: bool) -> None:
         pytest.fail("it would be taken for a loss") if "DELETE" in subject and bench.attached else None
     )
     await check_dormant(bench.client, bench.side)
+    assert bench.requests() == (["INFO", "DELETE", "DURABLE.CREATE"] if ours else ["INFO"])
     assert bench.config("a").get("opt_start_seq") == (42 if ours else None)
     assert bench.config("a")["deliver_subject"] == "listener"
     assert list(bench.attached) == ["hash_a"]
@@ -264,6 +265,14 @@ async def test_consumers_of_a_session_without_are_created() -> None:
     assert [one.removed for one in bench.side.bindings.values()] == [False, False]
     assert set(bench.attached) == {"hash_a", "hash_b"}
     assert (v5_of(bench.client).consumerless, bench.side.kept) == (False, True)
+
+
+async def test_a_session_that_has_consumers_again_says_so_in_its_record() -> None:
+    """Also where all of its subscriptions were lowered, so that the record names no consumer."""
+    bench = Bench("a", consumerless=True)
+    bench.cons.clear()
+    assert await create_dormant(bench.client, bench.side)
+    assert bench.side.kept
 
 
 async def test_a_session_that_has_moved_gets_no_consumers() -> None:
