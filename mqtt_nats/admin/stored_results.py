@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 class Session(TypedDict):
     """A session; ``expiry`` null: it does not end by itself, ``queued`` null: that is not known.
 
-    ``position``: ``consumers``; ``records``: it has no consumers while the shared reader serves it, or it is absent.
+    ``position``: ``consumers``; ``records``: it has no consumers.
     """
 
     client: str

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orphans: consumers that no session record names, and broken sessions, whose consumers are all missing.
 
+A session that has a position is not broken: gateways go on there.
+
 A consumer is an orphan when two readings find no record of it, its deliver subject has no interest, and it is older
 than `YOUNG`. So no consumer is removed that was just created and whose record may not be written yet.
 """

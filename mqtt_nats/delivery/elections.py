@@ -2,7 +2,7 @@
 """Advisories that streams and consumers of nats-server have new leaders.
 
 What the former leader had may be lost: requests are sent again, readers are watched, groups are asked again, and the
-PUBREL records of a session come again. See docs/internals/delivery.md#elections.
+PUBREL records of a session come again. See docs/internals/delivery.md#new-leaders.
 """
 
 from __future__ import annotations

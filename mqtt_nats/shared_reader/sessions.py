@@ -262,7 +262,9 @@ class SharedReaderSessions(SharedFeed):
         record, v5 = claimed(client.record)
         stream = self.services.stream
         having = v5.consumerless, len(record.cons), stream.consumers, stream.replicas
-        return self.choice.wants_records(*having, listener=v5.listener)
+        # A client of nats-server's listener might need the consumers that a session has.
+        needed = v5.listener or (self.listener and bool(record.cons) and not v5.consumerless)
+        return self.choice.wants_records(*having, listener=needed)
 
     def go_on(self, client: Receiver, side: DurableDelivery) -> None:
         """Serve a session from its position on."""

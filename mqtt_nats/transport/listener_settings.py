@@ -298,8 +298,7 @@ class ConnectionSettings(ClientLimits):
     max_inflight: Inflight = Field(
         default=100,
         description="QoS 1 and 2 messages sent but not acknowledged, per durable subscription and per regular session. "
-        "A filter that ends in `/#` counts as two subscriptions. With `shared_reader` a session has the sum of its "
-        "subscriptions.",
+        "A filter that ends in `/#` counts as two subscriptions. A durable session has the sum of its subscriptions.",
     )
     max_queued: Count = Field(
         default=10_000, description="QoS 1 and 2 messages waiting in memory for a regular session."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`$MQTT_pos`: positions of durable sessions whose messages come through a gateway's shared reader.
+"""`$MQTT_pos`: positions of durable sessions.
 
 The stream has one message per session. Each write replaces it and is conditional on the write before.
 """
