@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orphans: consumers that no session record names, and broken sessions, whose consumers are all missing.
-
-A session that has a position is not broken: gateways go on there.
+"""Orphans: consumers that no session record names.
 
 A consumer is an orphan when two readings find no record of it, its deliver subject has no interest, and it is older
 than `YOUNG`. So no consumer is removed that was just created and whose record may not be written yet.
@@ -11,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -35,50 +33,36 @@ _OWN: Final = re.compile(r"[A-Za-z0-9]{8}(?:[A-Za-z0-9]{8})?_[A-Za-z0-9]+")
 """Names of sessions' consumers of messages: the key of the session, and an id."""
 
 
-async def find(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the orphaned consumers, as stream and name, and the clients of broken sessions.
+async def find(inbox: RequestInbox) -> list[tuple[str, str]]:
+    """Return the orphaned consumers, as stream and name.
 
     Raises:
         ApiError, NoResponders, RequestTimeout: JetStream does not answer, for instance where a consumer has no leader.
     """
-    first, broken = await _look(inbox, connected)
-    if not first and not broken:
-        return [], []
+    first = await _look(inbox)
+    if not first:
+        return []
     await asyncio.sleep(SECOND_READING_S)
-    second, still = await _look(inbox, connected)
-    sure = []
-    for client_id, names in broken.items():
-        if still.get(client_id) == names:
-            infos = [await consumer_info(inbox, MESSAGES, name) for name in names]
-            if not any(infos):
-                sure.append(client_id)
-    return [one for one in first if one in set(second)], sure
+    second = set(await _look(inbox))
+    return [one for one in first if one in second]
 
 
-async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
-    """Return consumers that no record names; and the names of missing consumers by client of a broken session."""
+async def _look(inbox: RequestInbox) -> list[tuple[str, str]]:
+    """Return consumers that no record names."""
     there: dict[tuple[str, str], dict[str, Any]] = {}
-    leaderless: set[tuple[str, str]] = set()
     for stream in (MESSAGES, OUT):
-        async for one in consumers(inbox, stream, leaderless):
+        async for one in consumers(inbox, stream):
             there[stream, one["name"]] = one
     # Records are read after consumers, so that every consumer whose record is written by now is found in it.
     named: set[tuple[str, str]] = set()
-    broken: dict[str, list[str]] = {}
     unreadable: set[str] = set()
     async for found in records(inbox):
-        record = found.record
-        if record is None:
+        if found.record is None:
             unreadable.add(found.hash)
-            continue
-        named |= _named(found.hash, record)
-        whole = record.v5 is not None and record.v5.consumerless
-        wanted = {(MESSAGES, ref.durable_name) for ref in record.cons.values()}
-        gone = wanted and not wanted & (there.keys() | leaderless)
-        if gone and not whole and not record.clean and found.client_id not in connected:
-            broken[found.client_id] = sorted(name for _, name in wanted)
+        else:
+            named |= _named(found.hash, found.record)
     now = datetime.now(UTC)
-    orphans = [
+    return [
         (stream, name)
         for (stream, name), one in there.items()
         if (stream, name) not in named
@@ -87,7 +71,6 @@ async def _look(inbox: RequestInbox, connected: Collection[str]) -> tuple[list[t
         and _hash(stream, name) not in unreadable
         and (now - datetime.fromisoformat(one["created"])).total_seconds() > YOUNG
     ]
-    return orphans, broken
 
 
 def _named(client_hash: str, record: SessionRecord) -> set[tuple[str, str]]:

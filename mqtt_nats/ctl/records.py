@@ -181,14 +181,8 @@ async def deadlines(inbox: RequestInbox, client_hash: str = "*") -> dict[str, fl
     return found
 
 
-async def consumers(
-    inbox: RequestInbox, stream: str, missing: set[tuple[str, str]] | None = None
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield all consumers of a stream as described by nats-server; none for a missing stream.
-
-    Args:
-        missing: consumers without a leader, which nats-server cannot describe, are added to it, as stream and name.
-    """
+async def consumers(inbox: RequestInbox, stream: str) -> AsyncIterator[dict[str, Any]]:
+    """Yield all consumers of a stream that nats-server describes: not those without a leader, nor of a missing stream."""
     offset = 0
     while True:
         try:
@@ -201,8 +195,6 @@ async def consumers(
         for one in page:
             yield one
         unknown = {*(answer.get("missing") or ()), *(answer.get("offline") or ())}
-        if missing is not None:
-            missing |= {(stream, name) for name in unknown}
         offset += len(page) + len(unknown)
         if not (page or unknown) or offset >= answer.get("total", 0):
             return

@@ -83,7 +83,7 @@ class Cleaned(Arguments):
     )
     orphans: bool = Field(
         default=False,
-        description="Consumers without a session, and sessions of absent clients whose consumers are all gone.",
+        description="Consumers without a session.",
     )
     dry_run: bool = Field(default=False, description="Only show what it would be.")
 
@@ -415,7 +415,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
     for client_id in asked.clients:
         async for one in records(inbox, client_id):
             written[one.client_id] = one.seq
-    if asked.match or asked.orphans:
+    if asked.match:
         async for one in records(inbox):
             written[one.client_id] = one.seq
     connected, silent = await _connected(inbox, surely=True)
@@ -427,8 +427,7 @@ async def clean(inbox: RequestInbox, asked: Cleaned) -> dict[str, Any]:
         fits = pattern_test(asked.match)
         wanted |= {one: None for one in written if fits(one) and one not in connected}
     if asked.orphans:
-        consumers, broken = await find(inbox, connected)
-        wanted |= {one: None for one in broken if one in written}
+        consumers = await find(inbox)
     # The gateway that ends the sessions knows its own clients only, so clients connected elsewhere are excluded here.
     kept = [{"client": one, "why": CONNECTED} for one in wanted if one in connected]
     names = [name for name in wanted if name not in connected]
