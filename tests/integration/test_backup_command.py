@@ -83,7 +83,7 @@ async def _receive(client: RawClient, ended: asyncio.Event) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("regime", REGIMES, ids=("records", "consumers", "own consumers"))
+@pytest.mark.parametrize("regime", REGIMES, ids=("records", "consumers"))
 async def test_a_backup_of_a_busy_service(
     nats_factory: NatsFactory, gateway_factory: GatewayFactory, tmp_path: Path, regime: dict[str, str]
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import nats
 import pytest
 from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from mqtt_streams.hashing import name_hash
 from tests.conftest import GatewayFactory, NatsFactory
@@ -38,6 +39,14 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
     await client.close()
 
 
+async def _exists(js: JetStreamContext, stream: str) -> bool:
+    try:
+        await js.stream_info(stream)
+    except NotFoundError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("stream", STREAMS)
 async def test_a_stream(local: Gateway, js: JetStreamContext, stream: str) -> None:
     async with (
@@ -55,10 +64,11 @@ async def test_a_stream(local: Gateway, js: JetStreamContext, stream: str) -> No
                 return await durable.subscribe("c", qos=2) == (2,)
 
         assert await aeventually(subscribes)
+        assert await aeventually(lambda: f"stream {stream} was deleted" in local.log)
+        assert await aeventually(lambda: _exists(js, stream))
         async with await RawClient.connect(local.port, "durable", clean=False) as durable:
             await publisher.deliver("c", b"y", 2)
             await durable.receive("c", b"y", qos=2)
-        assert await aeventually(lambda: f"stream {stream} was deleted" in local.log)
 
 
 async def test_the_consumer_of_the_timers(
