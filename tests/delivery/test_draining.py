@@ -36,7 +36,7 @@ from mqtt_nats.sessions.consumer_binding import ConsumerBinding
 from mqtt_streams.api import NoResponders
 from mqtt_streams.consumers import ConsumerRef
 from mqtt_streams.hashing import name_hash
-from mqtt_streams.sessions import Draining
+from mqtt_streams.sessions import Conflict, Draining
 from tests.delivery.fakes import FakeDeliveryServices, FakeReceiver, Side
 from tests.harness.gateway import Gateway
 from tests.harness.nats import NatsServer
@@ -133,6 +133,17 @@ async def test_a_waiting_message_goes_with_its_ended_subscription(
     drain(one.side, ">")
     one.machine.acknowledged(PUBACK, [packet_id(4)])
     assert one.sent() == ([4, 5] if kept else [4])
+
+
+async def test_a_waiting_message_goes_at_the_qos_of_the_remaining_subscription() -> None:
+    one = Session(">", limit=1, qos=2)
+    ended = one.side.bindings["of >"]
+    one.add("t", 1)
+    one.bring(ended, 4)
+    one.machine.arrived(ended.source, 5, 1, b"5", one.message(5, qos=2), 2)
+    drain(one.side, ">")
+    one.machine.acknowledged(PUBACK, [packet_id(4)])
+    assert [call[1:3] for call in one.ports.calls if call[0] == "publish"] == [(4, 1), (5, 1)]
 
 
 async def test_the_record_notes_the_higher_qos_that_is_left_to_others() -> None:
@@ -241,6 +252,19 @@ async def test_nothing_is_known_before_the_session_begins() -> None:
     binding.exhaust()
     release_waiting(one.side, binding)
     assert (still_bringing(one.side), one.client.fake_jobs) == ([binding], [])
+
+
+async def test_a_session_that_has_moved_when_its_lowered_subscription_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def save(client: object) -> None:
+        raise Conflict("me")
+
+    monkeypatch.setattr(draining, "save_when_room", save)
+    one = Session("t")
+    binding = lower(one.side, "t", 30, [], False)
+    binding.exhaust()
+    finish(one.side, binding)
+    await one.client.fake_work()
+    assert one.client.fake_ended == ["taken over"]
 
 
 @pytest.mark.parametrize("why", ["removed meanwhile", "a message came"])

@@ -213,12 +213,13 @@ class FakeIdentity:
         self.crowded = False
         self.fake_gateways = 0.0
         self.fake_checks = 0
+        self.fake_replaced: list[Callable[[], None]] = []
 
     async def check(self) -> None:
         self.fake_checks += 1
 
     def call_on_replaced(self, replaced: Callable[[], None]) -> None:
-        """The stream is not replaced."""
+        self.fake_replaced.append(replaced)
 
     def count_consumers(self, number: int) -> None:
         self.consumers += number

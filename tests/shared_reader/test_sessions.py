@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from mqtt_nats.backbone.connect import Phase
 from mqtt_nats.delivery.position_writer import PositionWriter
 from mqtt_nats.delivery.states import DeliveryEvent, DeliveryState
 from mqtt_nats.protocol.ack_tokens import TAKEN
@@ -298,10 +299,25 @@ async def test_messages_are_kept_back_while_it_is_not_known_whose_a_session_is(s
     stalled.change(DeliveryEvent.STOPS_READING)
     reader = setup.live.catch_up(behind_member, 4, missed=False)
     setup.live.reader._broken = False
-    setup.live.hold()
+    setup.services.nats.reconnect.renew(Phase.REQUESTS)
     held = [one.bindings["a"].source.held for one in (side, stalled, behind)]
     assert held == [SubscriptionState.RETURNING, 0, SubscriptionState.RETURNING]
     assert (reader.waits, setup.live.reader._broken) == (True, True)
+
+
+async def test_the_reader_begins_anew_in_a_stream_that_was_replaced(setup: Setup) -> None:
+    """Old sequences mean nothing there."""
+    (replaced,) = setup.services.stream.fake_replaced
+    replaced()
+    assert setup.live.reader._anew
+
+
+async def test_a_session_whose_connection_has_ended_is_forgotten(setup: Setup) -> None:
+    member, _ = setup.session("a")
+    setup.live.renewals.put(member.client, 1.0)
+    setup.live.forget(member.client)
+    assert (setup.live.members, list(setup.live.renewals.due(2.0)), setup.live.reader.wanted) == ({}, [], {})
+    setup.live.forget(member.client)
 
 
 @pytest.mark.parametrize(("name", "suspected"), [("", True), ("reader", True), ("other", False)])
