@@ -247,7 +247,10 @@ class Stores:
         self.written: list[Position] = []
         found = Found() if position is None else Found(position.encode(), 5, 0.0)
 
+        self.loads = 0
+
         async def load(client_hash: str) -> Found:
+            self.loads += 1
             return found
 
         async def imported(client: object, side: Any, *told: object) -> None:
@@ -321,6 +324,31 @@ async def test_a_session_goes_on_where_its_connection_ended_in_order(monkeypatch
     assert machine.releases[9].sequence == 1
     assert machine.releases[9].stays, "a position without it is stored before the identifier is used again"
     assert setup.imports == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+async def test_the_gateway_that_wrote_the_position_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, clean: bool, answers: bool
+) -> None:
+    """It may still serve the session, and writes a last position; a clean one it has left."""
+    position = Position("p", live=["hash_a"], clean=clean, reached=2, gateway="other")
+    setup = Stores(monkeypatch, position, "a", messages=2)
+    done: list[tuple[str, ...]] = []
+
+    async def over(client_hash: str) -> None:
+        done.append(("over", client_hash))
+
+    async def elsewhere(name: str, gateway: str) -> bool:
+        done.append((name, gateway))
+        return answers
+
+    monkeypatch.setattr(setup.client.delivery.handover, "over", over)
+    monkeypatch.setattr(setup.client.delivery.handover, "elsewhere", elsewhere)
+    await setup.restore()
+    asked = [] if clean else [(setup.client.client_id, "other")]
+    assert done == [("over", setup.client.hash), *asked]
+    assert setup.loads == (2 if answers and not clean else 1)
 
 
 @pytest.mark.parametrize("gap", [False, True])

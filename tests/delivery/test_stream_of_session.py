@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from mqtt_nats.delivery.position_recovery import continue_in_stream, end_suspicion
-from mqtt_nats.protocol.durable_sender import ID_SPACE
+from mqtt_nats.protocol.durable_sender import ID_SPACE, DurableSender
 from mqtt_streams.sessions import V5, Draining, SharedSubscription
 from tests.sessions.fakes import FakeClient, FakeServices, FakeSide, as_client, as_side, v5_of
 
@@ -55,6 +55,18 @@ def test_nothing_is_left_of_a_stream_without_a_backup() -> None:
     client, _ = resumed(v5, floor=0)
     assert v5_of(client).was == {}
     assert v5_of(client).draining == [Draining("name", "$MQTT.msgs.a", 0, 0, 1)]
+
+
+@pytest.mark.sources
+@pytest.mark.parametrize(("fresh", "floors"), [(0, []), (21, [20])])
+def test_identifiers_of_the_stream_before_are_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, fresh: int, floors: list[int]
+) -> None:
+    """Also at a later resume, until all of them were used in the present stream."""
+    found: list[int] = []
+    monkeypatch.setattr(DurableSender, "replaced", lambda machine, floor: found.append(floor))
+    resumed(V5(generation="present", fresh=fresh))
+    assert found == floors
 
 
 @pytest.mark.parametrize(("last", "fresh"), [(20 + ID_SPACE, 21), (21 + ID_SPACE, 0)])

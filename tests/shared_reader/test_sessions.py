@@ -125,7 +125,7 @@ async def test_a_message_is_given_at_the_lower_qos(setup: Setup, qos: int, grant
     assert side.machine.inflight[packet_id(12)].reply == TAKEN + b"12"
     setup.bring(13, qos=0)
     setup.bring(14, "other")
-    assert list(keeper(side).ledger.pending) == [11, 12]
+    assert (list(keeper(side).ledger.pending), setup.live.reader.used) == ([11, 12], 3)
 
 
 async def test_a_session_that_no_reader_serves_is_given_nothing(setup: Setup) -> None:
@@ -189,6 +189,20 @@ async def test_a_session_that_fails_keeps_no_message_from_others(
     assert keeper(failed).ledger.pending == {11: 1}
     assert "on purpose" in str(cast("FakeClient", failing.client).fake_ended)
     assert sent(other) == [(11, 1)]
+
+
+@pytest.mark.parametrize("why", ["served", "stalled", "no position"])
+async def test_a_message_that_failed_is_pending_where_readers_serve_the_session(setup: Setup, why: str) -> None:
+    """Elsewhere it comes again anyway."""
+    member, side = setup.session("a")
+    position = keeper(side)
+    if why == "stalled":
+        side.change(DeliveryEvent.STOPS_READING)
+    elif why == "no position":
+        side.position_writer = None
+    setup.live.failed(member, 11, 2, ValueError("on purpose"))
+    assert position.ledger.pending == ({11: 2} if why == "served" else {})
+    assert len(cast("FakeClient", member.client).fake_ended) == 1
 
 
 async def test_messages_during_a_handover_are_kept_back(setup: Setup) -> None:
