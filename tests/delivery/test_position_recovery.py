@@ -365,6 +365,15 @@ async def test_a_session_of_a_gateway_that_has_died(monkeypatch: pytest.MonkeyPa
     assert suspects == ([(3, 5)] if gap else [])
 
 
+async def test_what_an_earlier_gateway_may_have_sent_stays_so_after_an_orderly_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The messages after that were sent by nobody."""
+    setup = Stores(monkeypatch, Position("p", live=["hash_a"], clean=True, reached=2, perhaps=4), "a", messages=9)
+    await setup.restore()
+    assert setup.machine.perhaps_sent == 4
+
+
 async def test_a_position_of_a_stream_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it says of messages that the present stream has not does not count."""
     position = Position(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
@@ -229,6 +230,22 @@ def test_a_connection_that_ends_holds_nothing() -> None:
     assert write_buffer.held == write_buffer.round.held == 0
 
 
+async def test_too_many_unread_bytes_are_reduced_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = FakeDeliveryServices()
+    services.settings.max_unread_bytes = 100
+    services.path.round = round_ = FlushRound(lambda flush: None)
+    delivery = as_delivery(FakeDelivery(services))
+    relieved: list[object] = []
+    monkeypatch.setattr(stalling, "relieve", relieved.append)
+    stalling.watch(delivery)
+    assert round_.most == 100
+    for turns in (1, 2):
+        for _ in range(3):
+            round_.overfull()
+        await asyncio.sleep(0)
+        assert relieved == [delivery] * turns
+
+
 @pytest.mark.sources
 def test_all_gates_of_a_filter_count() -> None:
     """New messages may wait behind a consumer's, which wait behind retained ones."""
@@ -428,10 +445,11 @@ class Stalled:
         self.machine.drop_hold(self.source, SubscriptionState.RETURNING)
         self.machine.stop_sending()
         self.limited: list[object] = []
+        self.asked: list[str] = []
         monkeypatch.setattr(stalling, "fetch_in_flight", self._fetch)
         monkeypatch.setattr(stalling, "limit_backlog", self._limit)
         for name in ("ask_again", "limit_in_flight"):
-            monkeypatch.setattr(stalling, name, lambda *_: None)
+            monkeypatch.setattr(stalling, name, partial(self._note, name))
         self.client: Any = FakeReceiver(FakeDeliveryServices())
         self.client.delivery.feed = self.feed = Feed()
         self.stall, self.writer = SlowClient(), Writer(moved=moved)
@@ -452,6 +470,10 @@ class Stalled:
     async def _limit(self, client: object, side: object) -> None:
         self.limited.append(side)
 
+    def _note(self, name: str, of: object) -> None:
+        assert of is (self.client if name == "ask_again" else self.side)
+        self.asked.append(name)
+
 
 @pytest.mark.parametrize("moved", [False, True])
 async def test_who_reads_again_goes_on_with_readers(monkeypatch: pytest.MonkeyPatch, moved: bool) -> None:
@@ -464,6 +486,9 @@ async def test_who_reads_again_goes_on_with_readers(monkeypatch: pytest.MonkeyPa
     assert setup.limited == ([] if moved else [setup.side]), "too much may have been stored meanwhile"
     assert setup.machine.crowd == (not moved), "kept back until the session is known to be this gateway's"
     assert setup.side.stall is (setup.stall if moved else None)
+    assert setup.asked == ([] if moved else ["limit_in_flight", "ask_again"])
+    setup.machine.drop_hold(setup.source, SubscriptionState.RETURNING)
+    assert ("publish", 2, 1, True) in setup.ports.take() or moved
 
 
 async def test_who_leaves_while_its_messages_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

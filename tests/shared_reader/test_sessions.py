@@ -158,6 +158,28 @@ async def test_what_core_nats_has_brought_is_not_given_again(setup: Setup) -> No
     for sequence in (11, 12, 13):
         setup.bring(sequence)
     assert (list(keeper(side).ledger.pending), keeper(side).fake_hurried) == ([11, 13], 1)
+    for sequence in (11, 13):
+        keeper(side).ledger.done(sequence)
+    keeper(side).ledger.begin()
+    keeper(side).ledger.stored()
+    binding.came = lambda message, sequence: True
+    before = keeper(side).ledger.dirty
+    setup.bring(14)
+    assert (before, keeper(side).ledger.dirty) == (False, True)
+
+
+@pytest.mark.parametrize("gates", [True, False])
+async def test_copies_of_core_nats_wait_for_what_readers_bring(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, gates: bool
+) -> None:
+    """Of a lowered subscription; else nobody looks for them."""
+    member, side = setup.session("a")
+    noted: list[int] = []
+    monkeypatch.setattr(live_sessions, "note_read", lambda side, message, sequence: noted.append(sequence))
+    cast("FakeClient", member.client).gates = {cast("Any", "filter"): cast("Any", "gate")} if gates else None
+    setup.live.put_through(member, 11, setup.message(11), TAKEN + b"11")
+    assert noted == ([11] if gates else [])
+    assert side.machine.reached == 11
 
 
 async def test_of_overlapping_subscriptions_one_gives_a_message(setup: Setup) -> None:
@@ -270,8 +292,16 @@ async def test_a_session_that_has_caught_up(setup: Setup) -> None:
     assert [sequence for sequence, _ in sent(side)] == [12, 13]
     (binding,) = side.bindings.values()
     assert (binding.since, keeper(side).ledger.reached, keeper(side).perhaps) == (11, 11, 0)
+    assert binding.source.last == 13
     setup.bring(14)
     assert list(keeper(side).ledger.pending) == [12, 13, 14]
+
+
+async def test_a_session_that_has_caught_up_knows_how_far_it_is(setup: Setup) -> None:
+    member, side = setup.session("a")
+    setup.live.catch_up(member, 4)
+    setup.live.caught_up(member, ReaderHandover(), 11)
+    assert [one.source.last for one in side.bindings.values()] == [11]
 
 
 async def test_a_session_that_is_behind_again_when_it_has_caught_up() -> None:
@@ -297,7 +327,7 @@ async def test_filters_of_a_session_whose_subscriptions_have_ended(setup: Setup)
     del side.bindings["b"]
     setup.live.refresh(member.client)
     assert member.filters == ["a"]
-    reader = setup.live.catch_up(member, 4)
+    reader = setup.live.catch_up(member, 4, missed=False)
     setup.live.remove(member.client)
     setup.live.refresh(member.client)
     assert (member.filters, reader.waits) == ([], True), "it reads with the present filters"
